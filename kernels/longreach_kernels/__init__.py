@@ -1,0 +1,23 @@
+"""Exact attention for long sequences: masks as values, and kernels that skip what a mask hides.
+
+Depends on torch and triton only. Start with `attention`, `ragged_attention` or `paged_attention`.
+"""
+
+from .api import attention, paged_attention, ragged_attention, write_pages
+from .backends import Backend, resolve_backend
+from .batch import PagedBatch
+from .masks import Causal, Full, Mask, Window
+
+__all__ = [
+    "Backend",
+    "Causal",
+    "Full",
+    "Mask",
+    "PagedBatch",
+    "Window",
+    "attention",
+    "paged_attention",
+    "ragged_attention",
+    "resolve_backend",
+    "write_pages",
+]

@@ -1,0 +1,334 @@
+"""The public entry points: dense, ragged and paged attention, and the write of new keys into pages.
+
+Shapes: B sequences, Hq query heads, Hkv key heads (Hq a multiple of Hkv), N tokens of a sequence, T tokens of a batch,
+D channels of a head. The log-sum-exp is natural, of the scaled (and softcapped) logits, fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from .backends import resolve_backend
+from .batch import PagedBatch
+from .masks import Causal, Mask
+
+_CAUSAL = Causal()
+
+
+def _module(backend: str, q: Tensor) -> ModuleType:
+    name = resolve_backend(backend, q.device, q.dtype).name
+    if name == "cpu":
+        from . import cpu
+
+        return cpu
+    if name == "triton":
+        from . import portable
+
+        return portable
+    from . import reference
+
+    return reference
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims: int, head_axis: int) -> None:
+    for name, x, want in (("q", q, dims), (k_name, k, dims if k_name == "k" else 4), (v_name, v, k.dim())):
+        if x.dim() != want:
+            raise ValueError(f"{name}: needs {want} dimensions, got shape {tuple(x.shape)}")
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q: needs a floating point dtype, got {q.dtype}")
+    if k.shape != v.shape:
+        raise ValueError(f"{v_name}: needs the shape of {k_name}, {tuple(k.shape)}, got {tuple(v.shape)}")
+    for name, x in ((k_name, k), (v_name, v)):
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name}: needs the dtype of q, {q.dtype}, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
+        if x.stride(-1) != 1:
+            raise ValueError(f"{name}: the channels of a head must be contiguous; call .contiguous()")
+    if q.stride(-1) != 1:
+        raise ValueError("q: the channels of a head must be contiguous; call .contiguous()")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{k_name}: needs the head dim of q, {q.shape[-1]}, got {k.shape[-1]}")
+    if not 1 <= q.shape[-1] <= 256:
+        raise ValueError(f"q: head dim must lie between 1 and 256, got {q.shape[-1]}")
+    heads, kv_heads = q.shape[head_axis], k.shape[1 if dims == 4 else -2]
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
+        raise ValueError(f"{k_name}: {heads} query heads are not a multiple of its {kv_heads} heads")
+
+
+def _options(
+    q: Tensor, heads: int, mask: Mask, scale: float | None, softcap: float | None, sink_logits: Tensor | None
+) -> dict:
+    """Check and complete what all forms share."""
+    if not isinstance(mask, Mask):
+        raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    elif not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale: must be positive and finite, got {scale}")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
+    if sink_logits is not None:
+        if sink_logits.shape != (heads,):
+            raise ValueError(f"sink_logits: needs one logit a query head, ({heads},), got {tuple(sink_logits.shape)}")
+        if sink_logits.device != q.device:
+            raise ValueError(f"sink_logits: needs the device of q, {q.device}, got {sink_logits.device}")
+    return {"mask": mask, "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = ...,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sink_logits: Tensor | None = ...,
+    backend: str = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = ...,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sink_logits: Tensor | None = ...,
+    backend: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = _CAUSAL,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention of a dense batch, in memory linear in the length (FlashAttention-2, Dao 2023).
+
+    Args:
+        q: (B, Hq, Nq, D), floating point, channels contiguous.
+        k, v: (B, Hkv, Nk, D), same dtype and device.
+        mask: which keys a query sees; queries and keys are aligned at the last one.
+        scale: factor of the logits; ``D ** -0.5`` by default.
+        softcap: caps the logits to ``softcap * tanh(logits / softcap)``.
+        sink_logits: (Hq,) a logit for each head that joins the denominator and has no value.
+        backend: ``"auto"``, or a name that `resolve_backend` takes.
+        return_lse: also return the log-sum-exp.
+
+    Returns:
+        out like q, contiguous; with ``return_lse`` also lse (B, Hq, Nq). Rows that see nothing give 0 and -inf.
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    _check_inputs(q, k, v, "k", "v", dims=4, head_axis=1)
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"k: needs the batch size of q, {q.shape[0]}, got {k.shape[0]}")
+    options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
+    out, lse = _module(backend, q).attention(q, k, v, **options)
+    return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
+
+
+def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"{name}: needs an int32 tensor (B + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.device != device:
+        raise ValueError(f"{name}: needs the device of q, {device}, got {cu_seqlens.device}")
+
+
+@overload
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    mask: Mask = ...,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sink_logits: Tensor | None = ...,
+    backend: str = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    mask: Mask = ...,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sink_logits: Tensor | None = ...,
+    backend: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    mask: Mask = _CAUSAL,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention of sequences of different lengths laid end to end.
+
+    Args:
+        q: (Tq, Hq, D); k, v: (Tk, Hkv, D), same dtype and device.
+        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, where each sequence starts; the first entry is 0 and the last the
+            number of tokens. Each sequence is aligned at its last token.
+        mask, scale, softcap, sink_logits, backend, return_lse: as in `attention`.
+
+    Returns:
+        out like q, contiguous; with ``return_lse`` also lse (Tq, Hq).
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    _check_inputs(q, k, v, "k", "v", dims=3, head_axis=1)
+    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            f"cu_seqlens_k: needs the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
+        )
+    options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
+    out, lse = _module(backend, q).ragged_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
+
+
+@overload
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: PagedBatch,
+    mask: Mask = ...,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sink_logits: Tensor | None = ...,
+    backend: str = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: PagedBatch,
+    mask: Mask = ...,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sink_logits: Tensor | None = ...,
+    backend: str = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: PagedBatch,
+    mask: Mask = _CAUSAL,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention of a step's queries to keys that lie in pages (PagedAttention, Kwon et al. 2023).
+
+    The new tokens' keys must be in their pages already (`write_pages`). Never waits for the device.
+
+    Args:
+        q: (T, Hq, D), the queries of all sequences laid end to end.
+        k_pages, v_pages: (num_pages, page_size, Hkv, D), same dtype and device.
+        batch: whose queries these are and where their keys lie.
+        mask, scale, softcap, sink_logits, backend, return_lse: as in `attention`.
+
+    Returns:
+        out like q, contiguous; with ``return_lse`` also lse (T, Hq).
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    _check_inputs(q, k_pages, v_pages, "k_pages", "v_pages", dims=3, head_axis=1)
+    if batch.context_lens.device != q.device:
+        raise ValueError(f"batch: needs its tensors on the device of q, {q.device}, got {batch.context_lens.device}")
+    if batch.max_context_len > batch.page_table.shape[1] * k_pages.shape[1]:
+        raise ValueError(
+            f"batch: max_context_len {batch.max_context_len} does not fit {batch.page_table.shape[1]} pages "
+            f"of {k_pages.shape[1]} tokens a sequence"
+        )
+    options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
+    out, lse = _module(backend, q).paged_attention(q, k_pages, v_pages, batch, **options)
+    return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
+
+
+def write_pages(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, *, backend: str = "auto"
+) -> None:
+    """Write new keys and values into their pages, in place. Never waits for a GPU.
+
+    Args:
+        k, v: (T, Hkv, D).
+        k_pages, v_pages: (num_pages, page_size, Hkv, D), contiguous.
+        slots: (T,) int64, ``page * page_size + offset`` of each token; -1 skips it (padding).
+        backend: as in `attention`.
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    for name, x, pages_name, pages in (("k", k, "k_pages", k_pages), ("v", v, "v_pages", v_pages)):
+        if pages.dim() != 4 or not pages.is_contiguous():
+            raise ValueError(f"{pages_name}: needs a contiguous (num_pages, page_size, Hkv, D), got {pages.shape}")
+        if x.dim() != 3 or x.shape[1:] != pages.shape[2:]:
+            raise ValueError(f"{name}: needs shape (T, {pages.shape[2]}, {pages.shape[3]}), got {tuple(x.shape)}")
+        if x.device != pages.device:
+            raise ValueError(f"{name}: needs the device of {pages_name}, {pages.device}, got {x.device}")
+    if k.shape != v.shape:
+        raise ValueError(f"v: needs the shape of k, {tuple(k.shape)}, got {tuple(v.shape)}")
+    if slots.dtype != torch.int64 or slots.shape != k.shape[:1]:
+        raise ValueError(f"slots: needs int64 of shape ({k.shape[0]},), got {slots.dtype} {tuple(slots.shape)}")
+    if slots.device != k.device:
+        raise ValueError(f"slots: needs the device of k, {k.device}, got {slots.device}")
+    _module(backend, k).write_pages(k, v, k_pages, v_pages, slots)

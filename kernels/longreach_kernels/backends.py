@@ -1,0 +1,83 @@
+"""The choice of a backend: made once for a device and dtype, with its reason, and never changed silently afterwards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+NAMES = ("reference", "cpu", "triton")
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A resolved backend.
+
+    Attributes:
+        name: ``"reference"``, ``"cpu"`` or ``"triton"``.
+        reason: why it was chosen, one line for a log.
+    """
+
+    name: str
+    reason: str
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels run in its interpreter, on the CPU (``TRITON_INTERPRET=1`` before the first import)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def resolve_backend(name: str, device: torch.device | str, dtype: torch.dtype = torch.bfloat16) -> Backend:
+    """Resolve a backend name for tensors of ``dtype`` on ``device``.
+
+    ``"auto"`` picks the fastest backend that supports them. An explicit name is taken or refused, never replaced.
+
+    Raises:
+        ValueError: an unknown name, or a backend that cannot run there; the message says what to change.
+    """
+    return _resolve(name, torch.device(device), dtype)
+
+
+@lru_cache(maxsize=64)
+def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    if name == "auto":
+        if device.type == "cpu":
+            return Backend("cpu", "tensors are on the CPU: torch's flash kernel, tile by tile")
+        if device.type != "cuda":
+            raise ValueError(f"backend: no kernels for device {device.type!r}; move the tensors to cuda or cpu")
+        chosen = _resolve("triton", device, dtype)
+        return Backend("triton", f"portable Triton kernels; {chosen.reason}")
+    if name == "reference":
+        return Backend("reference", "asked for: eager attention, O(N^2) memory")
+    if name == "cpu":
+        if device.type != "cpu":
+            raise ValueError(f"backend: 'cpu' needs tensors on the CPU, got {device.type}; use 'auto' or 'triton'")
+        return Backend("cpu", "asked for: torch's flash kernel, tile by tile")
+    if name == "triton":
+        return _resolve_triton(device, dtype)
+    raise ValueError(f"backend: {name!r} is not one of 'auto', {', '.join(map(repr, NAMES))}")
+
+
+def _resolve_triton(device: torch.device, dtype: torch.dtype) -> Backend:
+    if dtype not in _FLOATS:
+        raise ValueError(f"backend: 'triton' takes fp16, bf16 or fp32 queries, got {dtype}; cast q or use 'reference'")
+    if device.type == "cpu":
+        if interpreting():
+            return Backend("triton", "asked for, in Triton's interpreter (TRITON_INTERPRET=1): correct and very slow")
+        raise ValueError(
+            "backend: 'triton' needs tensors on a CUDA GPU; use backend='cpu', "
+            "or set TRITON_INTERPRET=1 before the first import to run the kernels in the interpreter"
+        )
+    if device.type != "cuda":
+        raise ValueError(f"backend: 'triton' needs tensors on a CUDA GPU, got {device.type}")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise ValueError(
+            f"backend: 'triton' needs compute capability 8.0 or later, this GPU has {major}.{minor}; "
+            "use backend='reference'"
+        )
+    return Backend("triton", f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}")
