@@ -1,0 +1,23 @@
+"""longreach's kernels inside Hugging Face models: patch(model), KV pages, and loading."""
+
+from .errors import ModelLoadError, PatchError, UnsupportedModelError
+from .families import FAMILIES, layer_masks
+from .loader import LoadedModel, load_config, load_model
+from .pages import KVPages, PagedStep, PageShape
+from .patch import PatchedModel, patch
+
+__all__ = [
+    "FAMILIES",
+    "KVPages",
+    "LoadedModel",
+    "ModelLoadError",
+    "PageShape",
+    "PagedStep",
+    "PatchError",
+    "PatchedModel",
+    "UnsupportedModelError",
+    "layer_masks",
+    "load_config",
+    "load_model",
+    "patch",
+]

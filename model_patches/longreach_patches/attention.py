@@ -1,0 +1,214 @@
+"""The attention function that transformers calls in every layer of a patched model, and its mask function.
+
+Both are registered under the name "longreach" in transformers' `AttentionInterface` and `AttentionMaskInterface`. The
+mask function never builds a mask: a causal or sliding-window mask is a value that each layer already holds, and what
+varies by call (padding, packed sequences) becomes a ragged batch.
+
+Shape suffixes: B batch, H query heads, N query tokens, M keys, T tokens of all sequences together, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from longreach_kernels import Backend, attention, paged_attention, ragged_attention, write_pages
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from .errors import UnsupportedModelError
+from .families import LayerMask
+from .pages import PagedStep
+
+NAME = "longreach"
+LAYER_ATTRIBUTE = "longreach_attention"
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What one attention module computes, and with which kernels; `patch` puts it on the module."""
+
+    mask: LayerMask
+    backend: Backend
+
+
+class _PackedSequences:
+    """Stands where a mask would: the position ids start over inside a row, so the row holds several sequences."""
+
+
+_PACKED = _PackedSequences()
+
+
+def longreach_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    **kwargs: Any,
+) -> torch.Tensor | _PackedSequences | None:
+    """Say how this call departs from the layer's own mask: not at all (None), padded (B, M) bool, or packed.
+
+    Raises:
+        UnsupportedModelError: a custom mask function, or a cache whose length is not known on the host.
+    """
+    if use_vmap:
+        raise UnsupportedModelError(
+            "custom mask functions are not supported; longreach computes causal and window masks"
+        )
+    if isinstance(q_offset, torch.Tensor) or q_offset + q_length != kv_offset + kv_length:
+        raise UnsupportedModelError(
+            "a cache of static length is not supported; use transformers' default DynamicCache, or longreach's pages"
+        )
+    if attention_mask is not None:
+        padding = attention_mask[:, kv_offset : kv_offset + kv_length]
+        return None if padding.all() else padding
+    return None if allow_is_causal_skip else _PACKED
+
+
+def longreach_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | _PackedSequences | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    paged_step: PagedStep | None = None,
+    position_ids: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one layer: query (B, H, N, D), key and value (B, Hkv, M, D) -> (B, N, H, D), and no weights.
+
+    With a `paged_step`, B is 1 and the N tokens belong to the step's sequences; their keys and values are written to
+    the layer's pages first and everything is then read from there. Without one this is ordinary attention over `key`.
+
+    Raises:
+        UnsupportedModelError: the module is not patched, or the call asks for what the kernels do not compute.
+    """
+    layer: LayerAttention | None = getattr(module, LAYER_ATTRIBUTE, None)
+    if layer is None:
+        raise UnsupportedModelError('attention "longreach" was set on a model that is not patched; call patch(model)')
+    _refuse_unsupported(dropout, kwargs)
+    if paged_step is not None:
+        return _paged(layer, module.layer_idx, query, key, value, scaling, paged_step), None  # pyright: ignore[reportArgumentType]
+    if attention_mask is None:
+        out = attention(query, key, value, layer.mask, scale=scaling, backend=layer.backend.name)
+        return out.transpose(1, 2), None
+    if isinstance(attention_mask, _PackedSequences):
+        if position_ids is None:
+            raise UnsupportedModelError("packed sequences need position_ids; pass them to the model")
+        return _packed(layer, query, key, value, scaling, position_ids), None
+    return _padded(layer, query, key, value, scaling, attention_mask), None
+
+
+def _refuse_unsupported(dropout: float, kwargs: dict[str, Any]) -> None:
+    if dropout:
+        raise UnsupportedModelError(f"attention dropout is not supported (got {dropout}); set attention_dropout to 0")
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedModelError(f"the model passes {name!r} to attention, which no supported family uses")
+    if kwargs.get("output_attentions"):
+        raise UnsupportedModelError(
+            'output_attentions needs attn_implementation="eager": these kernels keep no weights'
+        )
+
+
+def _paged(
+    layer: LayerAttention,
+    layer_index: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    step: PagedStep,
+) -> torch.Tensor:
+    q_thd, k_thd, v_thd = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    k_pages, v_pages = step.pages.keys[layer_index], step.pages.values[layer_index]
+    write_pages(k_thd, v_thd, k_pages, v_pages, step.slots)
+    out = paged_attention(q_thd, k_pages, v_pages, step.batch, layer.mask, scale=scaling, backend=layer.backend.name)
+    return out.unsqueeze(0)
+
+
+def _padded(
+    layer: LayerAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    """Attention where `valid` (B, M) marks the keys that exist: drop the others, and give 0 at queries that do not."""
+    changes = valid[:, 1:] != valid[:, :-1]
+    if (changes.sum(1) + valid[:, 0] + valid[:, -1] > 2).any():
+        raise UnsupportedModelError(
+            "attention_mask has holes between real tokens; only padding at the ends is supported"
+        )
+    valid_q = valid[:, -query.shape[2] :]
+    out = _ragged(layer, query, key, value, scaling, valid_q, valid, valid_q.sum(1), valid.sum(1))
+    padded = out.new_zeros(query.shape[0], query.shape[2], query.shape[1], out.shape[-1])
+    padded[valid_q] = out
+    return padded
+
+
+def _packed(
+    layer: LayerAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    position_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Attention inside each of the sequences laid end to end in a row; a new one starts where positions jump."""
+    batch, heads, length, _ = query.shape
+    positions = position_ids.expand(batch, -1)
+    starts = torch.ones_like(positions, dtype=torch.bool)
+    starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
+    bounds = torch.cat([starts.flatten().nonzero().flatten(), starts.new_tensor([starts.numel()], dtype=torch.long)])
+    everything = torch.ones_like(starts)
+    lengths = bounds.diff()
+    out = _ragged(layer, query, key, value, scaling, everything, everything, lengths, lengths)
+    return out.view(batch, length, heads, -1)
+
+
+def _ragged(
+    layer: LayerAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    keep_q: torch.Tensor,
+    keep_k: torch.Tensor,
+    lengths_q: torch.Tensor,
+    lengths_k: torch.Tensor,
+) -> torch.Tensor:
+    q_thd = query.transpose(1, 2)[keep_q]
+    k_thd, v_thd = (x.transpose(1, 2)[keep_k] for x in (key, value))
+    return ragged_attention(
+        q_thd,
+        k_thd,
+        v_thd,
+        _cumulative(lengths_q),
+        _cumulative(lengths_k),
+        layer.mask,
+        scale=scaling,
+        backend=layer.backend.name,
+    )
+
+
+def _cumulative(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def register() -> None:
+    """Make the name "longreach" known to transformers. Adds one entry to each of its two tables; repeatable."""
+    AttentionInterface.register(NAME, longreach_attention)
+    AttentionMaskInterface.register(NAME, longreach_mask)

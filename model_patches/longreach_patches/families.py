@@ -1,0 +1,86 @@
+"""What the patches know of each model family: which mask every layer uses, and what they cannot do.
+
+A family is one row of `FAMILIES`. The row reads the masks from the model's own config, so a fine-tune with another
+window needs nothing here. To add a family, see docs/adding-a-model-family.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from longreach_kernels import Causal, Window
+from transformers import PretrainedConfig
+
+from .errors import UnsupportedModelError
+
+LayerMask = Causal | Window
+
+
+@dataclass(frozen=True)
+class Family:
+    """One supported `model_type`; `layer_windows` gives each layer's sliding window in tokens, or None for full."""
+
+    model_type: str
+    layer_windows: Callable[[PretrainedConfig], list[int | None]]
+
+
+def _no_windows(config: PretrainedConfig) -> list[int | None]:
+    return [None] * config.num_hidden_layers
+
+
+def _same_window_everywhere(config: PretrainedConfig) -> list[int | None]:
+    return [config.sliding_window] * config.num_hidden_layers
+
+
+def _windows_by_layer_type(config: PretrainedConfig) -> list[int | None]:
+    # Qwen2, Qwen3 and SmolLM3 clear `sliding_window` in the config itself unless `use_sliding_window` is set.
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("llama", _no_windows),
+        Family("mistral", _same_window_everywhere),
+        Family("qwen2", _windows_by_layer_type),
+        Family("qwen3", _windows_by_layer_type),
+        Family("smollm3", _windows_by_layer_type),
+    )
+}
+
+# Frequencies that depend on the longest sequence in the batch: one request would change another's answer.
+_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+def layer_masks(config: PretrainedConfig) -> tuple[LayerMask, ...]:
+    """The mask of every decoder layer, first to last, as the config asks for it.
+
+    Raises:
+        UnsupportedModelError: the family is not in the table, or the config asks for something no family here has.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise UnsupportedModelError(
+            f"model type {config.model_type!r} has no entry in longreach_patches.families; "
+            f"supported are {', '.join(sorted(FAMILIES))}"
+        )
+    _refuse_what_no_family_has(config)
+    return tuple(Causal() if window is None else Window(window) for window in family.layer_windows(config))
+
+
+def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
+    missing = []
+    if not getattr(config, "is_causal", True):
+        missing.append("bidirectional attention (is_causal=False)")
+    if getattr(config, "attention_dropout", 0.0):
+        missing.append(f"attention dropout (attention_dropout={config.attention_dropout}; set it to 0)")
+    if getattr(config, "quantization_config", None) is not None:
+        missing.append("quantized weights (quantization_config)")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type in _BATCH_DEPENDENT_ROPE:
+        missing.append(
+            f"RoPE scaling of type {rope_type!r}, whose frequencies depend on the longest sequence in a batch"
+        )
+    if missing:
+        raise UnsupportedModelError(f"this {config.model_type} config needs {'; '.join(missing)}")

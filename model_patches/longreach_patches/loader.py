@@ -1,0 +1,176 @@
+"""From a directory or a hub id to a patched model, ready to compute.
+
+Only safetensors weights are read and no code from a model repository ever runs: a model that asks for its own code is
+refused before anything else happens.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from .errors import ModelLoadError
+from .families import layer_masks
+from .patch import PatchedModel, patch
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A patched model on its device.
+
+    Attributes:
+        patched: the handle of the patch; `patched.model` is the model, in eval mode.
+        max_positions: the longest sequence, in tokens, that the model's positions are made for.
+        load_seconds: wall-clock time from the first file read to the last weight in place.
+    """
+
+    patched: PatchedModel
+    device: torch.device
+    dtype: torch.dtype
+    max_positions: int
+    load_seconds: float
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The model's own config."""
+        return self.patched.model.config
+
+
+def load_config(model: str) -> PretrainedConfig:
+    """Read a model's config from a directory or hub id.
+
+    Raises:
+        ModelLoadError: there is no readable config, or the model wants to run its own code.
+        UnsupportedModelError: the family is not supported.
+    """
+    directory = Path(model)
+    if directory.is_dir():
+        _refuse_own_code(directory)
+    elif model.startswith((".", "/", "~")):
+        raise ModelLoadError(f"{model}: no such directory")
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{model}: no usable config.json ({_first_line(error)})") from error
+    if getattr(config, "auto_map", None):
+        raise ModelLoadError(f"{model}: the config has an auto_map; code from a model repository is never run")
+    layer_masks(config)
+    return config
+
+
+def load_model(
+    model: str, *, device: str = "auto", dtype: str = "auto", backend: str = "auto", random_weights: bool = False
+) -> LoadedModel:
+    """Load a causal language model, put it on its device and patch it.
+
+    Args:
+        model: a directory with config.json and safetensors files, or a hub id.
+        device: "cpu", "cuda", "cuda:1", or "auto" (the GPU if there is one).
+        dtype: "float32", "bfloat16", "float16", or "auto" (float32 on a CPU; the checkpoint's half precision on a GPU).
+        backend: see `longreach_kernels.resolve_backend`.
+        random_weights: build the model from its config alone, for measurements of speed.
+
+    Raises:
+        ModelLoadError: a file is missing, broken, or does not match the config.
+        UnsupportedModelError: the family or a feature of the config is not supported.
+        ValueError: the device, dtype or backend does not exist or cannot be combined.
+    """
+    start = time.perf_counter()
+    config = load_config(model)
+    target = resolve_device(device)
+    resolved_dtype = resolve_dtype(dtype, target, config)
+    if random_weights:
+        loaded = _random(config, target, resolved_dtype)
+    else:
+        loaded = _from_files(model, config, resolved_dtype).to(target)  # pyright: ignore[reportArgumentType]
+    patched = patch(loaded.eval().requires_grad_(False), backend)
+    return LoadedModel(patched, target, resolved_dtype, config.max_position_embeddings, time.perf_counter() - start)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn "auto", "cpu" or "cuda[:i]" into a device that exists, or raise a ValueError that says what does."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device must be auto, cpu or cuda[:index], got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda[:index], got {name!r}")
+    if device.type == "cuda":
+        index, count = device.index or 0, torch.cuda.device_count()
+        if index >= count:
+            raise ValueError(
+                f"device {name!r} does not exist: this machine has {count} CUDA device(s); use --device cpu"
+            )
+        return torch.device("cuda", index)
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device, config: PretrainedConfig) -> torch.dtype:
+    """Turn "auto" or a dtype's name into a dtype; on a CPU "auto" is float32, which is exact and fastest there."""
+    if name != "auto":
+        if name not in _DTYPES:
+            raise ValueError(f"dtype must be auto, {', '.join(_DTYPES)}, got {name!r}")
+        return _DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    own = getattr(config, "dtype", None)
+    return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    torch.manual_seed(0)
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+
+
+def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        loaded, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            AutoModelForCausalLM.from_pretrained(
+                model,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            ),
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ModelLoadError(f"{model}: the weights could not be read ({_first_line(error)})") from error
+    # transformers fills what is missing with random numbers and only warns; a server must not answer from those.
+    for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if report.get(fault):
+            some = ", ".join(str(name) for name in sorted(report[fault], key=str)[:3])
+            raise ModelLoadError(f"{model}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
+    return loaded
+
+
+def _refuse_own_code(directory: Path) -> None:
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path}: no such file; a model directory holds config.json and *.safetensors") from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: not valid JSON ({_first_line(error)})") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    if "auto_map" in raw:
+        raise ModelLoadError(f"{path}: it has an auto_map; code from a model repository is never run")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

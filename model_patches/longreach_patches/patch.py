@@ -1,0 +1,98 @@
+"""patch(model): make a Hugging Face causal language model compute attention with longreach's kernels.
+
+Only this instance changes: its config names our attention function, and each attention module carries the mask and the
+backend it uses. `undo()` puts everything back.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, cast
+
+from longreach_kernels import Backend, resolve_backend
+from torch import nn
+from transformers import PreTrainedModel
+
+from .attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
+from .errors import UnsupportedModelError
+from .families import LayerMask, layer_masks
+
+
+class PatchedModel:
+    """The handle of a patched model; also a context manager that undoes the patch on leaving.
+
+    Attributes:
+        model: the model that was patched, in place.
+        masks: the mask of every decoder layer.
+        backend: the kernels in use, with the reason they were chosen.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, modules: list[nn.Module], masks: tuple[LayerMask, ...], backend: Backend
+    ):
+        self.model = model
+        self.masks = masks
+        self.backend = backend
+        self._modules = modules
+        self._previous: str | None = model.config._attn_implementation
+        for module, mask in zip(modules, masks, strict=True):
+            setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend))
+        model.set_attn_implementation(NAME)
+
+    def undo(self) -> None:
+        """Restore the attention the model had before. Calling it again changes nothing."""
+        if self._previous is None:
+            return
+        self.model.set_attn_implementation(self._previous)
+        for module in self._modules:
+            delattr(module, LAYER_ATTRIBUTE)
+        self._previous = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def patch(model: PreTrainedModel, backend: str = "auto") -> PatchedModel:
+    """Patch `model` in place to use longreach's attention, and return the handle that can undo it.
+
+    Args:
+        model: a causal language model of a supported family, on its device and in its dtype.
+        backend: "auto", or a name that `longreach_kernels.resolve_backend` knows; an explicit name never falls back.
+
+    Raises:
+        UnsupportedModelError: the family or a feature of its config is not supported, or the model is patched already.
+        ValueError: the backend cannot run on the model's device or dtype.
+    """
+    masks = layer_masks(model.config)
+    modules = _attention_modules(model)
+    if len(modules) != len(masks):
+        raise UnsupportedModelError(
+            f"expected {len(masks)} attention modules in {type(model).__name__}, found {len(modules)}; "
+            "pass the whole causal language model"
+        )
+    if any(hasattr(module, LAYER_ATTRIBUTE) for module in modules):
+        raise UnsupportedModelError(
+            "the model is patched already; call undo() on the first handle before patching again"
+        )
+    parameter = next(model.parameters())
+    resolved = resolve_backend(backend, parameter.device, parameter.dtype)
+    register()
+    return PatchedModel(model, modules, masks, resolved)
+
+
+def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules that call the attention interface, first layer to last."""
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise UnsupportedModelError(f"{type(model).__name__} has no list of decoder layers where one was expected")
+    modules = [cast("nn.Module", layer.self_attn) for layer in layers]
+    if [module.layer_idx for module in modules] != list(range(len(modules))):
+        raise UnsupportedModelError(
+            f"the attention modules of {type(model).__name__} do not number their layers 0 to n-1"
+        )
+    return modules

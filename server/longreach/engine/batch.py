@@ -1,0 +1,91 @@
+"""From a plan to the arrays of one forward pass. Host side only: numpy in, numpy out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .plan import StepPlan
+from .request import Request
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """The arrays of one step: T tokens of B sequences, of which R draw a token.
+
+    Attributes:
+        input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
+        cu_seqlens_q: (B + 1,) where each sequence's tokens start.
+        context_lens: (B,) tokens of each sequence that are in its pages after this step.
+        page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
+        last_rows: (R,) which of the T rows the R tokens are drawn from.
+        num_decodes: leading sequences of one token.
+        max_seqlen_q, max_context_len: the longest of each.
+    """
+
+    input_ids: Int64
+    positions: Int64
+    slots: Int64
+    cu_seqlens_q: Int32
+    context_lens: Int32
+    page_table: Int32
+    last_rows: Int64
+    num_decodes: int
+    max_seqlen_q: int
+    max_context_len: int
+
+
+class BatchBuilder:
+    """Turns plans into arrays; keeps the table of page ids between steps, since little of it changes in one.
+
+    The table has a row for each running request (`Request.row`).
+    """
+
+    def __init__(self, max_num_seqs: int, max_pages: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._table: Int32 = np.zeros((max_num_seqs, max_pages), np.int32)
+        self._owner: list[Request | None] = [None] * max_num_seqs
+        self._filled = [0] * max_num_seqs
+
+    def build(self, plan: StepPlan) -> HostBatch:
+        """The arrays of `plan`, sequences in the order of its chunks."""
+        chunks = plan.chunks
+        for chunk in chunks:
+            self._update_row(chunk.request)
+        lengths = np.array([chunk.length for chunk in chunks], np.int32)
+        ends = np.array([chunk.end for chunk in chunks], np.int32)
+        rows = np.array([chunk.request.row for chunk in chunks], np.int32)
+        cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(lengths, out=cu_seqlens_q[1:])
+        longest = int(ends.max())
+        input_ids = np.concatenate([np.array(c.request.tokens[c.start : c.end], np.int64) for c in chunks])
+        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
+        row_of_token = np.repeat(rows, lengths)
+        pages = self._table[row_of_token, positions // self._page_size].astype(np.int64)
+        draws = np.array([chunk.draws for chunk in chunks])
+        return HostBatch(
+            input_ids=input_ids,
+            positions=positions,
+            slots=pages * self._page_size + positions % self._page_size,
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=ends,
+            page_table=self._table[rows, : -(-longest // self._page_size)],
+            last_rows=cu_seqlens_q[1:][draws].astype(np.int64) - 1,
+            num_decodes=plan.num_decodes,
+            max_seqlen_q=int(lengths.max()),
+            max_context_len=longest,
+        )
+
+    def _update_row(self, request: Request) -> None:
+        if self._owner[request.row] is not request:
+            self._owner[request.row] = request
+            self._filled[request.row] = 0
+        filled, total = self._filled[request.row], len(request.pages)
+        if filled < total:
+            self._table[request.row, filled:total] = request.pages[filled:]
+            self._filled[request.row] = total

@@ -1,0 +1,173 @@
+"""The owner's side of the engine process: start it, send it requests, hand each caller its own updates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
+
+from .errors import EngineDeadError, EngineStartError, RequestFailedError
+from .messages import (
+    LENGTH_BYTES,
+    Cancel,
+    EngineConfig,
+    Failed,
+    FromEngine,
+    Generate,
+    Started,
+    StartFailed,
+    ToEngine,
+    Update,
+    Updates,
+    encode_frame,
+    frame_length,
+    from_engine_decoder,
+)
+
+_KILL_AFTER_SECONDS = 10.0
+
+
+class EngineClient:
+    """A running engine process, as seen from the event loop that started it.
+
+    `info` holds what the engine said when it became ready. `on_death` is called once if the process ends without having
+    been asked to.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._inboxes: dict[str, asyncio.Queue[Update | Exception]] = {}
+        self._stopping = False
+        self._dead = False
+        self._listener: asyncio.Task[None] | None = None
+        self.info: Started
+        self.on_death: Callable[[], None] | None = None
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> EngineClient:
+        """Start the process and wait until it is ready.
+
+        Raises:
+            EngineStartError: the model could not be loaded, or nothing fits; the message is the operator's.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "longreach.engine.process", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        client = cls(process, reader, writer)
+        try:
+            await client._send(config)
+            answer = await client._receive()
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            code = await process.wait()
+            raise EngineStartError(f"the engine process ended during start (exit status {code})") from error
+        except asyncio.CancelledError:
+            await client.stop()
+            raise
+        if isinstance(answer, StartFailed):
+            await client.stop()
+            raise EngineStartError(answer.message)
+        assert isinstance(answer, Started), answer
+        client.info = answer
+        client._listener = asyncio.create_task(client._listen(), name="engine-listener")
+        return client
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and is reachable."""
+        return not self._dead and not self._stopping and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests that have been sent and have not ended."""
+        return len(self._inboxes)
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """Yield the updates of one request until it has finished.
+
+        Closing the generator early (a caller that goes away) cancels the request in the engine.
+
+        Raises:
+            RequestFailedError: this request failed.
+            EngineDeadError: the engine process is gone.
+        """
+        if not self.alive:
+            raise EngineDeadError("the engine process is not running")
+        assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
+        inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        self._inboxes[request.request_id] = inbox
+        finished = False
+        try:
+            await self._send(request)
+            while not finished:
+                news = await inbox.get()
+                if isinstance(news, Exception):
+                    finished = True
+                    raise news
+                finished = news.finish_reason is not None
+                yield news
+        finally:
+            self._inboxes.pop(request.request_id, None)
+            if not finished and self.alive:
+                self._writer.write(encode_frame(Cancel(request.request_id)))
+
+    async def stop(self) -> None:
+        """End the process by closing its socket, and if that does not do, by force. Open requests get an error."""
+        self._stopping = True
+        if self._listener is not None:
+            self._listener.cancel()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):  # the peer may have gone first
+            await self._writer.wait_closed()
+        try:
+            await asyncio.wait_for(self._process.wait(), _KILL_AFTER_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._fail_all("the server is shutting down")
+
+    async def _send(self, message: ToEngine) -> None:
+        self._writer.write(encode_frame(message))
+        await self._writer.drain()
+
+    async def _receive(self) -> FromEngine:
+        header = await self._reader.readexactly(LENGTH_BYTES)
+        return from_engine_decoder.decode(await self._reader.readexactly(frame_length(header)))
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                self._deliver(await self._receive())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._dead = True
+            code = await self._process.wait()
+            self._fail_all(f"the engine process ended unexpectedly (exit status {code})")
+            if self.on_death is not None and not self._stopping:
+                self.on_death()
+
+    def _deliver(self, message: FromEngine) -> None:
+        # An id that is not in the table belongs to a caller that went away while its last tokens were on the wire.
+        if isinstance(message, Updates):
+            for update in message.updates:
+                if inbox := self._inboxes.get(update.request_id):
+                    inbox.put_nowait(update)
+        elif isinstance(message, Failed):
+            if inbox := self._inboxes.get(message.request_id):
+                inbox.put_nowait(RequestFailedError(message.message, message.kind))
+        else:
+            raise AssertionError(f"{type(message).__name__} is only sent during start")
+
+    def _fail_all(self, reason: str) -> None:
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(EngineDeadError(reason))

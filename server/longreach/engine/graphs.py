@@ -1,0 +1,133 @@
+"""CUDA graphs for steps in which every sequence computes one token.
+
+Such a step is hundreds of tiny kernels; launching them one by one costs several times what they compute. A graph is
+captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
+holds it, its unused rows padded with sequences of length 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, PagedStep
+
+from .batch import HostBatch
+
+logger = logging.getLogger(__name__)
+
+# (step, input ids, positions, rows) -> logits
+Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+_SMALLEST_CONTEXT = 8192
+_CONTEXT_FACTOR = 4
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+
+
+class DecodeGraphs:
+    """Captured decode steps that share one set of input tensors and one memory pool."""
+
+    def __init__(self, run: Forward, pages: KVPages, max_num_seqs: int, max_model_len: int) -> None:
+        self._run = run
+        self._pages = pages
+        self._sizes = _powers_up_to(max_num_seqs)
+        self._contexts = _contexts_up_to(max_model_len)
+        self._device = pages.keys[0].device
+        page_size = pages.shape.page_size
+        # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
+        self._long = torch.zeros((3, max_num_seqs), dtype=torch.int64, device=self._device)
+        self._lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self._device)
+        self._cu_seqlens = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self._device)
+        self._rows = torch.arange(max_num_seqs, device=self._device)
+        self._tables = {
+            context: torch.zeros((max_num_seqs, -(-context // page_size)), dtype=torch.int32, device=self._device)
+            for context in self._contexts
+        }
+        self._captured: dict[tuple[int, int], _Captured] = {}
+
+    def capture(self) -> None:
+        """Capture every pair of sizes; afterwards no step captures anything."""
+        start = time.perf_counter()
+        self._fill_with_padding()
+        pool = torch.cuda.graph_pool_handle()
+        # Largest first: the smaller ones then fit into the memory that the pool already has.
+        for size in reversed(self._sizes):
+            for context in reversed(self._contexts):
+                self._captured[size, context] = self._capture_one(size, context, pool)
+        logger.info(
+            "captured %d decode graphs in %.1f s (batch %s; context %s)",
+            len(self._captured),
+            time.perf_counter() - start,
+            self._sizes,
+            self._contexts,
+        )
+
+    def replay(self, batch: HostBatch) -> torch.Tensor:
+        """Run one decode step of B sequences and return its logits (B, V), valid until the next replay."""
+        count = len(batch.context_lens)
+        size = next(size for size in self._sizes if size >= count)
+        context = next(context for context in self._contexts if context >= batch.max_context_len)
+        long = np.zeros((3, size), np.int64)
+        long[2, count:] = -1  # padding writes nowhere
+        long[0, :count], long[1, :count], long[2, :count] = batch.input_ids, batch.positions, batch.slots
+        short = np.zeros((size, batch.page_table.shape[1] + 1), np.int32)
+        short[:count, 0] = batch.context_lens
+        short[:count, 1:] = batch.page_table
+        on_device = torch.from_numpy(short).pin_memory().to(self._device, non_blocking=True)
+        self._long[:, :size].copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
+        self._lens[:size].copy_(on_device[:, 0])
+        self._tables[context][:size, : batch.page_table.shape[1]].copy_(on_device[:, 1:])
+        captured = self._captured[size, context]
+        captured.graph.replay()
+        return captured.logits[:count]
+
+    def _fill_with_padding(self) -> None:
+        self._long.zero_()
+        self._long[2].fill_(-1)
+        self._lens.zero_()
+
+    def _capture_one(self, size: int, context: int, pool: Any) -> _Captured:
+        batch = PagedBatch(
+            cu_seqlens_q=self._cu_seqlens[: size + 1],
+            context_lens=self._lens[:size],
+            page_table=self._tables[context][:size],
+            max_seqlen_q=1,
+            max_context_len=context,
+            num_decodes=size,
+        )
+        step = PagedStep(self._pages, batch, self._long[2, :size])
+        inputs = (step, self._long[0, :size], self._long[1, :size], self._rows[:size])
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # kernels are compiled and libraries initialised outside the capture
+            self._run(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = self._run(*inputs)
+        return _Captured(graph, logits)
+
+
+def _powers_up_to(bound: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < bound:
+        sizes.append(min(sizes[-1] * 2, bound))
+    return sizes
+
+
+def _contexts_up_to(bound: int) -> list[int]:
+    contexts = [bound]
+    while contexts[-1] > _SMALLEST_CONTEXT:
+        contexts.append(max(contexts[-1] // _CONTEXT_FACTOR, _SMALLEST_CONTEXT))
+    return contexts[::-1]

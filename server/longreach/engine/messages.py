@@ -1,0 +1,133 @@
+"""The records that the API process and the engine process exchange, and how they travel.
+
+A record is one msgspec struct, MessagePack-encoded, behind a four-byte big-endian length, over a Unix socket pair that
+only the two processes hold. Nothing that can carry code (pickle and its kin) is ever read from it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+_LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
+
+
+class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of each."""
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    attention_backend: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batched_tokens: int | None = None
+    page_size: int = 64
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    cuda_graphs: bool = True
+    random_weights: bool = False
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a token is drawn. Temperature 0 is greedy and ignores the rest; `top_k` 0 means no limit."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A request: continue `prompt` (token ids) by at most `max_tokens` tokens.
+
+    Generation ends after a token in `stop_token_ids` (the model's end-of-sequence ids are the caller's to include), but
+    those tokens cannot be drawn before `min_tokens` tokens have been.
+    """
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    sampling: Sampling = Sampling()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Forget a request; its pages are free before the next step is planned. Unknown ids are not an error."""
+
+    request_id: str
+
+
+class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer."""
+
+    max_model_len: int
+    kv_tokens: int
+    page_size: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    model_type: str
+    device: str
+    dtype: str
+    attention_backend: str
+    backend_reason: str
+    load_seconds: float
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start; `message` is one line for the operator and names the fix where one is known."""
+
+    message: str
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one request after a step.
+
+    `computed` of `prompt_tokens` prompt tokens are in the cache; `tokens` are new ones (none while the prompt is being
+    read); `finish_reason` is set on the last update of a request.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    computed: int
+    tokens: list[int] = []
+    finish_reason: FinishReason | None = None
+
+
+class Updates(msgspec.Struct, frozen=True, tag=True):
+    """All updates of one step."""
+
+    updates: list[Update]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A request ends in an error: `invalid` is the caller's fault, `internal` the server's."""
+
+    request_id: str
+    kind: Literal["invalid", "internal"]
+    message: str
+
+
+ToEngine = EngineConfig | Generate | Cancel
+FromEngine = Started | StartFailed | Updates | Failed
+
+to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: ToEngine | FromEngine) -> bytes:
+    """One message as it travels: its length in four bytes, then its body."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """The body's length in bytes, from the four bytes before it."""
+    return _LENGTH.unpack(header)[0]

@@ -1,0 +1,75 @@
+"""One forward pass: arrays to the device, the patched model over the pages, a token for every row that draws one."""
+
+from __future__ import annotations
+
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep
+
+from .batch import BatchBuilder, HostBatch
+from .graphs import DecodeGraphs
+from .plan import StepPlan
+from .sampler import SamplingTensors, sample
+
+
+def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
+    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,)."""
+    output = loaded.patched.model(
+        input_ids=input_ids[None],
+        position_ids=positions[None],
+        attention_mask=step.mask_placeholder,
+        use_cache=False,
+        logits_to_keep=rows,
+        paged_step=step,
+    )
+    return output.logits[0]
+
+
+class Runner:
+    """Executes plans on one device. It keeps no state of requests but the table of their pages."""
+
+    def __init__(self, loaded: LoadedModel, pages: KVPages, builder: BatchBuilder, graphs: DecodeGraphs | None) -> None:
+        self._loaded = loaded
+        self._pages = pages
+        self._builder = builder
+        self._graphs = graphs
+        self._vocab_size = loaded.config.vocab_size
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> dict[str, int]:
+        """Compute every chunk of `plan`; the token drawn by each request that completes, or NOT_A_NUMBER."""
+        batch = self._builder.build(plan)
+        drawing = [chunk.request for chunk in plan.chunks if chunk.draws]
+        if self._graphs is not None and plan.is_decode_only:
+            logits = self._graphs.replay(batch)
+        else:
+            logits = self._eager(batch)
+        if not drawing:
+            return {}
+        tokens = sample(logits, SamplingTensors.of(drawing, self._vocab_size, self._loaded.device))
+        return dict(zip((request.id for request in drawing), tokens.tolist(), strict=True))
+
+    def _eager(self, batch: HostBatch) -> torch.Tensor:
+        device = self._loaded.device
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.last_rows], device)
+        short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
+        input_ids, positions, slots, last_rows = long
+        cu_seqlens_q, context_lens, page_table = short
+        paged = PagedBatch(
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            page_table=page_table.view(batch.page_table.shape),
+            max_seqlen_q=batch.max_seqlen_q,
+            max_context_len=batch.max_context_len,
+            num_decodes=batch.num_decodes,
+        )
+        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, last_rows)
+
+
+def upload(arrays: list, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Copy numpy arrays of one dtype to the device in a single transfer, without waiting for it."""
+    hosts = [torch.from_numpy(array) for array in arrays]
+    if device.type == "cpu":
+        return tuple(hosts)
+    packed = torch.cat(hosts).pin_memory().to(device, non_blocking=True)
+    return packed.split([host.numel() for host in hosts])

@@ -1,0 +1,104 @@
+"""From logits to tokens, for all rows of a step at once.
+
+A row's randomness comes from its request's seed and the number of tokens drawn before it, and from nothing else: the
+same request gives the same tokens alone, in a batch, or after a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .request import Request
+
+NOT_A_NUMBER = -1  # stands for a token where a row's logits were not numbers
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """How each of R rows is to be drawn; all on the logits' device.
+
+    Attributes:
+        temperature, top_p, uniform: (R,) float32; `uniform` is the row's random number in [0, 1).
+        top_k: (R,) int64, the vocabulary's size where there is no limit.
+        forbidden: pairs (row, token), (F, 2) int64, that may not be drawn, or None.
+        all_greedy: every row has temperature 0.
+    """
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    top_k: torch.Tensor
+    uniform: torch.Tensor
+    forbidden: torch.Tensor | None
+    all_greedy: bool
+
+    @classmethod
+    def of(cls, requests: list[Request], vocab_size: int, device: torch.device) -> SamplingTensors:
+        """Collect the settings of the requests that draw a token in this step, in the order of their rows."""
+        specs = [request.spec.sampling for request in requests]
+        forbidden = [
+            (row, token)
+            for row, request in enumerate(requests)
+            if not request.may_stop
+            for token in request.spec.stop_token_ids
+        ]
+        numbers = torch.tensor(
+            [
+                [spec.temperature for spec in specs],
+                [spec.top_p for spec in specs],
+                [uniform(request.seed, request.generated) for request in requests],
+            ],
+            dtype=torch.float32,
+        ).to(device)
+        top_k = torch.tensor([min(spec.top_k or vocab_size, vocab_size) for spec in specs]).to(device)
+        return cls(
+            temperature=numbers[0],
+            top_p=numbers[1],
+            top_k=top_k,
+            uniform=numbers[2],
+            forbidden=torch.tensor(forbidden).to(device) if forbidden else None,
+            all_greedy=all(spec.temperature == 0 for spec in specs),
+        )
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on `seed` and `position` alone (Philox, a counter-based generator)."""
+    bits = np.random.Philox(key=seed & (2**64 - 1), counter=position).random_raw()
+    # 24 bits: what a float32 below 1 can hold. With more, the largest numbers would round up to 1.
+    return float(int(bits) >> 40) / 2**24
+
+
+def sample(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
+    """Draw one token a row: logits (R, V) of any float dtype -> (R,) int64.
+
+    Temperature 0 takes the first largest logit. Otherwise the logits are divided by the temperature, all but the
+    `top_k` largest and all beyond the smallest set with mass `top_p` are dropped, and the token is the one where the
+    cumulative mass of the rest, largest first, passes `uniform`. A row with a logit that is not a number gives
+    NOT_A_NUMBER.
+    """
+    logits = logits.float()
+    broken = logits.isnan().any(-1)
+    if how.forbidden is not None:
+        logits = logits.clone()
+        logits[how.forbidden[:, 0], how.forbidden[:, 1]] = float("-inf")
+    greedy = logits.argmax(-1)
+    tokens = greedy if how.all_greedy else torch.where(how.temperature == 0, greedy, _draw(logits, how))
+    return tokens.masked_fill(broken, NOT_A_NUMBER)
+
+
+def _draw(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
+    # Rows with temperature 0 pass through here too (no wait for the device to find them); their result is not used.
+    temperature = torch.where(how.temperature == 0, 1.0, how.temperature)
+    ordered, tokens = (logits / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    mass = ordered.softmax(-1).masked_fill(rank >= how.top_k[:, None], 0.0)
+    mass = mass / mass.sum(-1, keepdim=True)
+    before = mass.cumsum(-1) - mass
+    mass = mass.masked_fill(before >= how.top_p[:, None], 0.0)  # the first token that passes top_p stays
+    cumulative = mass.cumsum(-1)
+    target = how.uniform[:, None] * cumulative[:, -1:]
+    # The first place where the cumulative mass exceeds the target; a token without mass never is that place.
+    chosen = (cumulative <= target).sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
+    return tokens.gather(-1, chosen).squeeze(-1)

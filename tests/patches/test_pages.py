@@ -1,0 +1,82 @@
+"""A patched model over KV pages computes what the eager model computes, however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, PagedStep, PageShape, patch
+from transformers import PreTrainedModel
+
+from .conftest import build
+from .test_patch import TOLERANCE, prompt
+
+PAGE = 16
+
+
+class PagedSequences:
+    """A minimal user of the pages: sequences with scattered pages that advance together."""
+
+    def __init__(self, model: PreTrainedModel, sequences: list[torch.Tensor]) -> None:
+        self.model = model
+        self.sequences = sequences
+        self.done = [0] * len(sequences)
+        per_sequence = -(-max(map(len, sequences)) // PAGE)
+        order = torch.randperm(len(sequences) * per_sequence, generator=torch.Generator().manual_seed(1))
+        self.table = order.view(len(sequences), per_sequence).to(torch.int32)
+        shape = PageShape.of(model.config, model.dtype, PAGE)
+        self.pages = KVPages(shape, len(order), torch.device("cpu"))
+
+    def step(self, lengths: list[int]) -> list[torch.Tensor]:
+        """Compute `lengths[b]` more tokens of each sequence in one forward pass; their logits."""
+        taking = [(b, self.done[b], self.done[b] + n) for b, n in enumerate(lengths) if n]
+        positions = torch.cat([torch.arange(start, end) for _, start, end in taking])
+        owners = torch.cat([torch.full((end - start,), b) for b, start, end in taking])
+        slots = self.table[owners, positions // PAGE].long() * PAGE + positions % PAGE
+        counts = torch.tensor([end - start for _, start, end in taking])
+        batch = PagedBatch(
+            cu_seqlens_q=torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(),
+            context_lens=torch.tensor([end for *_, end in taking], dtype=torch.int32),
+            page_table=self.table[[b for b, *_ in taking]].contiguous(),
+            max_seqlen_q=int(counts.max()),
+            max_context_len=max(end for *_, end in taking),
+        )
+        step = PagedStep(self.pages, batch, slots)
+        ids = torch.cat([self.sequences[b][start:end] for b, start, end in taking])
+        logits = self.model(
+            ids[None],
+            position_ids=positions[None],
+            attention_mask=step.mask_placeholder,
+            use_cache=False,
+            paged_step=step,
+        ).logits[0]
+        for b, _, end in taking:
+            self.done[b] = end
+        return list(logits.split(counts.tolist()))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@torch.no_grad()
+def test_mixed_chunks_and_decodes_over_scattered_pages_match_eager(eager_model: PreTrainedModel, backend: str) -> None:
+    sequences = [prompt(n, seed=n)[0] for n in (70, 33, 48)]
+    expected = [eager_model(ids[None]).logits[0] for ids in sequences]
+    with patch(eager_model, backend):
+        paged = PagedSequences(eager_model, sequences)
+        got: list[list[torch.Tensor]] = [[], [], []]
+        for lengths in [[40, 0, 5], [1, 31, 40], [28, 1, 1], [1, 0, 1], [0, 1, 1]]:
+            pieces = iter(paged.step(lengths))
+            for b, length in enumerate(lengths):
+                if length:
+                    got[b].append(next(pieces))
+    for actual, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(torch.cat(actual), wanted, **TOLERANCE)
+
+
+def test_shape_counts_bytes() -> None:
+    shape = PageShape.of(build("llama").config, torch.bfloat16, PAGE)
+    assert shape.bytes_per_token == 3 * 2 * 2 * 16 * 2  # layers, keys and values, heads, head dim, bytes
+    pages = KVPages(shape, 5, torch.device("cpu"))
+    assert sum(t.numel() * t.element_size() for t in (*pages.keys, *pages.values)) == 5 * shape.bytes_per_page
+    assert pages.num_tokens == 5 * PAGE
+    with pytest.raises(ValueError, match="num_pages"):
+        KVPages(shape, 0, torch.device("cpu"))
