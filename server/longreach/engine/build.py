@@ -60,7 +60,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     if config.max_model_len is not None and fitting_len < config.max_model_len:
         raise ValueError(
             f"max_model_len {config.max_model_len} needs a KV cache of "
-            f"{config.max_model_len * shape.bytes_per_token / 2**30:.2f} GiB and {room / 2**30:.2f} GiB are there; "
+            f"{_readable(config.max_model_len * shape.bytes_per_token)} and {_readable(room)} are there; "
             f"the longest that fits is --max-model-len {fitting_len}"
         )
     if fitting_len < 2:
@@ -108,7 +108,7 @@ def _kv_cache_bytes(
     free, total = torch.cuda.mem_get_info(loaded.device)
     used = total - free
     room = int(total * config.gpu_memory_utilization) - used - peak - _GPU_RESERVE_BYTES
-    logger.info("GPU memory: %.1f GiB used, %.1f GiB for the largest step", used / 2**30, peak / 2**30)
+    logger.info("GPU memory: %s used, %s for the largest step", _readable(used), _readable(peak))
     return max(room, 0)
 
 
@@ -143,3 +143,11 @@ def _available_host_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,44 @@
+"""A small random model on disk, with window and full layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, SmolLM3Config
+
+CONFIG = SmolLM3Config(
+    vocab_size=61,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    no_rope_layers=[1, 0],
+    layer_types=["sliding_attention", "full_attention"],
+    use_sliding_window=True,
+    sliding_window=9,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose attention is far from uniform."""
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(path)
+    return path
+
+
+def ids(length: int, seed: int) -> list[int]:
+    """Random token ids, the same for the same seed."""
+    return torch.randint(3, 61, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,156 @@
+"""The engine over a real patched model: what it generates is what the model generates, alone or in a crowd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from longreach.engine.build import build_engine
+from longreach.engine.engine import Engine
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started, Update, Updates
+from longreach.engine.plan import StepPlan
+from transformers import AutoModelForCausalLM
+
+from .conftest import ids
+
+
+def build(model_dir: Path, **changes: object) -> tuple[Engine, Started]:
+    settings = {"max_num_seqs": 8, "max_batched_tokens": 24, "page_size": 16, "kv_cache_bytes": 1 << 20}
+    return build_engine(EngineConfig(model=str(model_dir), device="cpu", **(settings | changes)))  # type: ignore[arg-type]
+
+
+def spec(name: str, prompt: list[int], temperature: float = 0.0, **more: object) -> Generate:
+    how = Sampling(temperature=temperature, seed=5)
+    return Generate(request_id=name, prompt=prompt, sampling=how, **({"max_tokens": 12} | more))  # type: ignore[arg-type]
+
+
+def drain(engine: Engine) -> tuple[dict[str, list[int]], dict[str, list[Update]], list[Failed]]:
+    """Step until nothing is left: tokens by request, updates by request, failures."""
+    tokens: dict[str, list[int]] = {}
+    updates: dict[str, list[Update]] = {}
+    failures = []
+    while engine.has_work:
+        for news in engine.step():
+            if isinstance(news, Failed):
+                failures.append(news)
+                continue
+            for update in news.updates:
+                tokens.setdefault(update.request_id, []).extend(update.tokens)
+                updates.setdefault(update.request_id, []).append(update)
+        engine.scheduler.check()
+    return tokens, updates, failures
+
+
+def test_greedy_tokens_are_those_of_transformers_generate(model_dir: Path) -> None:
+    prompt = ids(70, seed=1)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    engine, _ = build(model_dir)
+    engine.submit(spec("a", prompt))
+    assert drain(engine)[0]["a"] == out[0, 70:].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_requests_in_a_crowd_get_what_each_gets_alone(model_dir: Path, temperature: float) -> None:
+    prompts = {f"r{n}": ids(n, seed=n) for n in (1, 2, 15, 16, 17, 60, 90, 120, 33, 48, 5)}
+    engine, _ = build(model_dir)
+    alone = {}
+    for name, prompt in prompts.items():
+        engine.submit(spec(name, prompt, temperature))
+        alone |= drain(engine)[0]
+    for name, prompt in prompts.items():  # 11 requests for 8 places: some wait
+        engine.submit(spec(name, prompt, temperature))
+    together, _, failures = drain(engine)
+    assert together == alone
+    assert not failures
+    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+
+
+def test_updates_tell_how_far_a_prompt_is_and_end_once(model_dir: Path) -> None:
+    engine, _ = build(model_dir)
+    engine.submit(spec("a", ids(60, seed=2), max_tokens=2))
+    _, updates, _ = drain(engine)
+    assert [(u.computed, len(u.tokens), u.finish_reason) for u in updates["a"]] == [
+        (24, 0, None),
+        (48, 0, None),
+        (60, 1, None),
+        (60, 1, "length"),
+    ]
+    assert {u.prompt_tokens for u in updates["a"]} == {60}
+
+
+def test_cancelling_frees_pages_at_once_and_disturbs_nobody(model_dir: Path) -> None:
+    engine, _ = build(model_dir)
+    prompt = ids(40, seed=3)
+    engine.submit(spec("stays", prompt))
+    expected = drain(engine)[0]["stays"]
+    engine.submit(spec("stays", prompt))
+    engine.submit(spec("goes", ids(100, seed=4)))
+    first = [u for news in engine.step() if isinstance(news, Updates) for u in news.updates]
+    held = engine.scheduler.pool.num_available
+    engine.cancel("goes")
+    engine.cancel("never was")
+    assert engine.scheduler.pool.num_available > held
+    tokens, _, _ = drain(engine)
+    assert tokens == {"stays": expected}
+    assert {u.request_id for u in first} == {"stays", "goes"}
+
+
+def test_what_cannot_run_fails_as_the_callers_fault(model_dir: Path) -> None:
+    engine, started = build(model_dir)
+    failed = engine.submit(spec("a", ids(started.max_model_len, seed=5)))
+    assert failed is not None
+    assert failed.kind == "invalid"
+    assert not engine.has_work
+
+
+class _Broken:
+    """Stands in for the runner: one request's logits are not numbers, then a step raises."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._real = engine._runner
+        self.steps = 0
+
+    def run(self, plan: StepPlan) -> dict[str, int]:
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("boom")
+        drawn = self._real.run(plan)
+        return {name: -1 if name == "bad" else token for name, token in drawn.items()}
+
+
+def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir: Path) -> None:
+    engine, _ = build(model_dir)
+    engine._runner = _Broken(engine)
+    engine.submit(spec("bad", ids(5, seed=6)))
+    engine.submit(spec("good", ids(5, seed=7)))
+    tokens, _, failures = drain(engine)
+    assert [(f.request_id, f.kind) for f in failures] == [("bad", "internal"), ("good", "internal")]
+    assert len(tokens["good"]) == 2
+    engine.submit(spec("later", ids(5, seed=7)))
+    assert len(drain(engine)[0]["later"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 300}, "longer than the 256 positions of this model; use --max-model-len 256 or less"),
+        (
+            {"max_model_len": 200, "kv_cache_bytes": 1 << 15},
+            "KV cache of 100.0 KiB and 32.0 KiB are there; the longest that fits is --max-model-len 64",
+        ),
+        ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
+        ({"max_num_seqs": 100}, "max_num_seqs"),
+        ({"attention_backend": "triton"}, "triton"),
+    ],
+)
+def test_settings_that_cannot_hold_are_named(model_dir: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(model_dir, **changes)
+
+
+def test_the_length_that_really_fits_is_announced(model_dir: Path) -> None:
+    _, started = build(model_dir, kv_cache_bytes=1 << 15)
+    assert started.max_model_len == started.kv_tokens == 64
+    assert (started.attention_backend, started.dtype, started.eos_token_ids) == ("cpu", "float32", [2])

@@ -1,0 +1,141 @@
+"""The engine in its own process: start, stream, cancel, and every way in which either side can go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from longreach.engine.client import EngineClient
+from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError
+from longreach.engine.messages import EngineConfig, Generate, Sampling
+
+from .conftest import ids
+
+
+def config(path: Path) -> EngineConfig:
+    return EngineConfig(model=str(path), device="cpu", max_batched_tokens=64, page_size=16)
+
+
+def spec(name: str, length: int = 20, max_tokens: int = 5) -> Generate:
+    return Generate(
+        request_id=name, prompt=ids(length, seed=1), max_tokens=max_tokens, sampling=Sampling(temperature=0)
+    )
+
+
+async def tokens_of(client: EngineClient, request: Generate) -> list[int]:
+    return [token async for update in client.generate(request) for token in update.tokens]
+
+
+def test_requests_stream_side_by_side_and_errors_stay_with_their_request(model_dir: Path) -> None:
+    async def scenario() -> None:
+        client = await EngineClient.start(config(model_dir))
+        try:
+            assert client.alive
+            alone = await tokens_of(client, spec("a"))
+            several = await asyncio.gather(*(tokens_of(client, spec(f"b{i}")) for i in range(4)))
+            assert several == [alone] * 4
+            with pytest.raises(RequestFailedError, match="exceed the context") as failure:
+                await tokens_of(client, spec("c", length=1000))
+            assert failure.value.kind == "invalid"
+            assert await tokens_of(client, spec("d")) == alone
+            assert client.requests_in_flight == 0
+        finally:
+            await client.stop()
+        assert not client.alive
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_leaves_cancels_its_request(model_dir: Path) -> None:
+    async def scenario() -> None:
+        client = await EngineClient.start(config(model_dir))
+        try:
+            stream = client.generate(spec("long", max_tokens=200))
+            async for update in stream:
+                if update.tokens:
+                    break
+            await stream.aclose()
+            assert client.requests_in_flight == 0
+            # The cancelled request would take two hundred steps; this one shares none of them.
+            assert len(await tokens_of(client, spec("next"))) == 5
+        finally:
+            await client.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_engine_ends_every_request_with_an_error(model_dir: Path) -> None:
+    async def scenario() -> None:
+        client = await EngineClient.start(config(model_dir))
+        died = asyncio.Event()
+        client.on_death = died.set
+        streams = [asyncio.create_task(tokens_of(client, spec(f"r{i}", max_tokens=230))) for i in range(3)]
+        await asyncio.sleep(0.05)
+        os.kill(client.pid, signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 10)
+        assert all(isinstance(result, EngineDeadError) for result in results), results
+        await asyncio.wait_for(died.wait(), 5)
+        assert not client.alive
+        with pytest.raises(EngineDeadError):
+            await tokens_of(client, spec("late"))
+        await client.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_in_one_line(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(EngineStartError, match=r"config\.json: no such file") as failure:
+            await EngineClient.start(config(tmp_path))
+        assert "\n" not in str(failure.value)
+
+    asyncio.run(scenario())
+
+
+def test_stop_signals_do_not_end_the_engine_before_its_owner_does(model_dir: Path) -> None:
+    async def scenario() -> None:
+        client = await EngineClient.start(config(model_dir))
+        os.kill(client.pid, signal.SIGTERM)
+        os.kill(client.pid, signal.SIGINT)
+        assert len(await tokens_of(client, spec("a"))) == 5
+        await client.stop()
+        with pytest.raises(ProcessLookupError):
+            os.kill(client.pid, 0)
+
+    asyncio.run(scenario())
+
+
+def test_no_engine_outlives_its_parent(model_dir: Path) -> None:
+    owner = textwrap.dedent(f"""
+        import asyncio
+        from longreach.engine.client import EngineClient
+        from longreach.engine.messages import EngineConfig
+
+        async def main():
+            client = await EngineClient.start(EngineConfig(model={str(model_dir)!r}, device="cpu"))
+            print(client.pid, flush=True)
+            await asyncio.sleep(600)
+
+        asyncio.run(main())
+    """)
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(engine, 0)
+            if Path(f"/proc/{engine}/stat").read_text().split()[2] == "Z":
+                break  # dead, and waiting for an init process that does not collect it
+            time.sleep(0.1)
+        else:
+            pytest.fail("the engine is still there ten seconds after its parent was killed")

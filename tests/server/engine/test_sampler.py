@@ -1,0 +1,84 @@
+"""Drawing tokens: the distribution is the one asked for, and a request's draws depend on itself alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from longreach.engine.messages import Generate, Sampling
+from longreach.engine.request import Request
+from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
+
+CPU = torch.device("cpu")
+
+
+def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Request]:
+    made = []
+    for i in range(count):
+        spec = Generate(request_id=str(i), prompt=[0], max_tokens=9, sampling=how, **more)
+        made.append(Request.of(spec, seed=i))
+        made[-1].tokens += [0] * generated
+    return made
+
+
+def draw(logits: torch.Tensor, made: list[Request]) -> torch.Tensor:
+    return sample(logits.expand(len(made), -1), SamplingTensors.of(made, logits.shape[-1], CPU))
+
+
+def test_temperature_zero_takes_the_first_largest() -> None:
+    assert draw(torch.tensor([1.0, 3.0, 3.0, -1.0]), requests(Sampling(temperature=0), 3)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (Sampling(), [0.4, 0.3, 0.2, 0.1]),
+        (Sampling(temperature=0.5), [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
+        (Sampling(top_k=2), [4 / 7, 3 / 7, 0, 0]),
+        (Sampling(top_p=0.7), [4 / 7, 3 / 7, 0, 0]),
+        (Sampling(top_p=0.71), [4 / 9, 3 / 9, 2 / 9, 0]),
+        (Sampling(top_p=1e-6), [1, 0, 0, 0]),
+        (Sampling(top_k=3, top_p=0.5), [4 / 7, 3 / 7, 0, 0]),
+    ],
+)
+def test_frequencies_are_those_of_the_filtered_distribution(how: Sampling, expected: list[float]) -> None:
+    order = torch.tensor([2, 0, 3, 1])  # the likeliest token is not the first
+    logits = torch.empty(4)
+    logits[order] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    count = 4000
+    drawn = draw(logits, requests(how, count))
+    frequencies = torch.bincount(drawn, minlength=4)[order] / count
+    for frequency, probability in zip(frequencies.tolist(), expected, strict=True):
+        # five standard deviations; a token that was filtered out is never drawn
+        assert abs(frequency - probability) <= 5 * math.sqrt(probability * (1 - probability) / count)
+
+
+def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
+    made = [requests(Sampling(temperature=t, seed=i), 1)[0] for i, t in enumerate([1.0, 0.0, 2.0, 0.7, 1.0])]
+    together = sample(logits, SamplingTensors.of(made, 50, CPU))
+    alone = [sample(logits[i : i + 1], SamplingTensors.of([made[i]], 50, CPU)).item() for i in range(5)]
+    assert together.tolist() == alone
+
+
+def test_the_seed_and_the_position_decide() -> None:
+    assert uniform(1, 5) == uniform(1, 5)
+    assert len({uniform(seed, position) for seed in range(20) for position in range(20)}) == 400
+    assert all(0 <= uniform(seed, 3) < 1 for seed in range(1000))
+    uniform(2**63, 0)  # the largest seeds are as good as any
+    uniform(-1, 0)
+
+
+def test_tokens_that_would_stop_too_early_are_not_drawn() -> None:
+    logits = torch.tensor([0.0, 9.0, 1.0])
+    early = requests(Sampling(temperature=0), 1, min_tokens=2, stop_token_ids=[1])
+    late = requests(Sampling(temperature=0), 1, generated=2, min_tokens=2, stop_token_ids=[1])
+    assert draw(logits, early + late).tolist() == [2, 1]
+
+
+def test_a_row_that_is_not_a_number_is_marked_and_the_others_are_drawn() -> None:
+    logits = torch.tensor([[0.0, 2.0], [float("nan"), 1.0], [3.0, 1.0]])
+    for temperature in (0.0, 1.0):
+        made = requests(Sampling(temperature=temperature, top_k=1), 3)
+        assert sample(logits, SamplingTensors.of(made, 2, CPU)).tolist() == [1, NOT_A_NUMBER, 0]
