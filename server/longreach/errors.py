@@ -1,0 +1,145 @@
+"""What can go wrong outside the engine, and how each error reads to the person who meets it.
+
+LongreachError
+├── ConfigError                   a setting is wrong; the message names the flag and the fix
+├── TokenizerError                the model's tokenizer cannot be loaded or is of a kind that is not supported
+└── ApiError                      an HTTP answer: status, OpenAI error object, headers
+    ├── InvalidRequestError       400, the caller's fault; `param` names the field
+    │   └── ContextLengthError    400, `context_length_exceeded`
+    ├── ModelNotFoundError        404, `model_not_found`
+    ├── BodyTooLargeError         413
+    ├── MediaTypeError            415
+    ├── InternalError             500, without internals; the request id finds the log line
+    └── UnavailableError          503: loading, draining, or the engine is gone
+
+The engine's own errors are in `longreach.engine.errors`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LongreachError(Exception):
+    """Base of the errors above."""
+
+
+class ConfigError(LongreachError):
+    """A setting is wrong. The message has one line per setting and names the flag and the fix."""
+
+
+class TokenizerError(LongreachError):
+    """The tokenizer cannot be loaded, or its decoder cannot be streamed."""
+
+
+class ApiError(LongreachError):
+    """An error that is an HTTP answer: `{"error": {message, type, param, code, ...}}`.
+
+    `extra` holds further members of the error object, `headers` further response headers.
+    """
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        extra: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.extra = extra or {}
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The error object as it is sent."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code, **self.extra}
+        return {"error": error}
+
+
+class InvalidRequestError(ApiError):
+    """The request is wrong; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and answer do not fit. The wording is OpenAI's: clients match it to decide to shorten the prompt."""
+
+    def __init__(self, n_prompt_tokens: int, max_tokens: int, n_ctx: int, *, param: str) -> None:
+        wanted = n_prompt_tokens + max_tokens
+        super().__init__(
+            f"This model's maximum context length is {n_ctx} tokens. However, you requested {wanted} tokens "
+            f"({n_prompt_tokens} in the prompt, {max_tokens} for the completion). "
+            "Please reduce the length of the prompt or max_tokens.",
+            param=param,
+            code="context_length_exceeded",
+            extra={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
+        )
+
+
+class ModelNotFoundError(ApiError):
+    """The request names a model that is not served here."""
+
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(
+            f"The model {quoted(name)} does not exist. This server serves {quoted(served)}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class BodyTooLargeError(ApiError):
+    """The request body is longer than `--max-body-bytes`."""
+
+    status = 413
+    type = "invalid_request_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is longer than the {limit} bytes allowed.", code="body_too_large")
+
+
+class MediaTypeError(ApiError):
+    """The request body is not declared as plain JSON."""
+
+    status = 415
+    type = "invalid_request_error"
+
+
+class InternalError(ApiError):
+    """Something failed that the caller cannot mend. The log has the cause, under the request id."""
+
+    def __init__(self, request_id: str) -> None:
+        # The OpenAI client silently sends a request again after a 5xx; a long prompt is too dear for that.
+        super().__init__(
+            f"The server failed to process the request (request id {request_id}).",
+            code="internal_error",
+            headers={"x-should-retry": "false"},
+        )
+
+
+class UnavailableError(ApiError):
+    """The server cannot take or finish requests at this moment."""
+
+    status = 503
+    type = "service_unavailable"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None = None) -> None:
+        super().__init__(message, code=code, headers={} if retry_after is None else {"Retry-After": str(retry_after)})
+
+
+def quoted(value: object, limit: int = 64) -> str:
+    """A value from outside as it may appear in a message: its `repr`, of bounded length and encodable."""
+    text = value[: limit + 1] if isinstance(value, str) else value
+    shown = repr(text).encode("ascii", "backslashreplace").decode("ascii")
+    return shown if len(shown) <= limit else f"{shown[:limit]}..."

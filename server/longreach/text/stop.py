@@ -1,0 +1,72 @@
+"""Stop strings over text that arrives in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Passes text through until one of `stops` has appeared, whatever pieces it arrives in.
+
+    Only the end of the text that could still become a stop string is held back. The stop string that ends first wins
+    (of several that end together, the longest), and neither it nor anything after it is passed on.
+
+    Each stop string is matched by the Knuth-Morris-Pratt automaton, so a character costs amortised O(len(stops)),
+    however long and repetitive they are.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self.matched = False
+        self._stops = stops
+        self._failures = [_failure(stop) for stop in stops]
+        self._states = [0] * len(stops)  # for each stop: how many of its characters the text ends with
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Add a piece; return what can be passed on now. After a match, always the empty string."""
+        if self.matched or not self._stops:
+            return "" if self.matched else text
+        known = len(self._held)
+        pending = self._held + text
+        for position in range(known, len(pending)):
+            longest = self._advance(pending[position])
+            if longest:
+                self.matched = True
+                self._held = ""
+                return pending[: position + 1 - longest]
+        self._held = pending[len(pending) - max(self._states) :]
+        return pending[: len(pending) - len(self._held)]
+
+    def flush(self) -> str:
+        """The text has ended: return what was held back."""
+        held, self._held = self._held, ""
+        self._states = [0] * len(self._stops)
+        return held
+
+    def _advance(self, character: str) -> int:
+        """Feed every automaton; return the length of the longest stop string that is complete, or 0."""
+        longest = 0
+        for i, stop in enumerate(self._stops):
+            state = self._states[i]
+            while state and stop[state] != character:
+                state = self._failures[i][state - 1]
+            if stop[state] == character:
+                state += 1
+            self._states[i] = state
+            if state == len(stop):
+                longest = max(longest, state)
+        return longest
+
+
+def _failure(stop: str) -> list[int]:
+    """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
+    table = [0] * len(stop)
+    length = 0
+    for i in range(1, len(stop)):
+        while length and stop[i] != stop[length]:
+            length = table[length - 1]
+        if stop[i] == stop[length]:
+            length += 1
+        table[i] = length
+    return table

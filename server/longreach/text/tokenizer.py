@@ -1,0 +1,104 @@
+"""The model's tokenizer, without torch or transformers: `tokenizer.json` and what `tokenizer_config.json` adds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from longreach.errors import TokenizerError
+from longreach.text.detokenizer import Detokenizer, TokenBytes
+
+
+class Tokenizer:
+    """Encodes prompts and makes detokenizers; loaded by `Tokenizer.load`.
+
+    A beginning-of-sequence token is added where the model's own tokenizer adds one. Special tokens that are written in
+    a prompt's text are read as such.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        # A file saved while training may hold limits that would silently cut or fill up prompts.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._token_bytes = TokenBytes(backend)
+
+    @classmethod
+    def load(cls, model: str) -> Tokenizer:
+        """Read the tokenizer of a model directory or hub id.
+
+        Raises:
+            TokenizerError: there is no fast tokenizer, it is broken, or its decoder cannot be streamed.
+        """
+        path = _file(model, "tokenizer.json")
+        if path is None:
+            raise TokenizerError(
+                f"{model} has no tokenizer.json; write one with "
+                "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL)"
+            )
+        config_path = _file(model, "tokenizer_config.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            config = {} if config_path is None else json.loads(config_path.read_text("utf-8"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise TokenizerError(f"the tokenizer of {model} cannot be read: {error}") from error
+        _add_declared_tokens(backend, config)
+        return cls(backend)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, computed in a thread without the GIL: a book does not stall the event loop."""
+        return await asyncio.to_thread(self.encode_here, text)
+
+    def encode_here(self, text: str) -> list[int]:
+        """Token ids of a prompt, computed in the calling thread."""
+        # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=True)
+        return encoding.ids
+
+    def detokenizer(self) -> Detokenizer:
+        """A detokenizer for one answer."""
+        return Detokenizer(self._token_bytes)
+
+
+def _file(model: str, name: str) -> Path | None:
+    """A file of a model directory, or of a hub repository through the local cache; None if the model has none."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download  # only models on the hub pay for this import
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, name))
+    except LocalEntryNotFoundError as error:
+        raise TokenizerError(f"{model} is not in the local cache and the hub cannot be reached: {error}") from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, OSError) as error:
+        raise TokenizerError(f"{name} of {model} cannot be downloaded: {error}") from error
+
+
+def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Add the tokens that only `tokenizer_config.json` declares.
+
+    As in transformers, its `add_bos_token` and `add_eos_token` do not count beside a `tokenizer.json`, whose
+    post-processor says what surrounds a prompt.
+    """
+    declared = sorted((int(id_), token) for id_, token in config.get("added_tokens_decoder", {}).items())
+    for id_, token in declared:
+        if backend.token_to_id(token["content"]) is None:
+            flags = {name: value for name, value in token.items() if isinstance(value, bool) and name != "special"}
+            added = AddedToken(token["content"], **flags)
+            (backend.add_special_tokens if token.get("special", False) else backend.add_tokens)([added])
+        if backend.token_to_id(token["content"]) != id_:
+            raise TokenizerError(f"tokenizer_config.json and tokenizer.json disagree about the token with id {id_}")
