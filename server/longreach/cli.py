@@ -1,0 +1,79 @@
+"""The `longreach` command. Nothing heavy is imported before a command needs it, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from longreach import __version__
+from longreach.config import Settings, flag, load_settings, unknown_variables
+from longreach.errors import ConfigError
+
+EXIT_CONFIG = 2
+
+app = typer.Typer(
+    help="An inference server for long prompts, behind the OpenAI API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="longreach")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of `Settings`, MODEL being its argument.
+
+    Values arrive as text, or None where the option was not used: `Settings` parses and bounds them, in the same way as
+    it does those from the environment.
+    """
+    parameters = []
+    for name, field in Settings.model_fields.items():
+        if name == "model":
+            hint = Annotated[str | None, typer.Argument(help=field.description, show_default=False)]
+        elif field.annotation is bool:
+            switch = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default else flag(name)
+            hint = Annotated[bool | None, typer.Option(switch, help=field.description, show_default=False)]
+        else:
+            shown = "auto" if field.default is None else str(field.default)
+            default = False if name == "served_model_name" else shown
+            option = typer.Option(flag(name), help=field.description, show_default=default, metavar="VALUE")
+            hint = Annotated[str | None, option]
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=hint)
+        )
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+@app.command()
+@_with_settings
+def serve(**flags: Any) -> None:
+    """Serve a model over the OpenAI API until SIGTERM or Ctrl-C.
+
+    Each option can also be set by an environment variable: --max-model-len is LONGREACH_MAX_MODEL_LEN.
+    """
+    try:
+        settings = load_settings(**flags)
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"longreach: error: {line}", err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+
+    from longreach.api.server import run  # FastAPI and the tokenizer take most of a second to import
+
+    sys.exit(run(settings, unknown_variables()))

@@ -1,0 +1,244 @@
+"""Every setting of the server: its type, its bounds, its default and its meaning, in one place.
+
+A setting `max_model_len` is the flag `--max-model-len` and the environment variable `LONGREACH_MAX_MODEL_LEN`; the flag
+wins. `longreach.cli` makes its options from these fields.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from longreach.engine.messages import EngineConfig
+from longreach.errors import ConfigError, quoted
+
+ENV_PREFIX = "LONGREACH_"
+EMBEDDED_MODEL = Path(__file__).parent / "default_model"
+EMBEDDED_MODEL_NAME = "longreach-default"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_BYTE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def _measure(units: dict[str, int], example: str) -> Callable[[object], object]:
+    """A parser of numbers with a unit, such as `128k` or `4GiB`; what is no string passes through."""
+    pattern = re.compile(rf"(\d{{1,15}})\s*({'|'.join(sorted(units, reverse=True))})")
+
+    def parse(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        match = pattern.fullmatch(value.strip().lower())
+        if match is None:
+            raise PydanticCustomError("measure", "give {example}", {"example": example})
+        return int(match[1]) * units[match[2]]
+
+    return parse
+
+
+def _or_auto(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() == "auto" else value
+
+
+def _number(value: object) -> object:
+    """Flags and variables are text; anything else must have the right type already."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value) if re.search(r"[.eE]", value) else int(value)
+    except ValueError:
+        return value
+
+
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise PydanticCustomError("power_of_two", "give a power of two")
+    return value
+
+
+Whole = Annotated[int, Strict(), BeforeValidator(_number)]
+Real = Annotated[float, Strict(), BeforeValidator(_number), Field(allow_inf_nan=False)]
+Tokens = Annotated[int, Strict(), BeforeValidator(_measure(_TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
+Bytes = Annotated[int, Strict(), BeforeValidator(_measure(_BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
+
+
+class Settings(BaseSettings):
+    """The settings of one server, checked, frozen and resolved; see `load_settings`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    model: str | None = Field(None, description="Directory or hub id of the model; without one, the embedded model.")
+    served_model_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@+-]{0,127}$")] | None = Field(
+        None, description="Name that requests use; by default the hub id or the directory's name."
+    )
+    host: str = Field("127.0.0.1", min_length=1, max_length=255, description="Address to listen on.")
+    port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    allow_unauthenticated: bool = Field(
+        False, description="Listen beyond this machine although anybody who reaches the port may then use the server."
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = Field(
+        "auto", description="Where the model runs: auto, cpu, cuda or cuda:N."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and KV cache: auto, float32, bfloat16 or float16."
+    )
+    attention_backend: Literal["auto", "cpu", "triton", "reference"] = Field(
+        "auto", description="Attention kernels: auto, cpu, triton or reference."
+    )
+    max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+        None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
+    )
+    max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
+    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+        None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
+    )
+    page_size: Annotated[Whole, AfterValidator(_power_of_two)] = Field(
+        64, ge=16, le=256, description="Tokens in a KV page; a power of two."
+    )
+    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
+        None, ge=2**20, le=2**44, description="Memory for KV pages: 4GiB, 512MiB, a number of bytes, or auto."
+    )
+    gpu_memory_utilization: Real = Field(
+        0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."
+    )
+    cuda_graphs: bool = Field(True, description="Run decode-only steps on a GPU as CUDA graphs.")
+    random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
+    keep_alive_seconds: Real = Field(
+        5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
+    )
+    max_body_bytes: Bytes = Field(
+        32 * 2**20, ge=1024, le=2**30, description="Longest request body: 32MiB or a number of bytes."
+    )
+    shutdown_grace_seconds: Real = Field(
+        30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged: debug, info, warning or error."
+    )
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> Settings:
+        if not self.allow_unauthenticated and not _is_loopback(self.host):
+            raise PydanticCustomError(
+                "exposed",
+                "--host: {host} can be reached from other machines and the server asks for no key; "
+                "use 127.0.0.1, or add --allow-unauthenticated if the network is trusted",
+                {"host": quoted(self.host)},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Settings:
+        problem = _model_problem(self.model)
+        if problem is not None:
+            raise PydanticCustomError("model", "{problem}", {"problem": problem})
+        return self
+
+    @property
+    def model_source(self) -> str:
+        """The directory or hub id that the model is loaded from."""
+        return str(EMBEDDED_MODEL) if self.model is None else self.model
+
+    @property
+    def name(self) -> str:
+        """The model's name in requests and answers."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        if self.model is None:
+            return EMBEDDED_MODEL_NAME
+        return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine process is told."""
+        return EngineConfig(
+            model=self.model_source,
+            device=self.device,
+            dtype=self.dtype,
+            attention_backend=self.attention_backend,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_batched_tokens=self.max_batched_tokens,
+            page_size=self.page_size,
+            kv_cache_bytes=self.kv_cache_memory,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            cuda_graphs=self.cuda_graphs,
+            random_weights=self.random_weights,
+        )
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from flags (those that are not None), then the environment, then the defaults.
+
+    Raises:
+        ConfigError: a value is wrong; one line per setting, naming flag or variable, and the fix.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem, given) for problem in error.errors())) from None
+
+
+def unknown_variables() -> list[str]:
+    """Environment variables that look like ours and set nothing: most often a slip of the pen."""
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return ENV_PREFIX + name.upper()
+
+
+def _explain(problem: Any, given: dict[str, Any]) -> str:
+    message = problem["msg"]
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"{flag(name)}: there is no such setting"
+    if problem["type"] == "string_pattern_mismatch":
+        message = f"not a valid value ({Settings.model_fields[name].description})"
+    source = flag(name) if name in given else f"{flag(name)} (from {variable(name)})"
+    if str(problem["input"]).startswith("tcp://") and name not in given:
+        message += "; Kubernetes sets this for a service called longreach: set enableServiceLinks to false"
+    return f"{source}: {message[0].lower()}{message[1:]}, got {quoted(problem['input'])}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _model_problem(model: str | None) -> str | None:
+    """Why `model` cannot be served, as far as its name and its folder tell."""
+    path = EMBEDDED_MODEL if model is None else Path(model)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return None
+        what = "the embedded model's folder" if model is None else f"MODEL: the directory {quoted(model, 256)}"
+        return f"{what} has no config.json; give a directory in Hugging Face format"
+    if model is None:
+        return "MODEL: this build holds no embedded model; name a directory or a hub id"
+    if path.exists():
+        return f"MODEL: {quoted(model, 256)} is a file; give the directory that holds it"
+    if _HUB_ID.fullmatch(model) is None:
+        return f"MODEL: there is no directory {quoted(model, 256)}, and it is no hub id (owner/name)"
+    return None

@@ -1,0 +1,111 @@
+"""The command line: its flags, its errors, and how little it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from longreach import __version__, cli
+from longreach.config import Settings
+from typer.testing import CliRunner
+
+FLAGS = [
+    "--allow-unauthenticated",
+    "--attention-backend",
+    "--cuda-graphs",
+    "--device",
+    "--dtype",
+    "--gpu-memory-utilization",
+    "--host",
+    "--keep-alive-seconds",
+    "--kv-cache-memory",
+    "--log-level",
+    "--max-batched-tokens",
+    "--max-body-bytes",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--page-size",
+    "--port",
+    "--random-weights",
+    "--served-model-name",
+    "--shutdown-grace-seconds",
+]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Replace the server; collect the settings it would have run with."""
+    seen: list[Settings] = []
+
+    def run(settings: Settings, unknown: list[str]) -> int:
+        seen.append(settings)
+        return 7
+
+    monkeypatch.setattr("longreach.api.server.run", run)
+    return seen
+
+
+def test_the_flags_are_frozen() -> None:
+    command = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    options = sorted(p.opts[0] for p in command.params if isinstance(p, click.Option) or p.param_type_name == "option")
+    assert [option for option in options if option != "--help"] == FLAGS
+
+
+def test_flags_become_settings_and_the_status_is_the_servers(model_dir: Path, served: list[Settings]) -> None:
+    arguments = [
+        "serve",
+        str(model_dir),
+        "--port",
+        "9",
+        "--max-model-len",
+        "128k",
+        "--no-cuda-graphs",
+        "--random-weights",
+    ]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 7
+    [settings] = served
+    assert (settings.port, settings.max_model_len) == (9, 131072)
+    assert (settings.cuda_graphs, settings.random_weights, settings.allow_unauthenticated) == (False, True, False)
+
+
+def test_a_wrong_setting_is_a_line_and_status_2(model_dir: Path, served: list[Settings]) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", str(model_dir), "--port", "x", "--page-size", "3"])
+    assert result.exit_code == 2
+    assert [line.split(": ")[:3] for line in result.stderr.splitlines()] == [
+        ["longreach", "error", "--port"],
+        ["longreach", "error", "--page-size"],
+    ]
+    assert not served
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(cli.app, ["version"])
+    assert (result.exit_code, result.stdout) == (0, f"{__version__}\n")
+
+
+def test_help_lists_every_setting_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from longreach.cli import app; app(['serve', '--help'], standalone_mode=False); "
+        "print([m for m in ('torch', 'transformers', 'fastapi', 'tokenizers', 'uvicorn') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"COLUMNS": "200", "PATH": ""}
+    )
+    assert result.stdout.splitlines()[-1] == "[]", result
+    for flag in FLAGS:
+        assert flag in result.stdout
+
+
+def test_python_dash_m() -> None:
+    command = [sys.executable, "-m", "longreach", "version"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip() == __version__
+
+
+def test_the_server_process_needs_no_torch() -> None:
+    code = "import sys, longreach.api.server; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "False False", result

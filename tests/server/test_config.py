@@ -1,0 +1,182 @@
+"""Settings: where they come from, what they may be, and what the errors say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longreach import config
+from longreach.config import Settings, load_settings, unknown_variables
+from longreach.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(config.variable(name), raising=False)
+
+
+def test_a_flag_beats_a_variable_beats_the_default(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGREACH_PORT", "9001")
+    monkeypatch.setenv("LONGREACH_MAX_NUM_SEQS", "7")
+    settings = load_settings(model=str(model_dir), port="9002", host=None)
+    assert (settings.port, settings.max_num_seqs, settings.host) == (9002, 7, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("max_model_len", "32768", 32768),
+        ("max_model_len", "128k", 131072),
+        ("max_model_len", "1M", 2**20),
+        ("max_model_len", "auto", None),
+        ("max_batched_tokens", "8K", 8192),
+        ("max_batched_tokens", "AUTO", None),
+        ("kv_cache_memory", "4GiB", 4 * 2**30),
+        ("kv_cache_memory", "4GB", 4 * 10**9),
+        ("kv_cache_memory", "512 mib", 512 * 2**20),
+        ("kv_cache_memory", "1048576", 2**20),
+        ("kv_cache_memory", "auto", None),
+        ("gpu_memory_utilization", "0.5", 0.5),
+        ("gpu_memory_utilization", "1", 1.0),
+        ("cuda_graphs", "false", False),
+        ("random_weights", "1", True),
+        ("device", "cuda:1", "cuda:1"),
+        ("max_body_bytes", "1MiB", 2**20),
+    ],
+)
+def test_values_as_flag_and_as_variable(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, field: str, text: str, value: object
+) -> None:
+    assert getattr(load_settings(model=str(model_dir), **{field: text}), field) == value
+    monkeypatch.setenv(config.variable(field), text)
+    assert getattr(load_settings(model=str(model_dir)), field) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", "65536"),
+        ("port", "-1"),
+        ("port", "http"),
+        ("port", True),
+        ("port", 80.0),
+        ("host", ""),
+        ("max_model_len", "0"),
+        ("max_model_len", "-5"),
+        ("max_model_len", "5x"),
+        ("max_model_len", "1e5"),
+        ("max_model_len", "17M"),
+        ("max_num_seqs", "0"),
+        ("max_num_seqs", "1025"),
+        ("max_batched_tokens", "1"),
+        ("page_size", "48"),
+        ("page_size", "8"),
+        ("kv_cache_memory", "4 gigs"),
+        ("kv_cache_memory", "1"),
+        ("gpu_memory_utilization", "0"),
+        ("gpu_memory_utilization", "1.1"),
+        ("gpu_memory_utilization", "nan"),
+        ("gpu_memory_utilization", float("nan")),
+        ("gpu_memory_utilization", "inf"),
+        ("keep_alive_seconds", "0"),
+        ("shutdown_grace_seconds", "-1"),
+        ("max_body_bytes", "10"),
+        ("device", "tpu"),
+        ("device", "cuda:"),
+        ("dtype", "int4"),
+        ("attention_backend", "magic"),
+        ("log_level", "loud"),
+        ("served_model_name", "two words"),
+        ("served_model_name", "x" * 129),
+        ("cuda_graphs", "maybe"),
+        ("nonsense", "1"),
+    ],
+)
+def test_a_wrong_value_names_the_flag(model_dir: Path, field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(model=str(model_dir), **{field: value})
+    message = str(caught.value)
+    assert message.startswith(config.flag(field) + ": ")
+    assert "\n" not in message
+
+
+def test_a_wrong_variable_is_named_and_all_mistakes_are_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGREACH_PORT", "tcp://10.0.0.1:8000")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(model=str(model_dir), page_size="48")
+    port, page_size = sorted(str(caught.value).splitlines(), reverse=True)
+    assert port.startswith("--port (from LONGREACH_PORT): ")
+    assert "enableServiceLinks" in port
+    assert page_size.startswith("--page-size: ")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org"])
+def test_beyond_loopback_only_when_told(model_dir: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"--host: .* --allow-unauthenticated"):
+        load_settings(model=str(model_dir), host=host)
+    assert load_settings(model=str(model_dir), host=host, allow_unauthenticated=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_leave(model_dir: Path, host: str) -> None:
+    assert load_settings(model=str(model_dir), host=host).host == host
+
+
+def test_the_models_name(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(model=str(model_dir)).name == "tiny-owl"
+    assert load_settings(model=str(model_dir) + "/").name == "tiny-owl"
+    assert load_settings(model="owner/name-7b").name == "owner/name-7b"
+    assert load_settings(model=str(model_dir), served_model_name="owl").name == "owl"
+    monkeypatch.setattr(config, "EMBEDDED_MODEL", model_dir)
+    embedded = load_settings()
+    assert (embedded.name, embedded.model_source) == ("longreach-default", str(model_dir))
+
+
+def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for model, words in (
+        (str(tmp_path), "no config.json"),
+        (str(tmp_path / "file"), "is a file"),
+        (str(tmp_path / "absent"), "there is no directory"),
+        ("../up", "there is no directory"),
+    ):
+        with pytest.raises(ConfigError, match=f"^MODEL: .*{words}"):
+            load_settings(model=model)
+    monkeypatch.setattr(config, "EMBEDDED_MODEL", tmp_path / "absent")
+    with pytest.raises(ConfigError, match=r"^MODEL: "):
+        load_settings()
+
+
+def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
+    values: dict[str, Any] = {
+        "device": "cuda:1",
+        "dtype": "bfloat16",
+        "attention_backend": "triton",
+        "max_model_len": 1024,
+        "max_num_seqs": 3,
+        "max_batched_tokens": 512,
+        "page_size": 32,
+        "gpu_memory_utilization": 0.5,
+        "cuda_graphs": False,
+        "random_weights": True,
+    }
+    engine = load_settings(model=str(model_dir), kv_cache_memory="2MiB", **values).engine_config()
+    assert engine.model == str(model_dir)
+    assert engine.kv_cache_bytes == 2**21
+    for name, value in values.items():
+        assert getattr(engine, name) == value
+
+
+def test_variables_that_set_nothing_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGREACH_MAX_MODEL_LENGTH", "1")
+    monkeypatch.setenv("LONGREACH_PORT", "1")
+    assert "LONGREACH_MAX_MODEL_LENGTH" in unknown_variables()
+    assert "LONGREACH_PORT" not in unknown_variables()
+
+
+def test_settings_are_frozen(model_dir: Path) -> None:
+    settings = load_settings(model=str(model_dir))
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
