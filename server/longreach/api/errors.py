@@ -1,0 +1,77 @@
+"""Every way a request can fail becomes an OpenAI error object; nothing internal leaves the process."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longreach.engine.errors import EngineDeadError, EngineError, RequestFailedError
+from longreach.errors import ApiError, InternalError, InvalidRequestError, UnavailableError, quoted
+
+log = logging.getLogger(__name__)
+
+
+class ClientGoneError(Exception):
+    """The caller closed the connection; nobody is left to answer."""
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as an HTTP answer."""
+    body = orjson.dumps(error.body())
+    return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
+
+
+def as_api_error(error: Exception, request_id: str) -> ApiError:
+    """What the caller is told of `error`. What only the operator should know is logged under the request id."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return UnavailableError("The engine has stopped; this request cannot be finished.", code="engine_dead")
+    if isinstance(error, RequestFailedError):
+        if error.kind == "invalid":
+            return InvalidRequestError(str(error), code="invalid_value")
+        log.error("request %s failed in the engine: %s", request_id, error)
+        return InternalError(request_id)
+    log.error("request %s failed", request_id, exc_info=error)
+    return InternalError(request_id)
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers. An unexpected exception is caught further out, by the request's middleware."""
+    app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(EngineError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    record = request.state.record
+    api_error = as_api_error(error, record.request_id)
+    record.finish = api_error.code
+    return error_response(api_error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method[:16]} {quoted(request.url.path)}"
+    if error.status_code == 404:
+        message, code = f"Unknown URL: {where}.", "not_found"
+    elif error.status_code == 405:
+        message, code = f"Method not allowed: {where}.", "method_not_allowed"
+    else:
+        message, code = str(error.detail), None
+    refusal = InvalidRequestError(message, code=code, headers=dict(error.headers or {}))
+    refusal.status = error.status_code
+    return error_response(refusal)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fields = ", ".join(str(problem["loc"][-1]) for problem in error.errors())
+    return error_response(InvalidRequestError(f"Invalid request: {quoted(fields)}.", code="invalid_value"))

@@ -1,0 +1,64 @@
+"""What is known of one HTTP request while it runs, and the one line that the log keeps of it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+@dataclass
+class RequestRecord:
+    """Filled in by whoever learns something; nothing in it comes from the prompt's text.
+
+    `finish` is how a generation ended: stop, length, disconnected, or the code of an error.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    started: float = field(default_factory=time.monotonic)
+    status: int | None = None
+    completion_id: str | None = None
+    prompt_tokens: int | None = None
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    first_token: float | None = None
+    finish: str | None = None
+
+    def add_token(self) -> None:
+        """Count a generated token."""
+        if self.first_token is None:
+            self.first_token = time.monotonic()
+        self.output_tokens += 1
+
+    def progress(self) -> str:
+        """How far the answer is, in the words of a keep-alive comment."""
+        if self.output_tokens:
+            return f"decode {self.output_tokens}"
+        return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
+
+    def line(self) -> str:
+        """The log line; bounded, since its parts are."""
+        parts = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
+        if self.completion_id is not None:
+            parts += [
+                f"completion={self.completion_id}",
+                f"prompt={self.prompt_tokens}",
+                f"output={self.output_tokens}",
+            ]
+            if self.first_token is not None:
+                parts.append(f"ttft={self.first_token - self.started:.3f}s")
+        parts.append(f"total={time.monotonic() - self.started:.3f}s")
+        if self.finish is not None:
+            parts.append(f"finish={self.finish}")
+        return " ".join(parts)
+
+
+def request_id_from(header: bytes | None) -> str:
+    """The caller's `X-Request-Id` if it is short and plain enough to be echoed and logged, else a fresh one."""
+    given = "" if header is None else header.decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -1,0 +1,159 @@
+"""The state that all requests share: the engine, the tokenizer, and whether requests can be taken at this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import NoReturn, Protocol
+
+from longreach.config import Settings
+from longreach.engine.client import EngineClient
+from longreach.engine.messages import EngineConfig, Generate, Started, Update
+from longreach.errors import ModelNotFoundError, UnavailableError
+from longreach.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_RETRY_WHILE_LOADING = 2
+
+
+class Engine(Protocol):
+    """What the API needs of an engine; `EngineClient` documents it."""
+
+    info: Started
+    on_death: Callable[[], None] | None
+
+    @property
+    def alive(self) -> bool: ...
+
+    def generate(self, request: Generate) -> AsyncGenerator[Update, None]: ...
+
+    async def stop(self) -> None: ...
+
+
+StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
+
+
+class Phase(enum.Enum):
+    """The life of a server; only in `READY` are requests taken."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Service:
+    """One served model. Made before the model is loaded, so that the port can already answer that it is loading."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.created = int(time.time())
+        self.died = asyncio.Event()
+        self._draining = False
+        self._engine: Engine | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._open_requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._cut = asyncio.Event()
+
+    async def load(self, start_engine: StartEngine = EngineClient.start) -> None:
+        """Load the tokenizer, which is quick to fail, then start the engine.
+
+        Raises:
+            TokenizerError: the tokenizer cannot be used.
+            EngineStartError: the engine never became ready.
+        """
+        tokenizer = await asyncio.to_thread(Tokenizer.load, self.settings.model_source)
+        self.attach(await start_engine(self.settings.engine_config()), tokenizer)
+
+    def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        """Take requests from now on."""
+        engine.on_death = self.died.set
+        self._engine, self._tokenizer = engine, tokenizer
+
+    @property
+    def phase(self) -> Phase:
+        """Where the server is in its life; reads state only, so that health never waits for work."""
+        if self._engine is None:
+            return Phase.DRAINING if self._draining else Phase.LOADING
+        if self.died.is_set() or not self._engine.alive:
+            return Phase.DEAD
+        return Phase.DRAINING if self._draining else Phase.READY
+
+    def require_ready(self) -> tuple[Engine, Tokenizer]:
+        """The engine and the tokenizer.
+
+        Raises:
+            UnavailableError: requests cannot be taken; says why.
+        """
+        phase = self.phase
+        if phase is Phase.READY:
+            assert self._engine is not None
+            assert self._tokenizer is not None
+            return self._engine, self._tokenizer
+        if phase is Phase.LOADING:
+            raise UnavailableError("The model is still loading.", code="loading", retry_after=_RETRY_WHILE_LOADING)
+        if phase is Phase.DRAINING:
+            raise UnavailableError("The server is shutting down.", code="shutting_down")
+        raise UnavailableError("The engine has stopped.", code="engine_dead")
+
+    def require_model(self, name: str) -> None:
+        """Check the model that a request names.
+
+        Raises:
+            ModelNotFoundError: another one is served.
+        """
+        if name != self.settings.name:
+            raise ModelNotFoundError(name, self.settings.name)
+
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request from its first header to the last byte of its answer."""
+        self._open_requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._open_requests -= 1
+            if self._open_requests == 0:
+                self._idle.set()
+
+    async def drain(self, grace: float, hurry: asyncio.Event) -> None:
+        """Take no more requests, let the open ones go on for `grace` seconds or until `hurry`, then end them."""
+        self._draining = True
+        if self._open_requests:
+            log.info("finishing %d open requests, for at most %.0f s", self._open_requests, grace)
+        await wait_any(self._idle, hurry, timeout=grace)
+        if self._open_requests:
+            log.warning("ending %d open requests", self._open_requests)
+        self._cut.set()
+
+    async def until_cut(self) -> NoReturn:
+        """Wait until open requests have to end; then raise.
+
+        Raises:
+            UnavailableError: always, in the end.
+        """
+        await self._cut.wait()
+        raise UnavailableError("The server is shutting down and cannot finish this request.", code="shutting_down")
+
+    async def stop(self) -> None:
+        """Stop the engine, if it was ever started."""
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+async def wait_any(*events: asyncio.Event, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the events decide
+    """Wait until one of `events` is set, or `timeout` seconds have passed."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

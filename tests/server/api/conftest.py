@@ -1,0 +1,107 @@
+"""A live server in a thread: real sockets, uvicorn as configured, and an engine under the test's control."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from longreach.api import server as server_module
+from longreach.api.service import Service
+from longreach.config import load_settings
+from longreach.text.tokenizer import Tokenizer
+
+from tests.server.api.fake_engine import EchoEngine, started
+
+MODEL = "tiny-owl"
+
+
+def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Wait for something that another thread brings about."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+class LiveServer:
+    """The server, its engine, and clients for it."""
+
+    def __init__(self, service: Service, engine: EchoEngine) -> None:
+        self.service = service
+        self.engine = engine
+        self._listener = server_module._bind(service.settings)
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx2.Client(base_url=self.url, timeout=20)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+        self._server = server_module._Server(server_module._uvicorn_config(service))
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="live-server")
+
+    def __enter__(self) -> LiveServer:
+        self._thread.start()
+        eventually(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.hold_prefill, self.engine.hold_decode_after = False, None
+        self.http.close()
+        self.openai.close()
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+        assert not self.engine.running, "a request is still in the engine"
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the server's event loop."""
+        self.loop.call_soon_threadsafe(function)
+
+    def complete(self, **fields: Any) -> httpx2.Response:
+        """POST a completion as plain JSON."""
+        return self.http.post("/v1/completions", json={"model": MODEL, "prompt": "The owl", **fields})
+
+    def connect(self, body: bytes, path: str = "/v1/completions") -> socket.socket:
+        """A raw socket on which a request with `body` has been sent."""
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        sock.sendall(head.encode() + body)
+        return sock
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_until_complete(self._server.serve([self._listener]))
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+
+@pytest.fixture
+def make_server(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., LiveServer]:
+    """Make a server (a context manager) with `settings` of choice; `max_model_len` is the engine's."""
+
+    def make(max_model_len: int = 65536, ready: bool = True, **settings: Any) -> LiveServer:
+        service = Service(load_settings(model=str(model_dir), port=0, **settings))
+        engine = EchoEngine(started(max_model_len))
+        if ready:
+            service.attach(engine, tokenizer)
+        return LiveServer(service, engine)
+
+    return make
+
+
+@pytest.fixture
+def server(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    """A server with default settings and a quick heartbeat."""
+    with make_server(keep_alive_seconds=0.05) as live:
+        yield live

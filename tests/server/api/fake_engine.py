@@ -1,0 +1,123 @@
+"""An engine without a model: same surface as `EngineClient`, in process, with every stage under the test's control."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+from longreach.engine.errors import EngineDeadError, RequestFailedError
+from longreach.engine.messages import EngineConfig, Generate, Started, Update
+
+EOS_ID = 1
+
+log = logging.getLogger(__name__)
+
+
+def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
+    """What a small engine says when it is ready."""
+    return Started(
+        max_model_len=max_model_len,
+        kv_tokens=4 * max_model_len,
+        page_size=64,
+        vocab_size=vocab_size,
+        eos_token_ids=[EOS_ID],
+        model_type="llama",
+        device="cpu",
+        dtype="float32",
+        attention_backend="reference",
+        backend_reason="a test",
+        load_seconds=0.1,
+    )
+
+
+class EchoEngine:
+    """Answers a prompt with its own tokens (without BOS), then EOS, or with `answer(request)`.
+
+    `hold_prefill` stops every request after its first chunk of prompt, `hold_decode_after` after so many tokens; both
+    may be set from another thread, which is why they are polled. `failure` is raised in place of the next token.
+    """
+
+    def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
+        self.info = started() if info is None else info
+        self.on_death: Callable[[], None] | None = None
+        self.answer: Callable[[Generate], list[int]] = lambda request: [token for token in request.prompt if token]
+        self.hold_prefill = False
+        self.hold_decode_after: int | None = None
+        self.failure: Exception | None = None
+        self.requests: list[Generate] = []
+        self.running: set[str] = set()
+        self.cancelled: list[str] = []
+        self.stopped = False
+        self._prefill_chunk = prefill_chunk
+        self._dead = False
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> EchoEngine:
+        """As `EngineClient.start`."""
+        return cls()
+
+    @property
+    def alive(self) -> bool:
+        """As `EngineClient.alive`."""
+        return not self._dead and not self.stopped
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """As `EngineClient.generate`."""
+        if not self.alive:
+            raise EngineDeadError("the engine process is not running")
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        log.info("engine took request %d", len(self.requests))
+        finished = False
+        try:
+            async for update in self._updates(request):
+                finished = update.finish_reason is not None
+                yield update
+        except (EngineDeadError, RequestFailedError):
+            finished = True
+            raise
+        finally:
+            self.running.remove(request.request_id)
+            if not finished:
+                self.cancelled.append(request.request_id)
+
+    async def stop(self) -> None:
+        """As `EngineClient.stop`."""
+        self.stopped = True
+
+    def die(self) -> None:
+        """End as a killed process does: open requests fail, then the owner is told. Call it in the event loop."""
+        self._dead = True
+        assert self.on_death is not None
+        self.on_death()
+
+    async def _updates(self, request: Generate) -> AsyncGenerator[Update, None]:
+        n = len(request.prompt)
+        for computed in range(self._prefill_chunk, n, self._prefill_chunk):
+            yield Update(request_id=request.request_id, prompt_tokens=n, computed=computed)
+            await self._while(lambda: self.hold_prefill)
+        await self._while(lambda: self.hold_prefill)
+        ends = request.stop_token_ids[:1]
+        answer = self.answer(request)
+        tokens = (
+            itertools.chain(answer, ends) if ends and len(answer) >= request.min_tokens else itertools.cycle(answer)
+        )
+        for count, token in enumerate(tokens, start=1):
+            await self._while(lambda done=count: self.hold_decode_after is not None and done > self.hold_decode_after)
+            if self.failure is not None:
+                raise self.failure
+            finish = "stop" if token in request.stop_token_ids else "length" if count == request.max_tokens else None
+            yield Update(
+                request_id=request.request_id, prompt_tokens=n, computed=n, tokens=[token], finish_reason=finish
+            )
+            if finish is not None:
+                return
+
+    async def _while(self, held: Callable[[], bool]) -> None:
+        await asyncio.sleep(0)
+        while held() and not self._dead:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        if self._dead:
+            raise EngineDeadError("the engine process ended unexpectedly (exit status -9)")

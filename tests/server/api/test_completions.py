@@ -1,0 +1,176 @@
+"""`/v1/completions` as the openai client sees it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+
+import openai
+import pytest
+from longreach.text.tokenizer import Tokenizer
+from openai.types import Completion
+
+from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.fake_engine import EOS_ID
+
+PROMPT = "The owl 🦉 trägt eine Laterne."
+
+
+def test_an_answer_has_text_usage_and_a_finish_reason(server: LiveServer, tokenizer: Tokenizer) -> None:
+    answer = server.openai.completions.create(model=MODEL, prompt=PROMPT, max_tokens=200)
+    assert isinstance(answer, Completion)
+    Completion.model_validate(answer.model_dump(), strict=True)
+    assert answer.id.startswith("cmpl-")
+    assert answer.model == MODEL
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == (PROMPT, "stop", 0, None)
+    prompt_tokens = len(tokenizer.encode_here(PROMPT))
+    assert answer.usage is not None
+    # The end-of-sequence token is generated and counted, the beginning-of-sequence token is part of the prompt.
+    assert answer.usage.prompt_tokens == prompt_tokens
+    assert answer.usage.completion_tokens == prompt_tokens
+    assert answer.usage.total_tokens == 2 * prompt_tokens
+
+
+def test_a_stream_has_the_same_text_and_exactly_one_finish_reason(server: LiveServer) -> None:
+    chunks = list(server.openai.completions.create(model=MODEL, prompt=PROMPT, max_tokens=200, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert len(chunks) > 5
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all("usage" not in chunk.model_fields_set for chunk in chunks)
+    assert all(
+        set(chunk.model_dump(exclude_unset=True)) == {"id", "object", "created", "model", "choices"} for chunk in chunks
+    )
+
+
+def test_usage_comes_in_a_last_chunk_when_asked_for(server: LiveServer) -> None:
+    stream = server.openai.completions.create(
+        model=MODEL, prompt=[5, 6, 7], max_tokens=2, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks)
+    assert last.choices == []
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (3, 2, 5)
+
+
+def test_max_tokens_ends_with_length_and_defaults_to_16(server: LiveServer, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_here("The keeper of the lantern walks along the river over and over again, all the night.")
+    answer = server.openai.completions.create(model=MODEL, prompt=ids)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+    assert server.openai.completions.create(model=MODEL, prompt=ids, max_tokens=3).usage.completion_tokens == 3  # type: ignore[union-attr]
+
+
+def test_what_is_asked_for_reaches_the_engine(server: LiveServer) -> None:
+    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -3, "min_tokens": 2, "max_tokens": 5}
+    assert server.complete(prompt=[9, 8], **fields).status_code == 200
+    [request] = server.engine.requests
+    assert (request.prompt, request.max_tokens, request.min_tokens, request.stop_token_ids) == ([9, 8], 5, 2, [EOS_ID])
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.25, 7, -3)
+
+
+def test_defaults_are_openais(server: LiveServer) -> None:
+    nulls = dict.fromkeys(["temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens", "stop", "stream"])
+    assert server.complete(prompt=[9]).status_code == 200
+    assert server.complete(prompt=[9], **nulls).status_code == 200
+    for request in server.engine.requests:
+        sampling = request.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (1.0, 1.0, 0, None)
+        assert (request.max_tokens, request.min_tokens) == (16, 0)
+
+
+@pytest.mark.parametrize(("asked", "told"), [(-1, 0), (0, 0), (2**31 - 1, 400)])
+def test_top_k_without_a_limit_and_beyond_the_vocabulary(server: LiveServer, asked: int, told: int) -> None:
+    assert server.complete(top_k=asked).status_code == 200
+    assert server.engine.requests[0].sampling.top_k == told
+
+
+def test_ignore_eos_goes_on_to_max_tokens(server: LiveServer) -> None:
+    answer = server.complete(prompt=[9, 8], ignore_eos=True, max_tokens=40).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 40
+    assert server.engine.requests[0].stop_token_ids == []
+
+
+def test_a_string_prompt_gets_bos_and_its_special_tokens_are_read(server: LiveServer, tokenizer: Tokenizer) -> None:
+    server.complete(prompt="<|end|>ab")
+    assert server.engine.requests[0].prompt[:2] == [0, EOS_ID]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_across_tokens_ends_the_text_before_it(server: LiveServer, stream: bool) -> None:
+    text = "The owl 🦉 and the family"
+    fields = {"model": MODEL, "prompt": text, "stop": ["nowhere", "🦉 an"], "max_tokens": 100}
+    if stream:
+        chunks = list(server.openai.completions.create(**fields, stream=True))
+        answer = "".join(chunk.choices[0].text for chunk in chunks)
+        finish = chunks[-1].choices[0].finish_reason
+    else:
+        whole = server.openai.completions.create(**fields)
+        answer, finish = whole.choices[0].text, whole.choices[0].finish_reason
+        # Usage counts what was generated: the owl's tokens too, but nothing after the match.
+        usage, prompt = whole.usage, server.engine.requests[0].prompt
+        assert usage is not None
+        assert len(answer.encode()) // 8 < usage.completion_tokens < len(prompt)
+    assert (answer, finish) == ("The owl ", "stop")
+    assert len(server.engine.cancelled) == 1
+
+
+def test_stop_strings_wait_for_min_tokens(server: LiveServer, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_here("x.x.x.x.x.")[1:]
+    assert len(ids) == 10
+    answer = server.complete(prompt=ids, stop=".", min_tokens=5, max_tokens=10).json()
+    assert answer["choices"][0]["text"] == "x.x.x"
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+def test_what_a_stop_string_held_back_comes_out_at_the_end(server: LiveServer) -> None:
+    for stream in (False, True):
+        text = server.complete(prompt="the lantern", stop="lantern of", stream=stream, max_tokens=50)
+        assert "the lantern" in (text.json()["choices"][0]["text"] if not stream else _joined(text.text))
+
+
+def test_a_character_cut_by_max_tokens_becomes_a_replacement_character(
+    server: LiveServer, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode_here("€")[1:]
+    assert len(ids) > 1
+    assert server.complete(prompt=ids, max_tokens=len(ids) - 1).json()["choices"][0]["text"] == "\ufffd"
+
+
+def test_eight_clients_at_once_get_what_each_gets_alone(server: LiveServer) -> None:
+    prompts = [f"The keeper number {i} walks {'on ' * i}" for i in range(8)]
+
+    def ask(prompt: str) -> str:
+        return server.openai.completions.create(model=MODEL, prompt=prompt, max_tokens=100).choices[0].text
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, prompts)) == prompts
+
+
+def test_models(server: LiveServer) -> None:
+    [model] = server.openai.models.list().data
+    assert model.id == MODEL
+    assert model.object == "model"
+    assert model.to_dict()["max_model_len"] == 65536
+    assert server.openai.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        server.openai.models.retrieve("gpt-4")
+
+
+def test_version_and_openapi(server: LiveServer) -> None:
+    assert set(server.http.get("/version").json()) == {"version"}
+    paths = server.http.get("/openapi.json").json()["paths"]
+    schema = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"prompt", "max_tokens", "stop"} <= set(schema["properties"])
+    assert schema["additionalProperties"] is False
+    assert "$ref" not in json.dumps(schema)
+
+
+def _joined(events: str) -> str:
+    data = [line[6:] for line in events.splitlines() if line.startswith("data: {")]
+    return "".join(json.loads(item)["choices"][0]["text"] for item in data)

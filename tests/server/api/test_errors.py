@@ -1,0 +1,348 @@
+"""Every refusal is an OpenAI error object that names the field, and leaves the server able to take the next request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from longreach.api.service import Service
+from longreach.config import load_settings
+from longreach.engine.errors import EngineDeadError, RequestFailedError
+from longreach.text.tokenizer import Tokenizer
+
+from tests.server.api.conftest import MODEL, LiveServer, eventually
+from tests.server.api.fake_engine import EchoEngine
+
+REFUSED_FIELDS: list[tuple[str, Any, str]] = [
+    ("max_tokens", -1, "invalid_value"),
+    ("max_tokens", 0, "invalid_value"),
+    ("max_tokens", "7", "invalid_type"),
+    ("max_tokens", True, "invalid_type"),
+    ("max_tokens", 1.5, "invalid_type"),
+    ("max_tokens", 10**30, "invalid_type"),
+    ("min_tokens", -1, "invalid_value"),
+    ("temperature", -0.1, "invalid_value"),
+    ("temperature", 2.1, "invalid_value"),
+    ("temperature", "hot", "invalid_type"),
+    ("temperature", True, "invalid_type"),
+    ("top_p", 0, "invalid_value"),
+    ("top_p", 1.1, "invalid_value"),
+    ("top_k", -2, "invalid_value"),
+    ("top_k", 1.0, "invalid_type"),
+    ("seed", 2**63, "invalid_value"),
+    ("stream", 1, "invalid_type"),
+    ("stream", "true", "invalid_type"),
+    ("ignore_eos", "yes", "invalid_type"),
+    ("stop", [""], "invalid_value"),
+    ("stop", "", "invalid_value"),
+    ("stop", ["x"] * 17, "invalid_value"),
+    ("stop", ["x" * 1025], "invalid_value"),
+    ("stop", [1], "invalid_type"),
+    ("stop", {"a": 1}, "invalid_type"),
+    ("prompt", "", "invalid_value"),
+    ("prompt", [], "invalid_value"),
+    ("prompt", None, "invalid_type"),
+    ("prompt", 7, "invalid_type"),
+    ("prompt", [True], "invalid_type"),
+    ("prompt", [1, -1], "invalid_type"),
+    ("prompt", [1, 2.0], "invalid_type"),
+    ("prompt", [1, "2"], "invalid_type"),
+    ("prompt", [1, 2**40], "invalid_type"),
+    ("prompt", [399, 400], "invalid_value"),
+    ("prompt", ["a", "b"], "unsupported_value"),
+    ("prompt", [[1], [2]], "unsupported_value"),
+    ("n", 2, "unsupported_value"),
+    ("n", True, "unsupported_value"),
+    ("best_of", 2, "unsupported_value"),
+    ("echo", True, "unsupported_value"),
+    ("echo", 0, "unsupported_value"),
+    ("logprobs", 0, "unsupported_value"),
+    ("presence_penalty", 0.5, "unsupported_value"),
+    ("presence_penalty", False, "unsupported_value"),
+    ("frequency_penalty", -1, "unsupported_value"),
+    ("logit_bias", {"5": 1}, "unsupported_value"),
+    ("suffix", "end", "unsupported_value"),
+    ("user", "somebody", "unsupported_value"),
+    ("model", 5, "invalid_type"),
+    ("model", "", "invalid_value"),
+    ("frobnicate", 1, "unknown_parameter"),
+    ("max_completion_tokens", 5, "unknown_parameter"),
+]
+
+NEUTRAL = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "logprobs": None,
+    "suffix": None,
+    "logit_bias": {},
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_p": 0,
+    "user": None,
+    "stream_options": None,
+    "stop": None,
+}
+
+
+def error_of(response: Any, status: int, code: str | None) -> dict[str, Any]:
+    """Check the shape of an error answer; return the error object."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    [(name, error)] = response.json().items()
+    assert name == "error"
+    assert {"message", "type", "param", "code"} <= set(error)
+    assert error["code"] == code
+    assert isinstance(error["message"], str)
+    assert 0 < len(error["message"]) < 400
+    return error
+
+
+@pytest.fixture(scope="module")
+def shared(model_dir: Path, tokenizer: Tokenizer) -> Iterator[LiveServer]:
+    """One server for the many requests that never reach the engine."""
+    service, engine = Service(load_settings(model=str(model_dir), port=0, max_body_bytes=65536)), EchoEngine()
+    service.attach(engine, tokenizer)
+    with LiveServer(service, engine) as live:
+        yield live
+
+
+@pytest.mark.parametrize(("field", "value", "code"), REFUSED_FIELDS)
+def test_a_wrong_field_is_named(shared: LiveServer, field: str, value: Any, code: str) -> None:
+    before = len(shared.engine.requests)
+    error = error_of(shared.complete(**{field: value}), 400, code)
+    assert error["param"].split(".")[0] == field
+    assert field in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert len(shared.engine.requests) == before
+
+
+@pytest.mark.parametrize("field", NEUTRAL)
+def test_neutral_values_are_accepted(shared: LiveServer, field: str) -> None:
+    assert shared.complete(**{field: NEUTRAL[field]}).status_code == 200
+    assert shared.complete(**NEUTRAL).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["model", "prompt"])
+def test_required_fields(shared: LiveServer, field: str) -> None:
+    body = {"model": MODEL, "prompt": "x"}
+    del body[field]
+    error = error_of(shared.http.post("/v1/completions", json=body), 400, "missing_required_parameter")
+    assert error["param"] == field
+
+
+def test_fields_that_contradict_each_other(shared: LiveServer) -> None:
+    assert "min_tokens" in error_of(shared.complete(min_tokens=17), 400, "invalid_value")["message"]
+    assert "stream" in error_of(shared.complete(stream_options={}), 400, "invalid_value")["message"]
+    nested = shared.complete(stream=True, stream_options={"include_usage": 1, "x": 2})
+    assert error_of(nested, 400, "unknown_parameter")["param"] == "stream_options.x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1,]",
+        b'{"model": "tiny-owl", "prompt": "x", "temperature": NaN}',
+        b'{"model": "tiny-owl", "prompt": "x", "temperature": Infinity}',
+        b'{"model": "tiny-owl", "prompt": "x", "temperature": 1e999}',
+        b'{"model": "tiny-owl", "prompt": "\\ud800"}',
+        b'{"model": "tiny-owl", "prompt": "\xff"}',
+        b"[" * 5000,
+    ],
+)
+def test_malformed_json(shared: LiveServer, body: bytes) -> None:
+    response = shared.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    error_of(response, 400, "invalid_json")
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b'"text"', b"7"])
+def test_json_that_is_no_object(shared: LiveServer, body: bytes) -> None:
+    response = shared.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    error_of(response, 400, "invalid_type")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
+def test_other_media_types(shared: LiveServer, media_type: str) -> None:
+    body = orjson.dumps({"model": MODEL, "prompt": "x"})
+    response = shared.http.post("/v1/completions", content=body, headers={"content-type": media_type})
+    assert "Content-Type: application/json" in error_of(response, 415, "unsupported_media_type")["message"]
+    fine = shared.http.post(
+        "/v1/completions", content=body, headers={"content-type": "Application/JSON; charset=utf-8"}
+    )
+    assert fine.status_code == 200
+
+
+def test_compressed_bodies(shared: LiveServer) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    error_of(shared.http.post("/v1/completions", content=b"{}", headers=headers), 415, "unsupported_content_encoding")
+
+
+def test_a_body_that_is_too_long_is_refused_by_its_declared_length(shared: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as sock:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        sock.sendall(head + b"Content-Length: 65537\r\n\r\n")  # and no body at all
+        assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_is_too_long_is_refused_while_it_arrives(shared: LiveServer) -> None:
+    def chunks() -> Any:
+        yield b'{"model": "tiny-owl", "prompt": "'
+        for _ in range(9):
+            yield b"x" * 8192
+
+    response = shared.http.post("/v1/completions", content=chunks(), headers={"content-type": "application/json"})
+    assert "65536" in error_of(response, 413, "body_too_large")["message"]
+    assert shared.complete().status_code == 200
+
+
+def test_unknown_urls_and_methods(shared: LiveServer) -> None:
+    error_of(shared.http.get("/v2/nothing"), 404, "not_found")
+    error_of(shared.http.get("/v1/models/"), 404, "model_not_found")
+    error_of(shared.http.get("/docs"), 404, "not_found")
+    response = shared.http.get("/v1/completions")
+    error_of(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+def test_echoed_input_is_bounded(shared: LiveServer) -> None:
+    for response in (
+        shared.complete(model="m" * 256),
+        shared.complete(**{"é\n" * 5000: 1}),
+        shared.http.get("/" + "x" * 5000),
+        shared.complete(max_tokens=-(10**18)),
+    ):
+        assert response.status_code in (400, 404)
+        assert len(response.content) < 600
+        assert "\n" not in response.json()["error"]["message"]
+
+
+def test_the_openai_client_raises_its_own_errors(server: LiveServer) -> None:
+    client = server.openai
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model=MODEL, prompt="x", max_tokens=-1)
+    assert bad.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt-4", prompt="x")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(model=MODEL, prompt="x", max_tokens=10**6)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_does_not_fit(make_server: Callable[..., LiveServer], stream: bool) -> None:
+    with make_server(max_model_len=100) as server:
+        for prompt, max_tokens in ([5] * 200, 16), ([5] * 90, 11), ("owl " * 500, 1), ([5] * 100, 1):
+            response = server.complete(prompt=prompt, max_tokens=max_tokens, stream=stream)
+            error = error_of(response, 400, "context_length_exceeded")
+            assert error["message"].startswith(
+                "This model's maximum context length is 100 tokens. However, you requested"
+            )
+            assert error["n_ctx"] == 100
+            assert error["type"] == "invalid_request_error"
+            if isinstance(prompt, list):
+                assert error["n_prompt_tokens"] == len(prompt)
+        assert not server.engine.requests
+        assert server.complete(prompt=[5] * 90, max_tokens=10, stream=stream).status_code == 200
+
+
+def last_error(events: str) -> dict[str, Any]:
+    """The error that ends a stream, just before [DONE]."""
+    *_, error, done, end = events.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return json.loads(error.removeprefix("data: "))["error"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code", "retry"),
+    [
+        (RequestFailedError("the prompt is odd", "invalid"), 400, "invalid_value", None),
+        (RequestFailedError("secret path /root/x", "internal"), 500, "internal_error", "false"),
+        (EngineDeadError("exit status 9"), 503, "engine_dead", None),
+        (ZeroDivisionError("secret path /root/x"), 500, "internal_error", "false"),
+    ],
+)
+def test_failures_in_the_engine(
+    server: LiveServer, failure: Exception, status: int, code: str, retry: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.failure = failure
+    headers = {"x-request-id": "find-me"}
+    body = {"model": MODEL, "prompt": "x"}
+    response = server.http.post("/v1/completions", json=body, headers=headers)
+    error = error_of(response, status, code)
+    assert response.headers.get("x-should-retry") == retry
+    streamed = server.http.post("/v1/completions", json={**body, "stream": True}, headers=headers)
+    assert streamed.status_code == 200
+    assert last_error(streamed.text) == error
+    if status == 500:
+        assert "secret" not in error["message"]
+        assert "find-me" in error["message"]
+        logged = [r for r in caplog.records if r.levelno == logging.ERROR and "find-me" in r.getMessage()]
+        assert len(logged) == 2
+    with pytest.raises(openai.APIError):
+        list(server.openai.completions.create(model=MODEL, prompt="x", stream=True))
+    server.engine.failure = None
+    assert server.complete().status_code == 200
+
+
+def test_a_failure_in_mid_stream_follows_what_was_already_sent(server: LiveServer) -> None:
+    server.engine.hold_decode_after = 3
+    with server.connect(orjson.dumps({"model": MODEL, "prompt": "The owl flies", "stream": True})) as sock:
+        reader = sock.makefile("rb")
+        while b'"text":' not in reader.readline():
+            pass
+        server.engine.failure = RequestFailedError("odd", "invalid")
+        server.engine.hold_decode_after = None
+        assert b'"message":"odd"' in _rest(reader)
+
+
+def _rest(reader: Any) -> bytes:
+    rest = b""
+    while not rest.endswith(b"0\r\n\r\n"):
+        rest += reader.readline()
+    return rest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_death_of_the_engine_ends_every_request(server: LiveServer, stream: bool) -> None:
+    server.engine.hold_decode_after = 2
+    body = orjson.dumps({"model": MODEL, "prompt": "The owl flies", "stream": stream})
+    sockets = [server.connect(body) for _ in range(4)]
+    eventually(lambda: len(server.engine.running) == 4)
+    server.call(server.engine.die)
+    for sock in sockets:
+        with sock:
+            answer = _rest(sock.makefile("rb")) if stream else sock.makefile("rb").readline()
+            assert b"engine_dead" in answer if stream else b" 503 " in answer
+    assert server.http.get("/health").status_code == 503
+    assert server.http.get("/health").json() == {"status": "dead"}
+    error_of(server.complete(), 503, "engine_dead")
+
+
+def test_an_unexpected_exception_is_a_500_without_internals(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(server.service, "require_model", broken)
+    error = error_of(server.complete(), 500, "internal_error")
+    assert "secret" not in json.dumps(error)
+    assert any(record.exc_info for record in caplog.records)
+    monkeypatch.undo()
+    assert server.complete().status_code == 200
+
+
+def test_an_answer_that_never_finished_is_an_error(server: LiveServer) -> None:
+    server.engine.answer = lambda request: []  # with ignore_eos: no token, no finish reason
+    error_of(server.complete(ignore_eos=True), 500, "internal_error")
