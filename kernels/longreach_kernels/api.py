@@ -294,6 +294,9 @@ def paged_attention(
     _check_inputs(q, k_pages, v_pages, "k_pages", "v_pages", dims=3, head_axis=1)
     if batch.context_lens.device != q.device:
         raise ValueError(f"batch: needs its tensors on the device of q, {q.device}, got {batch.context_lens.device}")
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        if pages.stride(0) != pages.shape[1] * pages.stride(1):
+            raise ValueError(f"{name}: pages must follow each other in memory, strides are {pages.stride()}")
     if batch.max_context_len > batch.page_table.shape[1] * k_pages.shape[1]:
         raise ValueError(
             f"batch: max_context_len {batch.max_context_len} does not fit {batch.page_table.shape[1]} pages "

@@ -67,6 +67,10 @@ def _resolve_triton(device: torch.device, dtype: torch.dtype) -> Backend:
         raise ValueError(f"backend: 'triton' takes fp16, bf16 or fp32 queries, got {dtype}; cast q or use 'reference'")
     if device.type == "cpu":
         if interpreting():
+            if dtype == torch.bfloat16:
+                raise ValueError(
+                    "backend: Triton's interpreter multiplies bf16 as integers; cast q, k and v to fp16 or fp32"
+                )
             return Backend("triton", "asked for, in Triton's interpreter (TRITON_INTERPRET=1): correct and very slow")
         raise ValueError(
             "backend: 'triton' needs tensors on a CUDA GPU; use backend='cpu', "

@@ -1,0 +1,39 @@
+"""The portable backend: plain Triton, for compute capability 8.0 and later and for Triton's interpreter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.masks import Mask
+
+from .decode import paged_decode
+from .forward import dense_forward as attention
+from .forward import paged_forward
+from .forward import ragged_forward as ragged_attention
+from .pages import write_pages
+
+__all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: PagedBatch,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+    if batch.decodes:
+        paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
+    if batch.decodes < batch.size:
+        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
+    return out, lse

@@ -1,0 +1,124 @@
+"""Device functions that the kernels share: key tiles, the mask of a tile, and the online softmax."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def find_sequence(CuQ, num_seqs, slot, BLOCK_M: tl.constexpr):
+    """The sequence whose query tiles hold ``slot``, and its first slot.
+
+    Sequence b owns the slots from ``(cu[b] - cu[0]) // BLOCK_M + b`` on: enough for its tiles, and known without a
+    table. Slots beyond a sequence's last tile have nothing to do.
+    """
+    origin = tl.load(CuQ)
+    low = 0
+    high = num_seqs
+    while high - low > 1:  # the last sequence whose first slot is not beyond ours
+        middle = (low + high) // 2
+        if (tl.load(CuQ + middle) - origin) // BLOCK_M + middle <= slot:
+            low = middle
+        else:
+            high = middle
+    return low, (tl.load(CuQ + low) - origin) // BLOCK_M + low
+
+
+@triton.jit
+def tile_pointers(
+    base,
+    Table,
+    tile,
+    offs_n,
+    offs_d,
+    num_keys,
+    stride_page,
+    stride_row,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHECK: tl.constexpr,
+):
+    """Pointers (BLOCK_N, BLOCK_D) of a key tile. PAGE_SIZE 0: rows are contiguous from ``base``."""
+    start = tile * BLOCK_N
+    if PAGE_SIZE == 0:
+        row0 = base + start.to(tl.int64) * stride_row
+        pointers = row0 + offs_n[:, None] * stride_row + offs_d[None, :]
+    elif PAGE_SIZE % BLOCK_N == 0:  # the tile lies inside one page
+        page = tl.load(Table + start // PAGE_SIZE).to(tl.int64)
+        row0 = base + page * stride_page + (start % PAGE_SIZE) * stride_row
+        pointers = row0 + offs_n[:, None] * stride_row + offs_d[None, :]
+    else:
+        keys = start + offs_n
+        if CHECK:
+            page = tl.load(Table + keys // PAGE_SIZE, mask=keys < num_keys, other=0).to(tl.int64)
+        else:
+            page = tl.load(Table + keys // PAGE_SIZE).to(tl.int64)
+        rows = page * stride_page + (keys % PAGE_SIZE) * stride_row
+        pointers = base + rows[:, None] + offs_d[None, :]
+    return pointers
+
+
+@triton.jit
+def load_tile(pointers, offs_d, keys, num_keys, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
+    """Load a key tile; rows beyond the last key (if CHECK) and channels beyond the head dim are 0."""
+    if CHECK:
+        if HEAD_DIM == BLOCK_D:
+            x = tl.load(pointers, mask=keys[:, None] < num_keys, other=0.0)
+        else:
+            x = tl.load(pointers, mask=(keys[:, None] < num_keys) & (offs_d[None, :] < HEAD_DIM), other=0.0)
+    else:
+        if HEAD_DIM == BLOCK_D:
+            x = tl.load(pointers)
+        else:
+            x = tl.load(pointers, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+    return x
+
+
+@triton.jit
+def band_allows(q_positions, keys, num_keys, window, sinks, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
+    """`longreach_kernels.masks.Band` for a tile, and the end of the keys."""
+    allowed = (keys < num_keys)[None, :]
+    if CAUSAL:
+        allowed = allowed & (keys[None, :] <= q_positions[:, None])
+    if WINDOWED:
+        allowed = allowed & ((keys[None, :] > q_positions[:, None] - window) | (keys < sinks)[None, :])
+    return allowed
+
+
+@triton.jit
+def logits_log2(qk, scale_log2, softcap_log2, SOFTCAP: tl.constexpr):
+    """Logits in log2 units. With a softcap, ``scale_log2`` is ``2 log2(e) scale / cap``, and
+    ``cap tanh(x) = cap (1 - 2 / (exp(2x) + 1))``."""
+    if SOFTCAP:
+        logits = softcap_log2 * (1.0 - 2.0 / (tl.exp2(qk * scale_log2) + 1.0))
+    else:
+        logits = qk * scale_log2
+    return logits
+
+
+@triton.jit
+def online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
+    """One step: weights of the tile, the factor of what was summed before, and the new maximum and sum (log2 units).
+
+    Masked entries of ``qk`` are -inf. Where a row has seen nothing, 0 is subtracted in place of its maximum, -inf, to
+    keep NaN out.
+    """
+    if SOFTCAP:
+        # tanh of -inf is -1, not -inf: masked entries must be masked again after it.
+        logits = tl.where(qk == float("-inf"), float("-inf"), logits_log2(qk, scale_log2, softcap_log2, True))
+        max_new = tl.maximum(row_max, tl.max(logits, 1))
+    else:
+        # scale > 0, so the maximum is taken first and the scale folds into one multiply-add with the exponent.
+        max_new = tl.maximum(row_max, tl.max(qk, 1) * scale_log2)
+        logits = qk * scale_log2
+    if MASKED:
+        base = tl.where(max_new == float("-inf"), 0.0, max_new)
+    else:
+        base = max_new
+    p = tl.exp2(logits - base[:, None])
+    alpha = tl.exp2(row_max - base)
+    return p, alpha, max_new, row_sum * alpha + tl.sum(p, 1)

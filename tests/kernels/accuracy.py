@@ -1,0 +1,132 @@
+"""The accuracy rule of every kernel test, and makers of inputs."""
+
+import torch
+from longreach_kernels import Mask, PagedBatch, reference
+from torch import Tensor
+
+
+def tolerance(exact: Tensor, eager: Tensor, dtype: torch.dtype, factor: float = 2.0) -> float:
+    """What rounding alone excuses: ``factor`` times the error of eager attention in the inputs' own precision, and
+    twice what adding and taking away 0.3 does to the exact result (the rule of FlashAttention's own tests)."""
+    rounded = exact.to(dtype)
+    nudged = (rounded + 0.3 - 0.3 - rounded).abs().max().item() if exact.numel() else 0.0
+    worst = (eager.double() - exact).abs().max().item() if exact.numel() else 0.0
+    return factor * worst + 2 * nudged
+
+
+def eager_low_precision(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None, sink_logits: Tensor | None
+) -> Tensor:
+    """Attention as a plain model computes it: products in the inputs' dtype, softmax in fp32."""
+    group = q.shape[1] // k.shape[1]
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.mT * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = mask.allowed(torch.arange(num_keys - num_queries, num_keys), torch.arange(num_keys)).to(q.device)
+    scores = scores.float().masked_fill(~seen, float("-inf"))
+    if sink_logits is not None:
+        sinks = sink_logits.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)[..., :num_keys]
+    return weights.to(q.dtype) @ v
+
+
+def check(
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> None:
+    """Hold out (B, Hq, Nq, D) and lse (B, Hq, Nq) to the fp64 oracle."""
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    exact, exact_lse = reference.attention(
+        q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits, compute_dtype=torch.float64
+    )
+    eager = eager_low_precision(q, k, v, mask, scale, softcap, sink_logits)
+    assert out.dtype == q.dtype
+    assert out.shape == q.shape
+    assert lse.shape == q.shape[:3]
+    assert lse.dtype == torch.float32
+    allowed = tolerance(exact, eager, q.dtype, factor=3.0 if softcap is not None else 2.0)
+    if q.dtype == torch.float32:
+        allowed += 1e-6  # exp and sums in another order; eager fp32 is exact where a row sees one key
+    error = (out.double() - exact).abs().max().item() if out.numel() else 0.0
+    assert error <= allowed, f"out is off by {error:.3g}, {allowed:.3g} allowed ({mask}, {tuple(q.shape)}, {q.dtype})"
+    empty = exact_lse == float("-inf")
+    assert torch.equal(lse == float("-inf"), empty), "lse must be -inf exactly where a row sees nothing"
+    assert not out.transpose(1, 2)[empty.transpose(1, 2)].any() if empty.any() else True
+    largest = exact_lse[~empty].abs().max().item() if (~empty).any() else 0.0
+    lse_error = (lse.double() - exact_lse)[~empty].abs().max().item() if (~empty).any() else 0.0
+    assert lse_error <= 1e-5 * (1 + largest), f"lse is off by {lse_error:.3g}"
+
+
+def qkv(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    num_queries: int,
+    num_keys: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q (batch, heads, num_queries, head_dim) and k, v (batch, kv_heads, num_keys, head_dim)."""
+    shapes = ((heads, num_queries), (kv_heads, num_keys), (kv_heads, num_keys))
+    q, k, v = (torch.randn(batch, *shape, head_dim, device=device).to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def paged(
+    query_lens: list[int],
+    context_lens: list[int],
+    page_size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    num_decodes: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, PagedBatch]:
+    """Random queries and pages in shuffled order: q (T, heads, head_dim), k_pages, v_pages, batch."""
+    columns = max(-(-n // page_size) for n in context_lens) + 1
+    order = torch.randperm(columns * len(query_lens) + 2, dtype=torch.int32)
+    table = order[: columns * len(query_lens)].view(len(query_lens), columns).contiguous()
+    batch = PagedBatch(
+        torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+        torch.tensor(context_lens, dtype=torch.int32, device=device),
+        table.to(device),
+        max_seqlen_q=max(query_lens),
+        max_context_len=max(context_lens),
+        num_decodes=num_decodes,
+    )
+    k_pages, v_pages = (
+        torch.randn(len(order), page_size, kv_heads, head_dim, device=device).to(dtype) for _ in range(2)
+    )
+    # What lies in pages that belong to nobody, or beyond a sequence's end, may be anything but NaN.
+    q = torch.randn(sum(query_lens), heads, head_dim, device=device).to(dtype)
+    return q, k_pages, v_pages, batch
+
+
+def check_paged(
+    out: Tensor, lse: Tensor, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: Mask, **options
+) -> None:
+    """Hold each sequence of a paged batch to the oracle; out (T, Hq, D), lse (T, Hq)."""
+    page_size = k_pages.shape[1]
+    cu_seqlens = batch.cu_seqlens_q.tolist()
+    for b, length in enumerate(batch.context_lens.tolist()):
+        rows = slice(cu_seqlens[b], cu_seqlens[b + 1])
+        pages = batch.page_table[b, : -(-length // page_size)].long()
+        k, v = (x[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for x in (k_pages, v_pages))
+        if length == 0:
+            assert not out[rows].any()
+            continue
+        check(out[rows].transpose(0, 1)[None], lse[rows].T[None], q[rows].transpose(0, 1)[None], k, v, mask, **options)

@@ -1,0 +1,214 @@
+"""The plain Triton kernels: in the interpreter where there is no GPU, on it where there is one."""
+
+import pytest
+import torch
+from longreach_kernels import (
+    Causal,
+    Full,
+    PagedBatch,
+    Window,
+    attention,
+    paged_attention,
+    ragged_attention,
+    write_pages,
+)
+
+from .accuracy import check, check_paged, paged, qkv
+
+MASKS = [Full(), Causal(), Window(1), Window(40), Window(20, 3), Window(10, 40)]
+
+
+def low_precision(device: torch.device) -> torch.dtype:
+    """The interpreter does not multiply bf16."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=repr)
+@pytest.mark.parametrize(
+    "lengths", [(1, 1), (70, 1), (40, 3), (63, 64), (70, 70), (20, 65), (1, 91), (33, 97)], ids=str
+)
+def test_lengths_and_masks(lengths, mask, device):
+    q, k, v = qkv(1, 2, 1, *lengths, 64, device=device)
+    out, lse = attention(q, k, v, mask, backend="triton", return_lse=True)
+    check(out, lse, q, k, v, mask)
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["fp32", "low"])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 192, 256])
+def test_head_dims_and_dtypes(head_dim, low, device):
+    q, k, v = qkv(1, 2, 1, 35, 45, head_dim, low_precision(device) if low else torch.float32, device)
+    out, lse = attention(q, k, v, Causal(), backend="triton", return_lse=True)
+    check(out, lse, q, k, v, Causal())
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (3, 1)])
+def test_grouped_heads_and_strides(heads, device):
+    # Token-major storage, as a model's projections leave it.
+    q, k, v = (
+        x.transpose(1, 2).contiguous().transpose(1, 2)
+        for x in qkv(2, *heads, 40, 40, 64, low_precision(device), device)
+    )
+    out, lse = attention(q, k, v, Causal(), backend="triton", return_lse=True)
+    check(out, lse, q, k, v, Causal())
+
+
+@pytest.mark.parametrize("mask", [Causal(), Window(20, 3)], ids=repr)
+def test_softcap_and_sink_logits(mask, device):
+    q, k, v = qkv(1, 2, 2, 40, 70, 64, device=device)
+    sinks = torch.randn(2, device=device)
+    for options in ({"softcap": 15.0}, {"sink_logits": sinks}, {"softcap": 50.0, "sink_logits": sinks, "scale": 0.5}):
+        out, lse = attention(q, k, v, mask, backend="triton", return_lse=True, **options)
+        check(out, lse, q, k, v, mask, **options)
+
+
+def test_large_logits_do_not_overflow(device):
+    q, k, v = qkv(1, 1, 1, 40, 40, 64, device=device)
+    out, lse = attention(q * 100, k * 100, v, Causal(), backend="triton", return_lse=True, scale=1.0)
+    check(out, lse, q * 100, k * 100, v, Causal(), scale=1.0)
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(9, 2)], ids=repr)
+def test_ragged_sequences_do_not_see_each_other(mask, device):
+    q_lens, k_lens = [5, 0, 1, 70, 0, 7], [5, 3, 100, 70, 0, 0]
+    q = torch.randn(sum(q_lens), 2, 64, device=device)
+    k, v = torch.randn(2, sum(k_lens), 1, 64, device=device)
+    cu_q, cu_k = (torch.tensor([0, *x]).cumsum(0).int().to(device) for x in (q_lens, k_lens))
+    out, lse = ragged_attention(q, k, v, cu_q, cu_k, mask, backend="triton", return_lse=True)
+    for b in range(len(q_lens)):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        if k_lens[b] == 0:
+            assert not out[rows].any()
+            assert torch.isneginf(lse[rows]).all()
+            continue
+        dense = (x[None].transpose(1, 2) for x in (q[rows], k[keys], v[keys]))
+        check(out[rows].transpose(0, 1)[None], lse[rows].T[None], *dense, mask)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 128])
+@pytest.mark.parametrize("mask", [Causal(), Window(9), Window(30, 5)], ids=repr)
+def test_paged_prefill(mask, page_size, device):
+    q, k_pages, v_pages, batch = paged([5, 40, 0, 2], [77, 40, 3, 0], page_size, 2, 1, 64, device=device)
+    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="triton", return_lse=True)
+    check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(9), Window(70), Window(30, 5), Window(30, 80)], ids=repr)
+def test_paged_decode(mask, page_size, device, monkeypatch):
+    """Contexts on both sides of a split, here of 64 keys, and padding."""
+    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    contexts = [1, 63, 64, 65, 150, 0]
+    q, k_pages, v_pages, batch = paged([1] * 6, contexts, page_size, 4, 2, 64, low_precision(device), device)
+    sinks = torch.randn(4, device=device)
+    for options in ({}, {"sink_logits": sinks, "softcap": 20.0}):
+        out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="triton", return_lse=True, **options)
+        check_paged(out, lse, q, k_pages, v_pages, batch, mask, **options)
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 3])
+def test_a_step_mixes_decodes_and_prefill_chunks(num_decodes, device):
+    q, k_pages, v_pages, batch = paged(
+        [1, 1, 1, 33, 1, 4], [520, 40, 1, 33, 70, 99], 16, 4, 1, 64, device=device, num_decodes=num_decodes
+    )
+    out, lse = paged_attention(q, k_pages, v_pages, batch, Causal(), backend="triton", return_lse=True)
+    check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
+
+
+def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(device):
+    contexts = [700, 90, 520]
+    q, k_pages, v_pages, batch = paged([1, 1, 1], contexts, 16, 4, 2, 64, low_precision(device), device)
+    together = paged_attention(q, k_pages, v_pages, batch, backend="triton")
+    for b, context in enumerate(contexts):
+        alone = PagedBatch(
+            torch.tensor([0, 1], dtype=torch.int32, device=device),
+            batch.context_lens[b : b + 1].clone(),
+            batch.page_table[b : b + 1].clone(),
+            max_seqlen_q=1,
+            max_context_len=context,
+        )
+        assert torch.equal(paged_attention(q[b : b + 1], k_pages, v_pages, alone, backend="triton")[0], together[b])
+
+
+@pytest.mark.gpu  # the interpreter's matrix product is numpy's, whose rows depend on their place
+@pytest.mark.parametrize("mask", [Causal(), Window(370, 5)], ids=repr)
+def test_a_prompt_gets_the_same_bits_however_it_is_chunked(mask):
+    q, k, v = qkv(1, 2, 1, 1500, 1500, 128, torch.bfloat16, "cuda")
+    whole = attention(q, k, v, mask, backend="triton")
+    start = 0
+    for end in (370, 1011, 1500):
+        part = attention(q[:, :, start:end], k[:, :, :end], v[:, :, :end], mask, backend="triton")
+        assert torch.equal(part, whole[:, :, start:end])
+        start = end
+
+
+def test_write_pages_skips_padding(device):
+    k_pages, v_pages = torch.zeros(2, 3, 4, 2, 24, device=device)
+    k, v = torch.randn(2, 5, 2, 24, device=device)
+    write_pages(k, v, k_pages, v_pages, torch.tensor([11, -1, 0, 5, -1], device=device), backend="triton")
+    for row, slot in ((0, 11), (2, 0), (3, 5)):
+        assert torch.equal(k_pages[slot // 4, slot % 4], k[row])
+        assert torch.equal(v_pages[slot // 4, slot % 4], v[row])
+    assert k_pages.flatten(0, 1).any(-1).any(-1).sum() == 3
+
+
+# Larger shapes, where the GPU's tiles have interiors.
+
+GPU_LENGTHS = [(1, 1), (239, 1), (799, 3), (1023, 1024), (4224, 4224), (108, 256), (1, 8191), (127, 4097)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(1), Window(1000), Window(9000), Window(300, 500)], ids=repr)
+@pytest.mark.parametrize("lengths", GPU_LENGTHS, ids=str)
+def test_gpu_lengths(lengths, mask, head_dim):
+    q, k, v = qkv(1, 4, 2, *lengths, head_dim, torch.bfloat16, "cuda")
+    out, lse = attention(q, k, v, mask, return_lse=True)
+    check(out, lse, q, k, v, mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 128, 256])
+@pytest.mark.parametrize("mask", [Causal(), Window(700), Window(300, 500)], ids=repr)
+def test_gpu_pages(mask, page_size):
+    q, k_pages, v_pages, batch = paged(
+        [1, 1, 1, 1000, 1, 513, 3000, 0, 1],
+        [1, 4000, 513, 3000, 900, 2049, 3000, 5, 0],
+        page_size,
+        8,
+        2,
+        128,
+        torch.bfloat16,
+        "cuda",
+        num_decodes=3,
+    )
+    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, return_lse=True)
+    check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+
+
+@pytest.mark.gpu
+def test_a_captured_decode_follows_the_lengths_on_the_device():
+    q, k_pages, v_pages, batch = paged([1] * 4, [4000, 700, 1, 0], 16, 8, 2, 128, torch.bfloat16, "cuda")
+    slots = torch.tensor([3, -1, 40, 41], device="cuda")
+    k_new, v_new = torch.randn(2, 4, 2, 128, device="cuda").bfloat16()
+
+    def step():
+        write_pages(k_new, v_new, k_pages, v_pages, slots)
+        return paged_attention(q, k_pages, v_pages, batch, return_lse=True)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = step()
+    for lengths in ([4000, 700, 1, 0], [1, 2, 3, 4], [0, 3999, 512, 513]):
+        batch.context_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
+
+
+@pytest.mark.gpu
+def test_a_hundred_runs_give_the_same_bits():
+    q, k, v = qkv(2, 8, 2, 1000, 3000, 128, torch.bfloat16, "cuda")
+    first = attention(q, k, v, Window(700, 3))
+    for _ in range(100):
+        assert torch.equal(attention(q, k, v, Window(700, 3)), first)
