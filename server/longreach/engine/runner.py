@@ -34,6 +34,7 @@ class Runner:
         self._builder = builder
         self._graphs = graphs
         self._vocab_size = loaded.config.vocab_size
+        self._previous: torch.cuda.Event | None = None
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> dict[str, int]:
@@ -45,9 +46,19 @@ class Runner:
         else:
             logits = self._eager(batch)
         if not drawing:
+            self._wait_for_previous_step()
             return {}
         tokens = sample(logits, SamplingTensors.of(drawing, self._vocab_size, self._loaded.device))
         return dict(zip((request.id for request in drawing), tokens.tolist(), strict=True))
+
+    def _wait_for_previous_step(self) -> None:
+        """Let the host run one step ahead of the GPU and no further, so that progress and cancelling mean something."""
+        if self._loaded.device.type == "cpu":
+            return
+        if self._previous is not None:
+            self._previous.synchronize()
+        self._previous = torch.cuda.Event()
+        self._previous.record()
 
     def _eager(self, batch: HostBatch) -> torch.Tensor:
         device = self._loaded.device

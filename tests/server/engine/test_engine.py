@@ -138,7 +138,7 @@ def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir
         ({"max_model_len": 300}, "longer than the 256 positions of this model; use --max-model-len 256 or less"),
         (
             {"max_model_len": 200, "kv_cache_bytes": 1 << 15},
-            "KV cache of 100.0 KiB and 32.0 KiB are there; the longest that fits is --max-model-len 64",
+            r"100.0 KiB and 32.0 KiB are there; .* --max-model-len 64",
         ),
         ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
         ({"max_num_seqs": 100}, "max_num_seqs"),

@@ -1,0 +1,48 @@
+# Everything a newcomer types. `make serve` and `make test` set up what they need; nothing else has to be installed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check format lock docker-check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make the virtual environment .venv from the lock file
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "longreach needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@
+
+serve: install ## start the server on 127.0.0.1:8000 with the embedded model
+	$(BIN)/longreach serve
+
+test: install ## run the tests (what needs a GPU is skipped where there is none)
+	$(BIN)/python -m pytest
+
+check: install ## lint, formatting, types and the import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: install ## put the code into its one format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: ## resolve the dependencies anew (torch and its triton stay as named here) and write requirements.lock
+	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
+	.lock-venv/bin/python -m pip install --quiet torch==2.13.0 triton==3.7.1 -e '.[dev]'
+	{ grep '^#' requirements.lock; .lock-venv/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > .lock-new
+	mv .lock-new requirements.lock && rm -rf .lock-venv
+
+docker-check: install ## lint the Dockerfile and build the CPU image with buildah
+	docker/check
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,105 @@
+"""Draw the results and write them as a table: one PNG and one Markdown table for each JSON of latency figures.
+
+    python benchmarks/report.py benchmarks/results/latency-h200.json
+
+The table goes between the markers `<!-- results: NAME -->` and `<!-- end -->` of docs/benchmarks.md, where NAME is the
+file's stem; `--check` changes nothing and fails if the page is not what the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+
+def table(result: dict) -> str:
+    """A Markdown table with a row for each length and the columns of each run."""
+    runs = result["runs"]
+    by_length = {run["name"]: {row["prompt_tokens"]: row for row in run["rows"]} for run in runs}
+    lengths = sorted({length for rows in by_length.values() for length in rows})
+    head = ["prompt tokens"]
+    for run in runs:
+        head += [f"{run['name']}: TTFT p50 / p99 (s)", "ITL p50 / p99 (ms)"]
+    lines = [head, ["---:"] * len(head)]
+    for length in lengths:
+        cells = [f"{length:,}"]
+        for run in runs:
+            row = by_length[run["name"]].get(length)
+            cells += _cells(row) if row else ["", ""]
+        lines.append(cells)
+    where = result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    model = result.get("model")
+    what = f"{model['shape']} shape, {model['weights']} weights, {model['dtype']}; " if model else ""
+    caption = f"{what}{where['device']}; {versions}; {where['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
+
+
+def _cells(row: dict) -> list[str]:
+    ttft, itl = row["ttft_s"], row["itl_s"]
+    return [f"{ttft['p50']:.3f} / {ttft['p99']:.3f}", f"{1e3 * itl['p50']:.2f} / {1e3 * itl['p99']:.2f}"]
+
+
+def draw(result: dict, path: Path) -> None:
+    """TTFT and ITL against prompt length, on logarithmic axes; the line is the median and the band reaches to p99."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axis, key, unit, title in [
+        (axes[0], "ttft_s", 1.0, "time to first token (s)"),
+        (axes[1], "itl_s", 1e3, "inter-token latency (ms)"),
+    ]:
+        for run in result["runs"]:
+            lengths = [row["prompt_tokens"] for row in run["rows"]]
+            median = [row[key]["p50"] * unit for row in run["rows"]]
+            worst = [row[key]["p99"] * unit for row in run["rows"]]
+            (line,) = axis.plot(lengths, median, marker="o", label=run["name"])
+            axis.fill_between(lengths, median, worst, color=line.get_color(), alpha=0.15, linewidth=0)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_xlabel("prompt tokens")
+        axis.set_title(title)
+        axis.grid(visible=True, which="both", alpha=0.25)
+    axes[0].legend(frameon=False)
+    figure.suptitle(result["environment"]["device"], fontsize=9, color="gray")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def insert(page: str, name: str, text: str) -> str:
+    """The page with the table `name` replaced. Raises ValueError if the page has no such markers."""
+    pattern = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"{PAGE.name} has no markers for the results {name!r}")
+    return pattern.sub(lambda match: match[1] + "\n" + text + "\n" + match[2], page)
+
+
+def main() -> None:
+    """Update the page and the pictures, or with --check compare the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    page = before = PAGE.read_text()
+    for path in args.results:
+        result = json.loads(path.read_text())
+        page = insert(page, path.stem, table(result))
+        if not args.check:
+            draw(result, path.with_suffix(".png"))
+    if args.check:
+        sys.exit("docs/benchmarks.md differs from the results; run benchmarks/report.py" if page != before else 0)
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Models of well-known shapes without their weights: enough of a directory to serve them with random numbers.
+
+python benchmarks/shapes.py llama-8b /tmp/llama-8b      then    longreach serve /tmp/llama-8b --random-weights
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
+
+SHAPES: dict[str, dict[str, object]] = {
+    "llama-8b": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+    },
+}
+
+
+def config(shape: str) -> PretrainedConfig:
+    """The config of a shape named in `SHAPES`."""
+    return LlamaConfig(**SHAPES[shape], bos_token_id=0, eos_token_id=1, dtype="bfloat16")
+
+
+def write(shape: str, directory: Path) -> None:
+    """Write config.json and a tokenizer of the shape's vocabulary, whose tokens are the words w0, w1, ..."""
+    model = config(shape)
+    vocabulary = {f"w{i}": i for i in range(model.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w")])
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in SHAPES:
+        sys.exit(f"usage: {sys.argv[0]} {{{','.join(SHAPES)}}} DIRECTORY")
+    write(sys.argv[1], Path(sys.argv[2]))
