@@ -12,6 +12,7 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
+from longreach_kernels.portable import decode
 
 from .accuracy import check, check_paged, paged, qkv
 
