@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hypothesis
 import pytest
 import tokenizers
 from longreach.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+# A deadline would test how busy the machine is.
+hypothesis.settings.register_profile("no-deadline", deadline=None)
+hypothesis.settings.load_profile("no-deadline")
 
 CORPUS = [
     "The pass key for the silver lantern is 4071. The keeper of the lantern walks along the river.",

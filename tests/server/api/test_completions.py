@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 
+import msgspec
 import openai
 import pytest
 from longreach.text.tokenizer import Tokenizer
@@ -87,6 +88,16 @@ def test_defaults_are_openais(server: LiveServer) -> None:
 def test_top_k_without_a_limit_and_beyond_the_vocabulary(server: LiveServer, asked: int, told: int) -> None:
     assert server.complete(top_k=asked).status_code == 200
     assert server.engine.requests[0].sampling.top_k == told
+
+
+def test_the_token_that_ends_an_answer_is_counted_and_is_no_text(server: LiveServer, tokenizer: Tokenizer) -> None:
+    # Some models end with a token that their tokenizer does not call special: its text would show.
+    [_, end] = tokenizer.encode_here("!")
+    server.engine.info = msgspec.structs.replace(server.engine.info, eos_token_ids=[end])
+    answer = server.complete(prompt="owl!").json()
+    assert answer["choices"][0] == {"index": 0, "text": "owl", "logprobs": None, "finish_reason": "stop"}
+    assert answer["usage"]["completion_tokens"] == len(server.engine.requests[0].prompt) - 1
+    assert not server.engine.cancelled  # the engine itself had finished
 
 
 def test_ignore_eos_goes_on_to_max_tokens(server: LiveServer) -> None:
