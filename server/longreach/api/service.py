@@ -28,11 +28,17 @@ class Engine(Protocol):
     on_death: Callable[[], None] | None
 
     @property
-    def alive(self) -> bool: ...
+    def alive(self) -> bool:
+        """Whether the engine runs and is reachable."""
+        ...
 
-    def generate(self, request: Generate) -> AsyncGenerator[Update, None]: ...
+    def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """Yield the updates of one request; closing the generator cancels it."""
+        ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """End the engine."""
+        ...
 
 
 StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
