@@ -6,10 +6,11 @@ Depends on torch and triton only. Start with `attention`, `ragged_attention` or 
 from .api import attention, paged_attention, ragged_attention, write_pages
 from .backends import Backend, resolve_backend
 from .batch import PagedBatch
-from .masks import Causal, Full, Mask, Window
+from .masks import BlockSparse, Causal, Full, Mask, Window
 
 __all__ = [
     "Backend",
+    "BlockSparse",
     "Causal",
     "Full",
     "Mask",

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .batch import PagedBatch
 from .masks import Mask
-from .tiles import key_ranges
+from .tiles import TileRange, key_ranges
 
 # Rows of one call, a group's queries together. The kernel takes its widest query block from 768 rows on.
 _ROWS = 1024
@@ -28,6 +29,9 @@ _ROWS = 1024
 _MIN_WINDOW_TILE = 256
 # Runs of consecutive pages are read in place, one call each; beyond this many the pages are copied together first.
 _MAX_RUNS = 8
+
+# Queries and keys of a tile where a mask has no closed form.
+_SPARSE_TILE = 128
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -94,6 +98,39 @@ def _merge(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> tuple[Tensor
     return out, total
 
 
+@dataclass(frozen=True)
+class _OneHead(Mask):
+    """One head of a mask that tells heads apart."""
+
+    mask: Mask
+    head: int
+
+    def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        return self.mask.sees(q, k, self.head)
+
+    def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        some, every = self.mask.tile_state(q, k)
+        return some[self.head : self.head + 1], every[self.head : self.head + 1]
+
+
+def _ranges(mask: Mask, q_start: int, q_end: int, num_keys: int) -> Sequence[TileRange]:
+    """Ranges of keys that the queries at positions ``q_start <= q < q_end`` visit."""
+    if mask.band is not None:
+        return key_ranges(mask, q_start, q_end, num_keys, 1)
+    edges = torch.arange(0, num_keys, _SPARSE_TILE)
+    edges = torch.stack([edges, (edges + _SPARSE_TILE).clamp(max=num_keys) - 1], dim=1)
+    some, every = mask.tile_state(torch.tensor([[q_start, q_end - 1]]), edges)
+    state = (some[0, 0].int() + (some & every)[0, 0].int()).tolist()  # 0 none, 1 partial, 2 full
+    ranges: list[TileRange] = []
+    for i, kind in enumerate(state):
+        start, end = i * _SPARSE_TILE, min((i + 1) * _SPARSE_TILE, num_keys)
+        if kind and ranges and ranges[-1].end == start and ranges[-1].partial == (kind == 1):
+            ranges[-1] = TileRange(ranges[-1].start, end, kind == 1)
+        elif kind:
+            ranges.append(TileRange(start, end, kind == 1))
+    return ranges
+
+
 def _sequence(
     q: Tensor,
     keys: _Keys,
@@ -114,16 +151,25 @@ def _sequence(
         return
     kv_heads = keys.k.shape[1]
     group = heads // kv_heads
+    if mask.heads > 1:
+        for head in range(heads):
+            own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
+            head_keys = _Keys(keys.k[:, kv], keys.v[:, kv], keys.length, keys.starts, keys.rows)
+            sinks = None if sink_logits is None else sink_logits[own]
+            _sequence(q[own], head_keys, _OneHead(mask, head), out[own], lse[own], scale, softcap, sinks)
+        return
     tile = max(1, _ROWS // group)
     band = mask.band
-    if band is not None and band.window is not None:
+    if band is None:
+        tile = min(tile, _SPARSE_TILE)
+    elif band.window is not None:
         tile = min(tile, max(_MIN_WINDOW_TILE, band.window))
     offset = keys.length - num_queries
     for start in range(0, num_queries, tile):
         end = min(start + tile, num_queries)
         rows = q[:, start:end].reshape(kv_heads, group * (end - start), head_dim)
         tile_out = tile_lse = None
-        for r in key_ranges(mask, offset + start, offset + end, keys.length, 1):
+        for r in _ranges(mask, offset + start, offset + end, keys.length):
             for a, b, k, v in keys.slices(r.start, r.end):
                 seen = None
                 if r.partial:

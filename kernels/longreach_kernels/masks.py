@@ -4,12 +4,13 @@ A mask is a predicate over *absolute positions*. When there are fewer queries th
 bottom right: query ``i`` of ``Nq`` sits at position ``Nk - Nq + i``, so that the last query sees the last key. With
 more queries than keys the first positions are negative, and under a causal mask those rows see nothing.
 
-``Mask.allowed`` is the specification. Everything else (key ranges, tile lists, the kernels) must agree with it.
+``Mask.sees`` is the specification. Everything else (key ranges, tile lists, the kernels) must agree with it. Masks
+combine: ``a & b`` lets through what both do, ``a | b`` what either does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,27 @@ class Mask:
         """The closed form, or None where only a list of tiles describes the mask."""
         return None
 
+    @property
+    def heads(self) -> int:
+        """Heads that the mask tells apart; 1 if it is the same for all."""
+        return 1
+
+    def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        """Whether the query at position q sees the key at position k, elementwise: int tensors that broadcast."""
+        raise NotImplementedError
+
+    def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Classify tiles without looking inside.
+
+        Args:
+            q, k: (nq, 2) and (nk, 2) positions, the first and the last of each tile.
+
+        Returns:
+            Two bool tensors (heads, nq, nk): whether *some* pair may be visible (never False where one is), and whether
+            *every* pair is (never True where one is not).
+        """
+        raise NotImplementedError
+
     def allowed(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """Whether each query may see each key.
 
@@ -41,9 +63,25 @@ class Mask:
             k_positions: (Nk,) integer absolute positions of the keys.
 
         Returns:
-            Bool tensor (Nq, Nk), or (H, Nq, Nk) for a mask that differs by head.
+            Bool tensor (Nq, Nk), or (heads, Nq, Nk) for a mask that differs by head.
         """
-        raise NotImplementedError
+        q, k = q_positions[:, None], k_positions[None, :]
+        if self.heads == 1:
+            return self.sees(q, k).expand(q.shape[0], k.shape[1])
+        head = torch.arange(self.heads, device=q.device)[:, None, None]
+        return self.sees(q, k, head).expand(self.heads, q.shape[0], k.shape[1])
+
+    def __and__(self, other: Mask) -> Mask:
+        """What both masks let through."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return _simplify_and(self, other) or And(self, other)
+
+    def __or__(self, other: Mask) -> Mask:
+        """What either mask lets through."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return _simplify_or(self, other) or Or(self, other)
 
 
 class _BandMask(Mask):
@@ -54,16 +92,25 @@ class _BandMask(Mask):
         """The closed form."""
         raise NotImplementedError
 
-    def allowed(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Whether each query may see each key: bool (Nq, Nk). See `Mask.allowed`."""
+    def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        """See `Mask.sees`."""
         causal, window, sinks = self.band
-        q, k = q_positions[:, None], k_positions[None, :]
-        seen = torch.ones((q.shape[0], k.shape[1]), dtype=torch.bool, device=q.device)
-        if causal:
-            seen &= k <= q
+        seen = k <= q if causal else torch.ones(torch.broadcast_shapes(q.shape, k.shape), dtype=torch.bool).to(q.device)
         if window is not None:
-            seen &= (k > q - window) | (k < sinks)
+            seen = seen & ((k > q - window) | (k < sinks))
         return seen
+
+    def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Mask.tile_state`; ``some`` is exact."""
+        causal, window, sinks = self.band
+        (q0, q1), (k0, k1) = q[:, None].unbind(-1), k[None].unbind(-1)
+        some = every = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device)
+        if causal:
+            some, every = some & (k0 <= q1), every & (k1 <= q0)
+        if window is not None:
+            some = some & ((k1 > q0 - window) | (k0 < sinks))
+            every = every & ((k0 > q1 - window) | (k1 < sinks))
+        return some[None], every[None]
 
 
 @dataclass(frozen=True)
@@ -109,3 +156,163 @@ class Window(_BandMask):
     def band(self) -> Band:
         """The closed form."""
         return Band(causal=True, window=self.size, sinks=self.sinks)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockSparse(Mask):
+    """Whole blocks of pairs: query ``q`` sees key ``k`` of head h where ``layout[h, q // block, k // block]``.
+
+    Blocks are counted from position 0 of the keys, for queries too; a layout therefore has as many rows as columns
+    when it is used with as many queries as keys, and its last rows are used with fewer. It is not causal by itself:
+    combine it, ``BlockSparse(layout, 64) & Causal()``.
+
+    Args:
+        layout: bool (query blocks, key blocks), or (heads, query blocks, key blocks); kept on the CPU.
+        block: 16, 32, 64 or 128 positions.
+
+    Raises:
+        ValueError: an unsupported ``block`` or a ``layout`` of the wrong dtype or shape.
+    """
+
+    layout: Tensor
+    block: int = 128
+    _sums: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.block not in (16, 32, 64, 128):
+            raise ValueError(f"block: must be 16, 32, 64 or 128, got {self.block!r}")
+        layout = self.layout
+        if layout.dtype != torch.bool or layout.dim() not in (2, 3) or layout.numel() == 0:
+            raise ValueError(
+                "layout: needs a bool tensor (query blocks, key blocks) or (heads, query blocks, key blocks), "
+                f"got {layout.dtype} {tuple(layout.shape)}"
+            )
+        layout = (layout[None] if layout.dim() == 2 else layout).cpu().clone()
+        # Summed-area table: the number of set blocks in any rectangle, from four of its entries.
+        sums = torch.zeros(layout.shape[0], layout.shape[1] + 1, layout.shape[2] + 1, dtype=torch.int32)
+        sums[:, 1:, 1:] = layout.int().cumsum(1).cumsum(2)
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "_sums", sums)
+
+    @property
+    def heads(self) -> int:
+        """Heads that the layout tells apart."""
+        return self.layout.shape[0]
+
+    def _check_positions(self, q_last: int, k_last: int) -> None:
+        rows, columns = self.layout.shape[1] * self.block, self.layout.shape[2] * self.block
+        if q_last >= rows or k_last >= columns:
+            raise ValueError(
+                f"layout: it covers positions up to {rows} of queries and {columns} of keys, "
+                f"asked for query {q_last} and key {k_last}; give it more blocks"
+            )
+
+    def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        """See `Mask.sees`. Queries at negative positions see nothing."""
+        if q.numel() and k.numel():
+            self._check_positions(int(q.max()), int(k.max()))
+        if self.heads == 1:
+            head = 0
+        return self.layout.to(q.device)[head, q.clamp(min=0) // self.block, k // self.block] & (q >= 0)
+
+    def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Mask.tile_state`; both are exact."""
+        self._check_positions(int(q.max()), int(k.max()))
+        sums = self._sums.to(q.device)
+        rows, columns = q.clamp(min=-1) // self.block, k // self.block
+        first, last = rows[:, 0].clamp(min=0)[:, None], rows[:, 1][:, None] + 1
+        left, right = columns[:, 0][None], columns[:, 1][None] + 1
+        count = sums[:, last, right] - sums[:, first, right] - sums[:, last, left] + sums[:, first, left]
+        area = (last - first) * (right - left)
+        return count > 0, (count == area) & (q[:, 0] >= 0)[:, None]
+
+    def __eq__(self, other: object) -> bool:
+        """Same blocks and same size."""
+        if not isinstance(other, BlockSparse):
+            return NotImplemented
+        return self is other or (self.block == other.block and torch.equal(self.layout, other.layout))
+
+    def __hash__(self) -> int:
+        return hash((self.block, self.layout.shape, int(self._sums[:, -1, -1].sum())))
+
+    def __repr__(self) -> str:
+        heads, rows, columns = self.layout.shape
+        share = self.layout.float().mean().item()
+        return f"BlockSparse({heads} x {rows} x {columns} blocks of {self.block}, {share:.3f} set)"
+
+
+@dataclass(frozen=True)
+class _Pair(Mask):
+    """Two masks joined."""
+
+    left: Mask
+    right: Mask
+
+    def __post_init__(self) -> None:
+        heads = {self.left.heads, self.right.heads} - {1}
+        if len(heads) > 1:
+            raise ValueError(f"layout: cannot combine masks of {self.left.heads} and {self.right.heads} heads")
+
+    @property
+    def heads(self) -> int:
+        """Heads that either mask tells apart."""
+        return max(self.left.heads, self.right.heads)
+
+
+@dataclass(frozen=True)
+class And(_Pair):
+    """What both masks let through; written ``left & right``."""
+
+    def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        """See `Mask.sees`."""
+        return self.left.sees(q, k, head) & self.right.sees(q, k, head)
+
+    def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Mask.tile_state`; ``every`` is exact if it is for both."""
+        (some, every), (some2, every2) = self.left.tile_state(q, k), self.right.tile_state(q, k)
+        return some & some2, every & every2
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} & {self.right!r})"
+
+
+@dataclass(frozen=True)
+class Or(_Pair):
+    """What either mask lets through; written ``left | right``."""
+
+    def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        """See `Mask.sees`."""
+        return self.left.sees(q, k, head) | self.right.sees(q, k, head)
+
+    def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Mask.tile_state`; ``some`` is exact if it is for both."""
+        (some, every), (some2, every2) = self.left.tile_state(q, k), self.right.tile_state(q, k)
+        return some | some2, every | every2
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} | {self.right!r})"
+
+
+def _contains(outer: Mask, inner: Mask) -> bool:
+    """Whether everything that ``inner`` lets through, ``outer`` surely does too, by their closed forms."""
+    if outer == inner:
+        return True
+    if outer.band is None:
+        return False
+    if outer.band == Band(causal=False):
+        return True
+    if inner.band is None or not inner.band.causal:
+        return False
+    if outer.band.window is None:
+        return True
+    if inner.band.window is None:
+        return False
+    return outer.band.window >= inner.band.window and outer.band.sinks >= inner.band.sinks
+
+
+def _simplify_and(a: Mask, b: Mask) -> Mask | None:
+    return b if _contains(a, b) else a if _contains(b, a) else None
+
+
+def _simplify_or(a: Mask, b: Mask) -> Mask | None:
+    return a if _contains(a, b) else b if _contains(b, a) else None

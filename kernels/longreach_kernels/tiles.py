@@ -1,12 +1,12 @@
-"""From a mask to the work a kernel does: ranges of key tiles for each query tile, and exact counts of that work.
+"""From a mask to the work a kernel does: ranges of key tiles for each query tile.
 
 A mask with a closed form (`Mask.band`) needs at most four ranges for any query tile, computed from its two ends:
-sinks, left boundary, interior, right boundary. Only the interior is free of masking. No list is ever built for them.
+sinks, left boundary, interior, right boundary. Only the interior is free of masking. No list is ever built for them;
+other masks are described by `longreach_kernels.tile_lists`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .masks import Mask
@@ -67,58 +67,3 @@ def key_ranges(mask: Mask, q_start: int, q_end: int, num_keys: int, tile_k: int)
             TileRange(inner_end, stop, True),
         ]
     return tuple(r for r in ranges if r.start < r.end)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one head of attention costs under a mask.
-
-    Attributes:
-        tiles: key tiles visited, summed over the query tiles.
-        partial_tiles: those of them that need masking.
-        pairs: (query, key) pairs that the mask allows.
-        flops: floating point operations of the visited tiles (two matrix products, 2 operations a multiply-add).
-        kv_bytes: bytes of K and V read by the visited tiles, before any cache.
-        density: allowed pairs over all pairs.
-    """
-
-    tiles: int
-    partial_tiles: int
-    pairs: int
-    flops: int
-    kv_bytes: int
-    density: float
-
-
-def work(
-    mask: Mask, num_queries: int, num_keys: int, head_dim: int, *, tile_q: int, tile_k: int, itemsize: int = 2
-) -> Work:
-    """Count exactly the work of one head.
-
-    Args:
-        mask: a mask with a closed form.
-        num_queries, num_keys: lengths, aligned at the bottom right.
-        head_dim: channels of a head.
-        tile_q, tile_k: tile sizes of the kernel; the last ones may be ragged.
-        itemsize: bytes of an element of K and V.
-    """
-    offset = num_keys - num_queries
-    tiles = partial_tiles = pairs = flops = kv_keys = 0
-    for start in range(0, num_queries, tile_q):
-        end = min(start + tile_q, num_queries)
-        for r in key_ranges(mask, offset + start, offset + end, num_keys, tile_k):
-            keys = min(r.end * tile_k, num_keys) - r.start * tile_k
-            tiles += r.end - r.start
-            partial_tiles += (r.end - r.start) * r.partial
-            kv_keys += keys
-            flops += 4 * (end - start) * keys * head_dim
-        for q in range(offset + start, offset + end):
-            pairs += sum(r.end - r.start for r in key_ranges(mask, q, q + 1, num_keys, 1))
-    return Work(
-        tiles=tiles,
-        partial_tiles=partial_tiles,
-        pairs=pairs,
-        flops=flops,
-        kv_bytes=2 * kv_keys * head_dim * itemsize,
-        density=pairs / (num_queries * num_keys) if num_queries and num_keys else 0.0,
-    )

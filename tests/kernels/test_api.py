@@ -18,6 +18,7 @@ from .accuracy import paged, qkv
 def test_the_exports_are_pinned():
     assert longreach_kernels.__all__ == [
         "Backend",
+        "BlockSparse",
         "Causal",
         "Full",
         "Mask",

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from longreach_kernels import (
+    BlockSparse,
     Causal,
     Full,
     PagedBatch,
@@ -10,9 +11,11 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
+from longreach_kernels.patterns import strided
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .accuracy import check, check_paged, paged, qkv
+from .patterns_for_tests import LENGTH, LISTED
 
 LENGTHS = [(1, 1), (239, 1), (799, 3), (255, 256), (1300, 1300), (108, 256), (1, 2047), (127, 1097)]
 MASKS = [Full(), Causal(), Window(1), Window(100), Window(5000), Window(100, 4), Window(64, 300)]
@@ -46,6 +49,27 @@ def test_softcap_and_sink_logits(mask):
     ):
         out, lse = attention(q, k, v, mask, backend="cpu", return_lse=True, **options)
         check(out, lse, q, k, v, mask, **options)
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("lengths", [(150, 150), (40, 150), (1, 77)], ids=str)
+def test_masks_without_a_closed_form(name, lengths):
+    q, k, v = qkv(1, 2, 1, *lengths, 64)
+    out, lse = attention(q, k, v, LISTED[name], backend="cpu", return_lse=True)
+    check(out, lse, q, k, v, LISTED[name])
+
+
+def test_blocks_that_are_not_set_are_not_read():
+    mask = strided(LENGTH, block=16, stride=4)
+    q, k_pages, v_pages, batch = paged([9, 30, 1], [40, LENGTH, 70], 16, 2, 1, 64)
+    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="cpu", return_lse=True)
+    check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+    # What lies outside the blocks is not even read: NaN there leaves no trace.
+    q, k, v = qkv(1, 1, 1, 512, 512, 64)
+    block_diagonal = BlockSparse(torch.eye(4, dtype=torch.bool), 128)
+    out = attention(q, k, v, block_diagonal, backend="cpu")
+    k[:, :, :128] = v[:, :, :128] = float("nan")
+    assert torch.equal(attention(q, k, v, block_diagonal, backend="cpu")[:, :, 128:], out[:, :, 128:])
 
 
 def test_large_logits_do_not_overflow():

@@ -12,9 +12,11 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
+from longreach_kernels.patterns import bigbird
 from longreach_kernels.portable import decode
 
 from .accuracy import check, check_paged, paged, qkv
+from .patterns_for_tests import LISTED
 
 MASKS = [Full(), Causal(), Window(1), Window(40), Window(20, 3), Window(10, 40)]
 
@@ -142,6 +144,21 @@ def test_a_prompt_gets_the_same_bits_however_it_is_chunked(mask):
         start = end
 
 
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("lengths", [(150, 150), (40, 150), (1, 77)], ids=str)
+def test_tile_lists(name, lengths, device):
+    mask = LISTED[name]
+    q, k, v = qkv(2 if lengths[0] == 40 else 1, 2, 1, *lengths, 64, device=device)
+    out, lse = attention(q, k, v, mask, backend="triton", return_lse=True)
+    check(out, lse, q, k, v, mask)
+
+
+def test_tile_lists_need_a_dense_batch(device):
+    q, k_pages, v_pages, batch = paged([1, 9], [30, 40], 16, 2, 1, 64, device=device)
+    with pytest.raises(ValueError, match=r"^mask: .*tile lists"):
+        paged_attention(q, k_pages, v_pages, batch, LISTED["strided"], backend="triton")
+
+
 def test_write_pages_skips_padding(device):
     k_pages, v_pages = torch.zeros(2, 3, 4, 2, 24, device=device)
     k, v = torch.randn(2, 5, 2, 24, device=device)
@@ -184,6 +201,16 @@ def test_gpu_pages(mask, page_size):
     )
     out, lse = paged_attention(q, k_pages, v_pages, batch, mask, return_lse=True)
     check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", [16, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_gpu_block_sparse(block, head_dim):
+    mask = bigbird(3000, block=block, heads=4, random_blocks=5, causal=True)
+    q, k, v = qkv(2, 4, 2, 3000, 3000, head_dim, torch.bfloat16, "cuda")
+    out, lse = attention(q, k, v, mask, return_lse=True)
+    check(out, lse, q, k, v, mask)
 
 
 @pytest.mark.gpu

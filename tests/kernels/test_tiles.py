@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 from longreach_kernels import Causal, Full, Window
-from longreach_kernels.tiles import TileRange, key_ranges, work
+from longreach_kernels.tiles import TileRange, key_ranges
 
 MASKS = [Full(), Causal(), Window(1), Window(5), Window(40), Window(7, 2), Window(7, 20), Window(100, 3)]
 
@@ -35,21 +35,3 @@ def test_a_window_never_visits_more_than_it_holds():
     ranges = key_ranges(Window(4096), 100_000, 100_128, 131_072, 128)
     assert sum(r.end - r.start for r in ranges) <= 4096 // 128 + 2
     assert [r.partial for r in ranges] == [True, False, True]
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
-@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (33, 70), (70, 33), (64, 64)])
-def test_work_is_exact(mask, num_queries, num_keys):
-    counted = work(mask, num_queries, num_keys, 64, tile_q=16, tile_k=8)
-    positions = torch.arange(num_keys - num_queries, num_keys)
-    allowed = mask.allowed(positions, torch.arange(num_keys))
-    assert counted.pairs == int(allowed.sum())
-    assert counted.density == pytest.approx(int(allowed.sum()) / (num_queries * num_keys))
-    tiles = keys = flops = 0
-    for i, j in itertools.product(range(0, num_queries, 16), range(0, num_keys, 8)):
-        tile = allowed[i : i + 16, j : j + 8]
-        if tile.any():
-            tiles += 1
-            keys += tile.shape[1]
-            flops += 4 * tile.numel() * 64
-    assert (counted.tiles, counted.flops, counted.kv_bytes) == (tiles, flops, 2 * keys * 64 * 2)

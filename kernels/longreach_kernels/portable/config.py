@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from longreach_kernels.backends import interpreting
+from longreach_kernels.masks import And, BlockSparse, Mask, Or
 
 
 class Config(NamedTuple):
@@ -48,24 +49,46 @@ def forward_config(head_dim: int, dtype: torch.dtype, arch: int, page_size: int 
     """Configuration of the forward kernel; ``page_size`` is None where keys are contiguous.
 
     Measured on an H200 at D=128, causal, 16K: 128x128 with 8 warps and 3 stages 498 TFLOP/s, 128x64 480 to 488,
-    2 stages 437. Three stages of 128x128 fill the shared memory of sm_90 (224 KB), which leaves no room for the page
+    2 stages 437. Three buffers of 128x128 fill the shared memory of sm_90 (224 KB), which leaves no room for the page
     ids of a gather: pages smaller than a tile take 128x64.
     """
     if arch == 0:
         return Config(32, 32, 4, 1)
     if dtype == torch.float32:
-        return Config(64, 32, 4, 2) if head_dim <= 128 else Config(32, 32, 4, 1)
+        # Exact fp32 products run on the ordinary units, whose operands sit in registers: larger tiles spill.
+        return Config(32, 32, 8, 1) if head_dim <= 128 else Config(16, 16, 8, 1)
     if arch >= 90 and arch < 120:
         if head_dim > 128:
             return Config(128, 64, 8, 2)
-        gather = page_size is not None and page_size % 128 != 0
-        return Config(128, 64 if gather else 128, 8, 3)
+        if page_size is None:
+            return Config(128, 128, 8, 3)
+        # The load of a page id takes two stages of the pipeline from the load that depends on it.
+        return Config(128, 64 if page_size % 128 else 128, 8, 5)
     # sm_80 has 163 KB of shared memory a block; sm_86, sm_89 and sm_120 have 99 KB.
     if head_dim <= 64:
         return Config(128, 64, 4, 3)
     if head_dim <= 128:
         return Config(128, 64, 8, 3 if arch == 80 else 2)
     return Config(64, 64, 4, 2) if arch == 80 else Config(64, 32, 4, 2)
+
+
+def smallest_block(mask: Mask) -> int:
+    """The least block size among the layouts of a mask; 128 if it has none."""
+    if isinstance(mask, BlockSparse):
+        return mask.block
+    if isinstance(mask, (And, Or)):
+        return min(smallest_block(mask.left), smallest_block(mask.right))
+    return 128
+
+
+def sparse_config(dense: Config, mask: Mask) -> Config:
+    """Configuration of the forward kernel with tile lists: tiles no larger than 64 where blocks are smaller than 128,
+    so that fewer of them are partial. The load of a tile's index takes pipeline stages, as a page id does."""
+    if dense.num_stages == 1:
+        return dense
+    if smallest_block(mask) < 128 or dense.block_m < 128:
+        return Config(min(64, dense.block_m), min(64, dense.block_n), 4, 4)
+    return Config(dense.block_m, dense.block_n, dense.num_warps, dense.num_stages + 1)
 
 
 # Keys of a split of the decode kernel. Splits lie at multiples of it, whatever the batch and the grid, so that the
@@ -80,6 +103,4 @@ def decode_config(head_dim: int, dtype: torch.dtype, arch: int) -> Config:
         return Config(16, 32, 4, 1)
     if dtype == torch.float32:
         return Config(16, 32, 4, 2)
-    if head_dim > 128:
-        return Config(16, 32, 4, 3)
-    return Config(16, 64, 4, 3)
+    return Config(16, 32 if head_dim > 128 else 64, 4, 5)

@@ -15,10 +15,21 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
-from longreach_kernels.masks import Mask
+from longreach_kernels.masks import Band, Full, Mask
+from longreach_kernels.tile_lists import TileLists, tile_lists
 
-from .config import Config, capability, cdiv, forward_config, launch
-from .primitives import LN2, LOG2E, band_allows, find_sequence, load_tile, online_softmax, tile_pointers
+from .config import Config, capability, cdiv, forward_config, launch, sparse_config
+from .primitives import (
+    LN2,
+    LOG2E,
+    band_allows,
+    bits_allow,
+    find_sequence,
+    key_tile_ranges,
+    load_tile,
+    online_softmax,
+    tile_pointers,
+)
 
 
 @triton.jit
@@ -36,6 +47,9 @@ def _walk(
     stride_kr,
     stride_vp,
     stride_vr,
+    Tiles,
+    BitIndex,
+    Bits,
     q_positions,
     num_keys,
     window,
@@ -44,18 +58,24 @@ def _walk(
     softcap_log2,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Visit the key tiles ``start <= tile < end``."""
+    """Visit the key tiles ``start <= tile < end``, or those that a list holds at these places."""
+    offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
-    for tile in range(start, end):
+    for i in range(start, end):
+        tile = i
+        if LISTED:
+            tile = tl.load(Tiles + i)
         keys = tile * BLOCK_N + offs_n
         k_ptrs = tile_pointers(
             k_base, Table, tile, offs_n, offs_d, num_keys, stride_kp, stride_kr, PAGE_SIZE, BLOCK_N, MASKED
@@ -63,7 +83,12 @@ def _walk(
         k = load_tile(k_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, MASKED)
         qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
-            qk = tl.where(band_allows(q_positions, keys, num_keys, window, sinks, CAUSAL, WINDOWED), qk, float("-inf"))
+            if LISTED:
+                bits = tl.load(BitIndex + i)
+                allowed = bits_allow(Bits, bits, offs_m[:, None], offs_n[None, :], BLOCK_M, BLOCK_N)
+            else:
+                allowed = band_allows(q_positions, keys, num_keys, window, sinks, CAUSAL, WINDOWED)
+            qk = tl.where(allowed, qk, float("-inf"))
         p, alpha, row_max, row_sum = online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP, MASKED)
         acc = acc * alpha[:, None]
         v_ptrs = tile_pointers(
@@ -75,7 +100,7 @@ def _walk(
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "dense_queries", "dense_keys", "window", "sinks", "stride_table"],
+    do_not_specialize=["num_seqs", "dense_queries", "dense_keys", "window", "sinks", "stride_table", "list_stride"],
     do_not_specialize_on_alignment=["CuQ", "CuK", "ContextLens", "Table"],
 )
 def _forward_kernel(
@@ -89,6 +114,14 @@ def _forward_kernel(
     CuK,
     ContextLens,
     Table,
+    FullStart,
+    FullTiles,
+    PartStart,
+    PartTiles,
+    PartBits,
+    Bits,
+    Order,
+    list_stride,
     stride_qb,
     stride_qh,
     stride_qt,
@@ -119,6 +152,7 @@ def _forward_kernel(
     BLOCK_N: tl.constexpr,
     RAGGED: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
@@ -127,7 +161,8 @@ def _forward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Grid (Hq, query tiles). Dense: stride_*b is the batch stride. Ragged: queries by CuQ, keys by CuK or by pages;
-    with pages stride_kb is the page stride."""
+    with pages stride_kb is the page stride. LISTED: `TileLists` of a dense batch; list_stride is the number of query
+    tiles where heads have lists of their own, else 0."""
     head = tl.program_id(0)
     # Under a causal mask late tiles are long; they go first, so that short ones fill the tail.
     slot = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -151,6 +186,8 @@ def _forward_kernel(
     else:
         seq = slot % num_seqs
         tile_m = slot // num_seqs
+        if LISTED:  # longest first by count: slots were reversed above
+            tile_m = tl.load(Order + head * list_stride + tl.num_programs(1) // num_seqs - 1 - tile_m)
         num_queries = dense_queries
         num_keys = dense_keys
         q_base = Q + seq.to(tl.int64) * stride_qb
@@ -172,50 +209,61 @@ def _forward_kernel(
     rows = offs_m.to(tl.int64)[:, None]
     q = tl.load(q_base + head.to(tl.int64) * stride_qh + rows * stride_qt + offs_d[None, :], mask=row_mask, other=0.0)
 
-    # The ranges of `tiles.key_ranges`, for the queries at positions low <= q < high.
     low = num_keys - num_queries + tile_m * BLOCK_M
     high = num_keys - num_queries + tl.minimum((tile_m + 1) * BLOCK_M, num_queries)
     q_positions = num_keys - num_queries + offs_m
-    seen_end = num_keys
-    full_end = num_keys
-    if CAUSAL:
-        seen_end = tl.maximum(tl.minimum(num_keys, high), 0)
-        full_end = tl.maximum(tl.minimum(num_keys, low + 1), 0)
-    stop = tl.cdiv(seen_end, BLOCK_N)
-    first = 0
-    inner = 0
-    if WINDOWED:
-        first = tl.minimum(tl.maximum(low - window + 1, 0) // BLOCK_N, stop)
-        inner = tl.minimum(tl.cdiv(tl.maximum(high - window, 0), BLOCK_N), stop)
-    inner_end = tl.maximum(full_end // BLOCK_N, inner)
-
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     # fmt: off
-    if SINKS:
-        sink_stop = tl.minimum(first, tl.cdiv(tl.minimum(sinks, seen_end), BLOCK_N))
+    if LISTED:
+        row = head * list_stride + tile_m
+        full_start = tl.load(FullStart + row)
+        full_end = tl.load(FullStart + row + 1)
+        part_start = tl.load(PartStart + row)
+        part_end = tl.load(PartStart + row + 1)
         acc, row_max, row_sum = _walk(
-            acc, row_max, row_sum, q, 0, sink_stop, k_base, v_base, table, stride_kb, stride_kt, stride_vb, stride_vt,
+            acc, row_max, row_sum, q, full_start, full_end, k_base, v_base, table,
+            stride_kb, stride_kt, stride_vb, stride_vt, FullTiles, PartBits, Bits,
             q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
-            HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SOFTCAP, PRECISION, False,
         )
-    if WINDOWED:
         acc, row_max, row_sum = _walk(
-            acc, row_max, row_sum, q, first, inner, k_base, v_base, table, stride_kb, stride_kt, stride_vb, stride_vt,
+            acc, row_max, row_sum, q, part_start, part_end, k_base, v_base, table,
+            stride_kb, stride_kt, stride_vb, stride_vt, PartTiles, PartBits, Bits,
             q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
-            HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
         )
-    acc, row_max, row_sum = _walk(
-        acc, row_max, row_sum, q, inner, inner_end, k_base, v_base, table, stride_kb, stride_kt, stride_vb, stride_vt,
-        q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, CAUSAL, WINDOWED, SOFTCAP, PRECISION, False,
-    )
-    acc, row_max, row_sum = _walk(
-        acc, row_max, row_sum, q, inner_end, stop, k_base, v_base, table, stride_kb, stride_kt, stride_vb, stride_vt,
-        q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
-    )
+    else:
+        sink_stop, first, inner, inner_end, stop = key_tile_ranges(
+            low, high, num_keys, window, sinks, BLOCK_N, CAUSAL, WINDOWED
+        )
+        if SINKS:
+            acc, row_max, row_sum = _walk(
+                acc, row_max, row_sum, q, 0, sink_stop, k_base, v_base, table,
+                stride_kb, stride_kt, stride_vb, stride_vt, FullTiles, PartBits, Bits,
+                q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
+                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
+            )
+        if WINDOWED:
+            acc, row_max, row_sum = _walk(
+                acc, row_max, row_sum, q, first, inner, k_base, v_base, table,
+                stride_kb, stride_kt, stride_vb, stride_vt, FullTiles, PartBits, Bits,
+                q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
+                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
+            )
+        acc, row_max, row_sum = _walk(
+            acc, row_max, row_sum, q, inner, inner_end, k_base, v_base, table,
+            stride_kb, stride_kt, stride_vb, stride_vt, FullTiles, PartBits, Bits,
+            q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SOFTCAP, PRECISION, False,
+        )
+        acc, row_max, row_sum = _walk(
+            acc, row_max, row_sum, q, inner_end, stop, k_base, v_base, table,
+            stride_kb, stride_kt, stride_vb, stride_vt, FullTiles, PartBits, Bits,
+            q_positions, num_keys, window, sinks, scale_log2, softcap_log2,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SOFTCAP, PRECISION, True,
+        )
     # fmt: on
 
     if SINK_LOGITS:  # one more column of the softmax, without a value
@@ -241,6 +289,37 @@ def logit_scales(scale: float, softcap: float | None) -> tuple[float, float]:
     return 2.0 * scale / softcap * LOG2E.value, softcap * LOG2E.value
 
 
+def closed_form(mask: Mask) -> Band:
+    """The closed form of a mask.
+
+    Raises:
+        ValueError: it has none; ragged and paged batches need one, because lists are made for one pair of lengths.
+    """
+    if mask.band is None:
+        raise ValueError(
+            f"mask: {mask!r} is described by tile lists, which backend 'triton' takes in attention() only; "
+            "use attention() for each sequence, or backend='cpu' or 'reference'"
+        )
+    return mask.band
+
+
+def list_tensors(lists: TileLists | None) -> tuple[Tensor | int | None, ...]:
+    """What the kernels take of tile lists: the tensors and the stride between heads."""
+    if lists is None:
+        return (None,) * 7 + (0,)
+    stride = lists.num_q_tiles if lists.heads > 1 else 0
+    return (
+        lists.full_start,
+        lists.full_tiles,
+        lists.part_start,
+        lists.part_tiles,
+        lists.part_bits,
+        lists.bits,
+        lists.order,
+        stride,
+    )
+
+
 def _launch(
     q: Tensor,
     k: Tensor,
@@ -263,10 +342,9 @@ def _launch(
     context_lens: Tensor | None = None,
     page_table: Tensor | None = None,
     page_size: int = 0,
+    lists: TileLists | None = None,
 ) -> None:
-    band = mask.band
-    if band is None:
-        raise ValueError(f"mask: {mask!r} has no closed ranges")
+    band = closed_form(mask) if lists is None else Band(causal=False)
     if tiles == 0:
         return
     scale_log2, softcap_log2 = logit_scales(scale, softcap)
@@ -283,6 +361,7 @@ def _launch(
         cu_k,
         context_lens,
         page_table if page_table is not None else q,
+        *list_tensors(lists),
         *strides,
         page_table.stride(0) if page_table is not None else 0,
         num_seqs,
@@ -298,6 +377,7 @@ def _launch(
         BLOCK_N=config.block_n,
         RAGGED=cu_q is not None,
         PAGE_SIZE=page_size,
+        LISTED=lists is not None,
         CAUSAL=band.causal,
         WINDOWED=band.window is not None,
         SINKS=band.window is not None and band.sinks > 0,
@@ -322,6 +402,12 @@ def dense_forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     config = forward_config(q.shape[-1], q.dtype, capability(q.device), None)
+    lists = None
+    if mask.band is None and q.shape[2] and k.shape[2]:
+        config = sparse_config(config, mask)
+        lists = tile_lists(mask, q.shape[2], k.shape[2], config.block_m, config.block_n, q.device)
+    elif mask.band is None:
+        mask = Full()  # no pairs at all: the kernel writes the empty rows
     _launch(
         q,
         k,
@@ -338,6 +424,7 @@ def dense_forward(
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,
+        lists=lists,
     )
     return out, lse
 

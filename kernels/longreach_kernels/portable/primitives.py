@@ -90,6 +90,44 @@ def band_allows(q_positions, keys, num_keys, window, sinks, CAUSAL: tl.constexpr
 
 
 @triton.jit
+def bits_allow(Bits, index, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A bit tile of `TileLists` as a bool tile; ``rows`` and ``columns`` broadcast, in either order."""
+    words: tl.constexpr = BLOCK_N // 32
+    word = tl.load(Bits + index.to(tl.int64) * (BLOCK_M * words) + rows * words + columns // 32)
+    return ((word >> (columns % 32)) & 1) != 0
+
+
+@triton.jit
+def key_tile_ranges(
+    low,
+    high,
+    num_keys,
+    window,
+    sinks,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """`tiles.key_ranges` for the queries at positions ``low <= q < high``: sinks [0, sink_stop) masked,
+    [first, inner) masked, [inner, inner_end) not masked, [inner_end, stop) masked."""
+    seen_end = num_keys
+    full_end = num_keys
+    if CAUSAL:
+        seen_end = tl.maximum(tl.minimum(num_keys, high), 0)
+        full_end = tl.maximum(tl.minimum(num_keys, low + 1), 0)
+    stop = tl.cdiv(seen_end, BLOCK_N)
+    first = 0
+    inner = 0
+    sink_stop = 0
+    if WINDOWED:
+        first = tl.minimum(tl.maximum(low - window + 1, 0) // BLOCK_N, stop)
+        inner = tl.minimum(tl.cdiv(tl.maximum(high - window, 0), BLOCK_N), stop)
+        sink_stop = tl.minimum(first, tl.cdiv(tl.minimum(sinks, seen_end), BLOCK_N))
+    inner_end = tl.maximum(full_end // BLOCK_N, inner)
+    return sink_stop, first, inner, inner_end, stop
+
+
+@triton.jit
 def logits_log2(qk, scale_log2, softcap_log2, SOFTCAP: tl.constexpr):
     """Logits in log2 units. With a softcap, ``scale_log2`` is ``2 log2(e) scale / cap``, and
     ``cap tanh(x) = cap (1 - 2 / (exp(2x) + 1))``."""
