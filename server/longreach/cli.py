@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +28,38 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the console script."""
     app(prog_name="longreach")
+
+
+bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def kernels(
+    suite: Annotated[str, typer.Option(help="forward, decode, backward, or several with commas.")] = "forward,decode",
+    mask: Annotated[str | None, typer.Option(help="Another mask for forward: causal, full, window:4096[:4].")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Other lengths for forward: 4096,16384.")] = None,
+    backends: Annotated[str, typer.Option(help="Our backends, with commas.")] = "auto",
+    peers: Annotated[str, typer.Option(help="Of cudnn, fa2, flex and fa3, with commas; empty for none.")] = "cudnn,fa2",
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
+) -> None:
+    """Time the attention kernels beside their peers and the machine's ceilings. Needs a GPU."""
+    from longreach.bench.cases import select
+    from longreach.bench.kernels import measure, table
+
+    try:
+        cases = select(suite, mask, lengths)
+        result = measure(cases, _names(backends), _names(peers), report=lambda line: typer.echo(line, err=True))
+    except ValueError as error:
+        typer.echo(f"longreach: error: {error}", err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+    typer.echo(table(result))
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 @app.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
+from transformers.utils import logging as transformers_logging
 
 from .batch import BatchBuilder
 from .engine import Engine
@@ -38,6 +39,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
+    transformers_logging.disable_progress_bar()  # it would be drawn between the lines of the server's log
     loaded = load_model(
         config.model,
         device=config.device,

@@ -27,7 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_batched_tokens: int | None = None
-    page_size: int = 64
+    page_size: int = 128
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
