@@ -1,7 +1,7 @@
 """The public entry points: dense, ragged and paged attention, and the write of new keys into pages.
 
 Shapes: B sequences, Hq query heads, Hkv key heads (Hq a multiple of Hkv), N tokens of a sequence, T tokens of a batch,
-D channels of a head. The log-sum-exp is natural, of the scaled (and softcapped) logits, fp32.
+D channels of a head. The log-sum-exp is natural, of the scaled (and softcapped) logits, fp32 (fp64 for fp64 inputs).
 """
 
 from __future__ import annotations
@@ -30,9 +30,42 @@ def _module(backend: str, q: Tensor) -> ModuleType:
         from . import portable
 
         return portable
+    if name == "hopper":
+        from . import hopper
+
+        return hopper
     from . import reference
 
     return reference
+
+
+def _run(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Tensor, Tensor] | None, options: dict
+) -> tuple[Tensor, Tensor]:
+    """A dense or ragged batch: straight to the backend, or through an operator where autograd or a compiler watches.
+
+    The reference is made of differentiable operations and needs no operator of its own.
+    """
+    name = _backend_name(backend, q.device, q.dtype)
+    sinks = options["sink_logits"]
+    watched = torch.compiler.is_compiling() or (
+        torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
+    )
+    if name == "reference" or not watched:
+        module = _module(backend, q)
+        if cu_seqlens is None:
+            return module.attention(q, k, v, **options)
+        return module.ragged_attention(q, k, v, *cu_seqlens, **options)
+    from .ops import attention_op
+
+    cu_q, cu_k = cu_seqlens or (None, None)
+    return attention_op(q, k, v, sinks, cu_q, cu_k, options["mask"].key, options["scale"], options["softcap"], name)
+
+
+@torch.compiler.assume_constant_result
+def _backend_name(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    return resolve_backend(backend, device, dtype).name
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims: int, head_axis: int) -> None:
@@ -127,6 +160,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of a dense batch, in memory linear in the length (FlashAttention-2, Dao 2023).
 
+    Differentiable in q, k, v and sink_logits, through out and lse; works under ``torch.compile(fullgraph=True)``.
+
     Args:
         q: (B, Hq, Nq, D), floating point, channels contiguous.
         k, v: (B, Hkv, Nk, D), same dtype and device.
@@ -147,7 +182,7 @@ def attention(
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"k: needs the batch size of q, {q.shape[0]}, got {k.shape[0]}")
     options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
-    out, lse = _module(backend, q).attention(q, k, v, **options)
+    out, lse = _run(backend, q, k, v, None, options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
 
 
@@ -206,7 +241,7 @@ def ragged_attention(
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention of sequences of different lengths laid end to end.
+    """Exact attention of sequences of different lengths laid end to end. Differentiable as `attention`.
 
     Args:
         q: (Tq, Hq, D); k, v: (Tk, Hkv, D), same dtype and device.
@@ -228,7 +263,7 @@ def ragged_attention(
             f"cu_seqlens_k: needs the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
         )
     options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
-    out, lse = _module(backend, q).ragged_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    out, lse = _run(backend, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
 
 
@@ -304,6 +339,8 @@ def paged_attention(
             f"batch: max_context_len {batch.max_context_len} does not fit {batch.page_table.shape[1]} pages "
             f"of {k_pages.shape[1]} tokens a sequence"
         )
+    if torch.is_grad_enabled() and (q.requires_grad or k_pages.requires_grad or v_pages.requires_grad):
+        raise ValueError("q: paged attention has no gradient; call it under torch.no_grad() or detach its inputs")
     options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
     out, lse = _module(backend, q).paged_attention(q, k_pages, v_pages, batch, **options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)

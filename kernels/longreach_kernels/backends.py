@@ -8,9 +8,10 @@ from functools import lru_cache
 
 import torch
 
-NAMES = ("reference", "cpu", "triton")
+NAMES = ("reference", "cpu", "triton", "hopper")
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_HALVES = (torch.float16, torch.bfloat16)
+_FLOATS = (*_HALVES, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Backend:
     """A resolved backend.
 
     Attributes:
-        name: ``"reference"``, ``"cpu"`` or ``"triton"``.
+        name: ``"reference"``, ``"cpu"``, ``"triton"`` or ``"hopper"``.
         reason: why it was chosen, one line for a log.
     """
 
@@ -49,6 +50,8 @@ def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
             return Backend("cpu", "tensors are on the CPU: torch's flash kernel, tile by tile")
         if device.type != "cuda":
             raise ValueError(f"backend: no kernels for device {device.type!r}; move the tensors to cuda or cpu")
+        if torch.cuda.get_device_capability(device) == (9, 0) and dtype in _HALVES:
+            return Backend("hopper", f"Gluon kernels for sm_90, portable ones for the rest; {_gpu(device)}")
         chosen = _resolve("triton", device, dtype)
         return Backend("triton", f"portable Triton kernels; {chosen.reason}")
     if name == "reference":
@@ -59,6 +62,8 @@ def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
         return Backend("cpu", "asked for: torch's flash kernel, tile by tile")
     if name == "triton":
         return _resolve_triton(device, dtype)
+    if name == "hopper":
+        return _resolve_hopper(device, dtype)
     raise ValueError(f"backend: {name!r} is not one of 'auto', {', '.join(map(repr, NAMES))}")
 
 
@@ -84,4 +89,19 @@ def _resolve_triton(device: torch.device, dtype: torch.dtype) -> Backend:
             f"backend: 'triton' needs compute capability 8.0 or later, this GPU has {major}.{minor}; "
             "use backend='reference'"
         )
-    return Backend("triton", f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}")
+    return Backend("triton", _gpu(device))
+
+
+def _resolve_hopper(device: torch.device, dtype: torch.dtype) -> Backend:
+    if dtype not in _HALVES:
+        raise ValueError(f"backend: 'hopper' takes fp16 or bf16, got {dtype}; cast q, k and v or use 'triton'")
+    if device.type != "cuda":
+        raise ValueError(f"backend: 'hopper' needs tensors on a CUDA GPU, got {device.type}; use 'auto'")
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        raise ValueError(f"backend: 'hopper' needs compute capability 9.0, this is {_gpu(device)}; use 'triton'")
+    return Backend("hopper", f"asked for; {_gpu(device)}")
+
+
+def _gpu(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"

@@ -90,8 +90,8 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV cache: auto, float32, bfloat16 or float16."
     )
-    attention_backend: Literal["auto", "cpu", "triton", "reference"] = Field(
-        "auto", description="Attention kernels: auto, cpu, triton or reference."
+    attention_backend: Literal["auto", "cpu", "triton", "hopper", "reference"] = Field(
+        "auto", description="Attention kernels: auto, cpu, triton, hopper or reference."
     )
     max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."

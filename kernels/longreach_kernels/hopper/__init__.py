@@ -1,0 +1,79 @@
+"""The Hopper backend: Gluon kernels for sm_90 where they exist, the portable kernels for everything else.
+
+`launch.supports` says what the Gluon forward kernel computes. Decodes, other head dims, softcap, sinks and block lists
+are computed by the portable kernels, which run on this GPU too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longreach_kernels import portable
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.masks import Mask
+from longreach_kernels.portable import write_pages
+
+from . import launch
+
+__all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
+    if launch.supports(q, mask, softcap, sink_logits):
+        return launch.dense_forward(q, k, v, mask, scale=scale)
+    return portable.attention(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
+
+
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32."""
+    if launch.supports(q, mask, softcap, sink_logits):
+        return launch.ragged_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale)
+    return portable.ragged_attention(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: PagedBatch,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Decodes by the portable split-KV kernel, the other sequences by the Hopper kernel where it can."""
+    if batch.decodes == batch.size or not launch.supports(q, mask, softcap, sink_logits, k_pages.shape[1]):
+        return portable.paged_attention(
+            q, k_pages, v_pages, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
+        )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    if batch.decodes:
+        portable.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
+    launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
+    return out, lse
