@@ -31,7 +31,7 @@ _MIN_WINDOW_TILE = 256
 _MAX_RUNS = 8
 
 # Queries and keys of a tile where a mask has no closed form.
-_SPARSE_TILE = 128
+SPARSE_TILE = 128
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -70,12 +70,13 @@ class _Keys:
 
 def _softcapped(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float, seen: Tensor | None):
     """One piece with capped logits, which torch's kernel does not have: (out fp32, lse fp32)."""
-    scores = softcap * torch.tanh(torch.matmul(q.float(), k.float().mT) * (scale / softcap))
+    dtype = _lse_dtype(q)
+    scores = softcap * torch.tanh(torch.matmul(q.to(dtype), k.to(dtype).mT) * (scale / softcap))
     if seen is not None:
         scores.masked_fill_(~seen, -math.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = scores.sub_(lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp_()
-    return torch.matmul(weights, v.float()), lse
+    return torch.matmul(weights, v.to(dtype)), lse
 
 
 def _piece(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, seen: Tensor | None):
@@ -99,31 +100,35 @@ def _merge(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> tuple[Tensor
 
 
 @dataclass(frozen=True)
-class _OneHead(Mask):
+class OneHead(Mask):
     """One head of a mask that tells heads apart."""
 
     mask: Mask
     head: int
 
     def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
+        """See `Mask.sees`."""
         return self.mask.sees(q, k, self.head)
 
     def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Mask.tile_state`."""
         some, every = self.mask.tile_state(q, k)
         return some[self.head : self.head + 1], every[self.head : self.head + 1]
 
 
-def _ranges(mask: Mask, q_start: int, q_end: int, num_keys: int) -> Sequence[TileRange]:
+def visible_ranges(mask: Mask, q_start: int, q_end: int, num_keys: int) -> Sequence[TileRange]:
     """Ranges of keys that the queries at positions ``q_start <= q < q_end`` visit."""
     if mask.band is not None:
         return key_ranges(mask, q_start, q_end, num_keys, 1)
-    edges = torch.arange(0, num_keys, _SPARSE_TILE)
-    edges = torch.stack([edges, (edges + _SPARSE_TILE).clamp(max=num_keys) - 1], dim=1)
+    if num_keys == 0:
+        return ()
+    edges = torch.arange(0, num_keys, SPARSE_TILE)
+    edges = torch.stack([edges, (edges + SPARSE_TILE).clamp(max=num_keys) - 1], dim=1)
     some, every = mask.tile_state(torch.tensor([[q_start, q_end - 1]]), edges)
     state = (some[0, 0].int() + (some & every)[0, 0].int()).tolist()  # 0 none, 1 partial, 2 full
     ranges: list[TileRange] = []
     for i, kind in enumerate(state):
-        start, end = i * _SPARSE_TILE, min((i + 1) * _SPARSE_TILE, num_keys)
+        start, end = i * SPARSE_TILE, min((i + 1) * SPARSE_TILE, num_keys)
         if kind and ranges and ranges[-1].end == start and ranges[-1].partial == (kind == 1):
             ranges[-1] = TileRange(ranges[-1].start, end, kind == 1)
         elif kind:
@@ -145,10 +150,6 @@ def _sequence(
     heads, num_queries, head_dim = q.shape
     if num_queries == 0:
         return
-    if keys.length == 0:
-        out.zero_()
-        lse.fill_(-math.inf)
-        return
     kv_heads = keys.k.shape[1]
     group = heads // kv_heads
     if mask.heads > 1:
@@ -156,12 +157,12 @@ def _sequence(
             own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
             head_keys = _Keys(keys.k[:, kv], keys.v[:, kv], keys.length, keys.starts, keys.rows)
             sinks = None if sink_logits is None else sink_logits[own]
-            _sequence(q[own], head_keys, _OneHead(mask, head), out[own], lse[own], scale, softcap, sinks)
+            _sequence(q[own], head_keys, OneHead(mask, head), out[own], lse[own], scale, softcap, sinks)
         return
     tile = max(1, _ROWS // group)
     band = mask.band
     if band is None:
-        tile = min(tile, _SPARSE_TILE)
+        tile = min(tile, SPARSE_TILE)
     elif band.window is not None:
         tile = min(tile, max(_MIN_WINDOW_TILE, band.window))
     offset = keys.length - num_queries
@@ -169,7 +170,7 @@ def _sequence(
         end = min(start + tile, num_queries)
         rows = q[:, start:end].reshape(kv_heads, group * (end - start), head_dim)
         tile_out = tile_lse = None
-        for r in _ranges(mask, offset + start, offset + end, keys.length):
+        for r in visible_ranges(mask, offset + start, offset + end, keys.length):
             for a, b, k, v in keys.slices(r.start, r.end):
                 seen = None
                 if r.partial:
@@ -182,7 +183,7 @@ def _sequence(
                     tile_out, tile_lse = _merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
         if tile_out is None or tile_lse is None:
             out[:, start:end] = 0
-            tile_lse = torch.full((heads, end - start), -math.inf)
+            tile_lse = torch.full((heads, end - start), -math.inf, dtype=lse.dtype)
             tile_out = None
         if sink_logits is not None:
             logits = sink_logits.to(tile_lse.dtype).view(heads, 1)
@@ -193,6 +194,10 @@ def _sequence(
         if tile_out is not None:
             out[:, start:end] = tile_out.reshape(heads, end - start, head_dim)
         lse[:, start:end] = tile_lse.reshape(heads, end - start)
+
+
+def _lse_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def _by_head(x: Tensor) -> Tensor:
@@ -210,8 +215,8 @@ def attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a dense batch; q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse = torch.empty(q.shape[:3], dtype=_lse_dtype(q))
     for b in range(q.shape[0]):
         keys = _Keys(_by_head(k[b]), _by_head(v[b]), k.shape[2])
         _sequence(q[b], keys, mask, out[b], lse[b], scale, softcap, sink_logits)
@@ -231,8 +236,8 @@ def ragged_attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of sequences laid end to end; q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32."""
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse = torch.empty(q.shape[:2], dtype=_lse_dtype(q))
     cu_q, cu_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for b in range(len(cu_q) - 1):
         rows = slice(cu_q[b], cu_q[b + 1])
@@ -254,8 +259,8 @@ def paged_attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over pages; q (T, Hq, D), k_pages, v_pages (P, page_size, Hkv, D): out like q, lse (T, Hq) fp32."""
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse = torch.empty(q.shape[:2], dtype=_lse_dtype(q))
     k, v = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
     for sequence in batch.host_sequences(k_pages.shape[1]):
         rows = slice(sequence.q_start, sequence.q_end)

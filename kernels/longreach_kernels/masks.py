@@ -11,7 +11,9 @@ combine: ``a & b`` lets through what both do, ``a | b`` what either does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +28,29 @@ class Band(NamedTuple):
     sinks: int = 0
 
 
+_named: WeakValueDictionary[str, Mask] = WeakValueDictionary()
+_numbers = count()
+
+
+def mask_of(key: str) -> Mask:
+    """The mask of a `Mask.key`.
+
+    Raises:
+        ValueError: the mask had no closed form, and no reference to it is left.
+    """
+    kind, *numbers = key.split()
+    if kind == "full":
+        return Full()
+    if kind == "causal":
+        return Causal()
+    if kind == "window":
+        return Window(*map(int, numbers))
+    mask = _named.get(key)
+    if mask is None:
+        raise ValueError(f"mask: {key} was deleted before the operator ran; keep a reference to it")
+    return mask
+
+
 class Mask:
     """Base of all masks: a value that says which keys a query may see."""
 
@@ -33,6 +58,12 @@ class Mask:
     def band(self) -> Band | None:
         """The closed form, or None where only a list of tiles describes the mask."""
         return None
+
+    @property
+    def key(self) -> str:
+        """A string that stands for the mask where only strings can go (operators of torch): its closed form, or the
+        name of a live object. `mask_of` is the way back."""
+        raise NotImplementedError
 
     @property
     def heads(self) -> int:
@@ -91,6 +122,12 @@ class _BandMask(Mask):
     def band(self) -> Band:
         """The closed form."""
         raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        """See `Mask.key`."""
+        causal, window, sinks = self.band
+        return f"window {window} {sinks}" if window is not None else "causal" if causal else "full"
 
     def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
         """See `Mask.sees`."""
@@ -158,8 +195,25 @@ class Window(_BandMask):
         return Band(causal=True, window=self.size, sinks=self.sinks)
 
 
+@dataclass(frozen=True)
+class _NamedMask(Mask):
+    """A mask that only a live object describes."""
+
+    _name: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        name = f"mask-{next(_numbers)}"
+        object.__setattr__(self, "_name", name)
+        _named[name] = self
+
+    @property
+    def key(self) -> str:
+        """See `Mask.key`."""
+        return self._name
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockSparse(Mask):
+class BlockSparse(_NamedMask):
     """Whole blocks of pairs: query ``q`` sees key ``k`` of head h where ``layout[h, q // block, k // block]``.
 
     Blocks are counted from position 0 of the keys, for queries too; a layout therefore has as many rows as columns
@@ -193,6 +247,7 @@ class BlockSparse(Mask):
         sums[:, 1:, 1:] = layout.int().cumsum(1).cumsum(2)
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "_sums", sums)
+        super().__post_init__()
 
     @property
     def heads(self) -> int:
@@ -242,7 +297,7 @@ class BlockSparse(Mask):
 
 
 @dataclass(frozen=True)
-class _Pair(Mask):
+class _Pair(_NamedMask):
     """Two masks joined."""
 
     left: Mask
@@ -252,6 +307,7 @@ class _Pair(Mask):
         heads = {self.left.heads, self.right.heads} - {1}
         if len(heads) > 1:
             raise ValueError(f"layout: cannot combine masks of {self.left.heads} and {self.right.heads} heads")
+        super().__post_init__()
 
     @property
     def heads(self) -> int:

@@ -8,7 +8,7 @@ pattern is one entry, whatever the length). So the kernels evaluate no predicate
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class TileLists:
         """Query tiles of a head."""
         return self.order.shape[1]
 
+    @cached_property
     def transposed(self) -> TileLists:
         """The same tiles listed by key tile: for each key tile its query tiles (rows are key tiles now).
 
@@ -125,12 +126,12 @@ def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int
     offset = num_keys - num_queries
     q, k = _edges(num_queries, tile_q, offset), _edges(num_keys, tile_k, 0)
     some, every = mask.tile_state(q, k)
-    # The kernels read a full tile without bounds, so a ragged last key tile is never one.
-    whole = (k[:, 1] - k[:, 0] + 1) == tile_k
+    # The kernels read a full tile without bounds, so a ragged last tile is never one, be it of keys or of queries.
+    whole = ((q[:, 1] - q[:, 0] + 1) == tile_q)[:, None] & ((k[:, 1] - k[:, 0] + 1) == tile_k)[None]
     full = every & whole
     candidates = (some & ~full).nonzero()  # (n, 3): head, query tile, key tile; sorted
     bits, index, ones, zeros = _bit_tiles(mask, candidates, q, k, tile_q, tile_k)
-    promoted = candidates[ones & whole[candidates[:, 2]]]
+    promoted = candidates[ones & whole[candidates[:, 1], candidates[:, 2]]]
     full[promoted.unbind(1)] = True
     kept = ~zeros & ~full[candidates.unbind(1)]
     parts, index = candidates[kept], index[kept]
@@ -160,10 +161,7 @@ def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int
 def _bit_tiles(
     mask: Mask, tiles: Tensor, q: Tensor, k: Tensor, tile_q: int, tile_k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bit tiles of the given tiles: the table, each tile's index in it, and which tiles are all ones or all zeros.
-
-    A row beyond the last query has no ones; such rows do not keep a tile from being all ones.
-    """
+    """Bit tiles of the given tiles: the table, each tile's index in it, and which tiles are all ones or all zeros."""
     words = tile_k // 32
     weights = torch.ones(32, dtype=torch.int64) << torch.arange(32)
     tables, indices, ones, zeros, seen = [], [], [], [], 0
@@ -180,7 +178,7 @@ def _bit_tiles(
             head[:, None, None],
         )
         pairs = pairs & real_rows[:, :, None] & real_keys[:, None, :]
-        ones.append((pairs | ~real_rows[:, :, None]).flatten(1).all(1))
+        ones.append(pairs.flatten(1).all(1))
         zeros.append(~pairs.flatten(1).any(1))
         packed = (pairs.view(-1, tile_q, words, 32).long() * weights).sum(-1)
         packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()

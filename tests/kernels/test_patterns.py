@@ -157,7 +157,7 @@ def test_tile_lists_hold_exactly_the_mask(name, num_queries, num_keys):
 @pytest.mark.parametrize("name", ALL)
 def test_transposed_lists_hold_the_same_tiles(name):
     lists = tile_lists(ALL[name], 100, LENGTH, 32, 32)
-    turned = lists.transposed()
+    turned = lists.transposed
     num_k_tiles = turned.order.shape[1]
 
     def triples(table: TileLists, start: torch.Tensor, tiles: torch.Tensor, rows: int) -> list[tuple[int, int, int]]:

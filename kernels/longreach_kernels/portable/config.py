@@ -91,6 +91,33 @@ def sparse_config(dense: Config, mask: Mask) -> Config:
     return Config(dense.block_m, dense.block_n, dense.num_warps, dense.num_stages + 1)
 
 
+@lru_cache(maxsize=64)
+def backward_configs(head_dim: int, dtype: torch.dtype, arch: int) -> tuple[Config, Config]:
+    """Configurations of the dQ kernel, which holds a query tile, and of the dK/dV kernel, which holds a key tile."""
+    if arch == 0:
+        return Config(32, 32, 4, 1), Config(32, 32, 4, 1)
+    if dtype == torch.float32:
+        tile = 32 if head_dim <= 64 else 16
+        return Config(tile, 32, 8, 1), Config(tile, 32, 8, 1)
+    if arch >= 90 and arch < 120:
+        if head_dim <= 64:
+            return Config(128, 128, 8, 2), Config(64, 128, 8, 3)
+        if head_dim <= 128:
+            return Config(128, 64, 8, 3), Config(64, 128, 8, 3)  # with 2 stages the compiler spills ten times more
+        return Config(64, 64, 8, 2), Config(32, 64, 8, 2)
+    if head_dim <= 64:
+        return Config(64, 64, 4, 2), Config(64, 64, 4, 2)
+    if head_dim <= 128:
+        return Config(64, 64, 8, 1 if arch != 80 else 2), Config(32, 64, 8, 1 if arch != 80 else 2)
+    return Config(32, 32, 8, 1), Config(32, 32, 8, 1)
+
+
+def sparse_backward_config(dense: Config, mask: Mask) -> Config:
+    """Configuration of a backward kernel with tile lists: no tile wider than the blocks, down to 64."""
+    limit = 128 if smallest_block(mask) == 128 else 64
+    return dense._replace(block_m=min(dense.block_m, limit), block_n=max(32, min(dense.block_n, limit)))
+
+
 # Keys of a split of the decode kernel. Splits lie at multiples of it, whatever the batch and the grid, so that the
 # result for a sequence is the same bits alone and in any batch.
 SPLIT_KEYS = 512

@@ -1,0 +1,147 @@
+"""Attention as operators of torch: ``longreach::attention`` and its backward, for autograd and torch.compile.
+
+Operators take tensors, numbers and strings only, so a mask travels as its key (`Mask.key`). Dense and ragged batches
+share the operators; ragged ones have cu_seqlens.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .masks import mask_of
+
+_MODULES = {
+    ("cpu", "forward"): ".cpu",
+    ("cpu", "backward"): ".cpu_backward",
+    ("triton", "forward"): ".portable",
+    ("triton", "backward"): ".portable.backward",
+}
+
+
+def _module(backend: str, part: str) -> ModuleType:
+    return import_module(_MODULES[backend, part], __package__)
+
+
+@torch.library.custom_op("longreach::attention", mutates_args=())
+def attention_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink_logits: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    mask: str,
+    scale: float,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """out and lse of a dense or ragged batch, contiguous."""
+    module = _module(backend, "forward")
+    options = {"mask": mask_of(mask), "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+    if cu_seqlens_q is None:
+        return module.attention(q, k, v, **options)
+    return module.ragged_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+
+
+@attention_op.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink_logits: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    mask: str,
+    scale: float,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=lse_dtype)
+
+
+@torch.library.custom_op("longreach::attention_backward", mutates_args=())
+def attention_backward_op(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    mask: str,
+    scale: float,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and delta = rowsum(grad_out * out) - grad_lse."""
+    return _module(backend, "backward").backward(
+        grad_out,
+        grad_lse,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        mask_of(mask),
+        scale=scale,
+        softcap=softcap,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+
+
+@attention_backward_op.register_fake
+def _(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    mask: str,
+    scale: float,
+    softcap: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(lse)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, sink_logits, cu_seqlens_q, cu_seqlens_k, mask, scale, softcap, backend = inputs
+    ctx.save_for_backward(q, k, v, sink_logits, cu_seqlens_q, cu_seqlens_k, *output)
+    ctx.options = (mask, scale, softcap, backend)
+    ctx.mask = mask_of(mask)  # a mask without a closed form lives until its backward pass
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, sink_logits, cu_seqlens_q, cu_seqlens_k, out, lse = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    dq, dk, dv, delta = attention_backward_op(
+        grad_out, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *ctx.options
+    )
+    dsinks = None
+    if sink_logits is not None and ctx.needs_input_grad[3]:
+        # The sink's column has a weight exp(s - L) and no value, so its logit's gradient is -weight * delta.
+        sinks = sink_logits.to(lse.dtype)
+        if cu_seqlens_q is None:
+            dsinks = -(torch.exp(sinks[None, :, None] - lse) * delta).sum((0, 2))
+        else:
+            dsinks = -(torch.exp(sinks - lse) * delta).sum(0)
+        dsinks = dsinks.to(sink_logits.dtype)
+    return dq, dk, dv, dsinks, None, None, None, None, None, None
+
+
+attention_op.register_autograd(_backward, setup_context=_setup_context)
