@@ -1,7 +1,7 @@
 """patch(model): make a Hugging Face causal language model compute attention with longreach's kernels.
 
-Only this instance changes: its config names our attention function, and each attention module carries the mask and the
-backend it uses. `undo()` puts everything back.
+Only this instance changes: its config names our attention function, each attention module carries the mask and the
+backend it uses, and its norms run fused. `undo()` puts everything back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from longreach_kernels import Backend, resolve_backend
 from torch import nn
 from transformers import PreTrainedModel
 
+from . import norms
 from .attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from .errors import UnsupportedModelError
 from .families import LayerMask, layer_masks
@@ -38,6 +39,7 @@ class PatchedModel:
         for module, mask in zip(modules, masks, strict=True):
             setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend))
         model.set_attn_implementation(NAME)
+        self._norms = norms.fuse(model)
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
@@ -46,6 +48,7 @@ class PatchedModel:
         self.model.set_attn_implementation(self._previous)
         for module in self._modules:
             delattr(module, LAYER_ATTRIBUTE)
+        norms.restore(self._norms)
         self._previous = None
 
     def __enter__(self) -> Self:

@@ -91,14 +91,17 @@ def test_masks_say_what_transformers_passes_to_each_layer(name: str) -> None:
 
 def test_undo_restores_the_model_and_nothing_leaks_to_another() -> None:
     model, other = build("llama"), build("llama")
-    before = dict(model.model.layers[0].self_attn.__dict__)
+    layer = model.model.layers[0]
+    before = dict(layer.self_attn.__dict__), dict(layer.input_layernorm.__dict__)
     handle = patch(model, "cpu")
     assert model.config._attn_implementation == "longreach"
     assert other.config._attn_implementation == "eager"
+    assert "forward" in layer.input_layernorm.__dict__
+    assert "forward" not in other.model.layers[0].input_layernorm.__dict__
     handle.undo()
     handle.undo()
     assert model.config._attn_implementation == "eager"
-    assert model.model.layers[0].self_attn.__dict__ == before
+    assert (layer.self_attn.__dict__, layer.input_layernorm.__dict__) == before
     assert isinstance(patch(model, "cpu"), PatchedModel)
 
 
