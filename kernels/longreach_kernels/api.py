@@ -19,6 +19,8 @@ from .masks import Causal, Mask
 
 _CAUSAL = Causal()
 
+FP8 = torch.float8_e4m3fn
+
 
 def _module(backend: str, q: Tensor) -> ModuleType:
     name = resolve_backend(backend, q.device, q.dtype).name
@@ -37,6 +39,16 @@ def _module(backend: str, q: Tensor) -> ModuleType:
     from . import reference
 
     return reference
+
+
+def _fp8_module(backend: str, q: Tensor) -> ModuleType:
+    """The module for fp8 pages, which the portable kernels read on Hopper too."""
+    name = resolve_backend(backend, q.device, q.dtype).name
+    if name not in ("triton", "hopper"):
+        return _module(backend, q)
+    if q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) < (8, 9):
+        raise ValueError("k_pages: fp8 pages need compute capability 8.9 or later; use bf16 or fp16 pages")
+    return _module("triton", q)
 
 
 def _run(
@@ -77,7 +89,7 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dim
     if k.shape != v.shape:
         raise ValueError(f"{v_name}: needs the shape of {k_name}, {tuple(k.shape)}, got {tuple(v.shape)}")
     for name, x in ((k_name, k), (v_name, v)):
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and not (k_name == "k_pages" and x.dtype == k.dtype == FP8):
             raise ValueError(f"{name}: needs the dtype of q, {q.dtype}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
@@ -92,6 +104,23 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dim
     heads, kv_heads = q.shape[head_axis], k.shape[1 if dims == 4 else -2]
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
         raise ValueError(f"{k_name}: {heads} query heads are not a multiple of its {kv_heads} heads")
+
+
+def _kv_scales(k_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The scales of fp8 pages; other pages have none."""
+    if k_pages.dtype != FP8:
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scale is not None:
+                raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {k_pages.dtype}")
+        return None
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        shape = (k_pages.shape[2],)
+        if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != k_pages.device:
+            got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
+            raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {k_pages.device}, got {got}")
+    assert k_scale is not None
+    assert v_scale is not None
+    return k_scale, v_scale
 
 
 def _options(
@@ -278,6 +307,8 @@ def paged_attention(
     scale: float | None = ...,
     softcap: float | None = ...,
     sink_logits: Tensor | None = ...,
+    k_scale: Tensor | None = ...,
+    v_scale: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -294,6 +325,8 @@ def paged_attention(
     scale: float | None = ...,
     softcap: float | None = ...,
     sink_logits: Tensor | None = ...,
+    k_scale: Tensor | None = ...,
+    v_scale: Tensor | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -309,6 +342,8 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -318,9 +353,10 @@ def paged_attention(
 
     Args:
         q: (T, Hq, D), the queries of all sequences laid end to end.
-        k_pages, v_pages: (num_pages, page_size, Hkv, D), same dtype and device.
+        k_pages, v_pages: (num_pages, page_size, Hkv, D), in the dtype of q or both float8_e4m3fn.
         batch: whose queries these are and where their keys lie.
         mask, scale, softcap, sink_logits, backend, return_lse: as in `attention`.
+        k_scale, v_scale: (Hkv,) fp32, what a head's fp8 numbers are multiplied by; only with fp8 pages.
 
     Returns:
         out like q, contiguous; with ``return_lse`` also lse (T, Hq).
@@ -342,12 +378,25 @@ def paged_attention(
     if torch.is_grad_enabled() and (q.requires_grad or k_pages.requires_grad or v_pages.requires_grad):
         raise ValueError("q: paged attention has no gradient; call it under torch.no_grad() or detach its inputs")
     options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
-    out, lse = _module(backend, q).paged_attention(q, k_pages, v_pages, batch, **options)
+    kv_scales = _kv_scales(k_pages, k_scale, v_scale)
+    module = _module(backend, q)
+    if kv_scales is not None:
+        module = _fp8_module(backend, q)
+        options["kv_scales"] = kv_scales
+    out, lse = module.paged_attention(q, k_pages, v_pages, batch, **options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
 
 
 def write_pages(
-    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, *, backend: str = "auto"
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    backend: str = "auto",
 ) -> None:
     """Write new keys and values into their pages, in place. Never waits for a GPU.
 
@@ -355,6 +404,7 @@ def write_pages(
         k, v: (T, Hkv, D).
         k_pages, v_pages: (num_pages, page_size, Hkv, D), contiguous.
         slots: (T,) int64, ``page * page_size + offset`` of each token; -1 skips it (padding).
+        k_scale, v_scale: (Hkv,) fp32, what a head's numbers are divided by on their way into fp8 pages.
         backend: as in `attention`.
 
     Raises:
@@ -373,4 +423,8 @@ def write_pages(
         raise ValueError(f"slots: needs int64 of shape ({k.shape[0]},), got {slots.dtype} {tuple(slots.shape)}")
     if slots.device != k.device:
         raise ValueError(f"slots: needs the device of k, {k.device}, got {slots.device}")
-    _module(backend, k).write_pages(k, v, k_pages, v_pages, slots)
+    if v_pages.dtype != k_pages.dtype:
+        raise ValueError(f"v_pages: needs the dtype of k_pages, {k_pages.dtype}, got {v_pages.dtype}")
+    kv_scales = _kv_scales(k_pages, k_scale, v_scale)
+    module = _module(backend, k) if kv_scales is None else _fp8_module(backend, k)
+    module.write_pages(k, v, k_pages, v_pages, slots, kv_scales)

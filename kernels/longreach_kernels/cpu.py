@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .batch import PagedBatch
 from .masks import Mask
+from .reference import quantized
 from .tiles import TileRange, key_ranges
 
 # Rows of one call, a group's queries together. The kernel takes its widest query block from 768 rows on.
@@ -40,9 +41,18 @@ class _Keys:
     """The keys and values of one sequence inside tensors of rows (rows, Hkv, D), in runs of consecutive rows."""
 
     def __init__(
-        self, k: Tensor, v: Tensor, length: int, starts: Sequence[int] = (0,), rows: Sequence[int] = (0,)
+        self,
+        k: Tensor,
+        v: Tensor,
+        length: int,
+        starts: Sequence[int] = (0,),
+        rows: Sequence[int] = (0,),
+        scales: tuple[Tensor, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.k, self.v, self.length = k, v, length
+        self.scales = scales  # (Hkv,) factors of 8-bit keys and values, which `slices` gives in ``dtype``
+        self.dtype = dtype
         self.starts = starts  # position of the first key of each run, ascending
         self.rows = rows  # the row where it lies
 
@@ -65,6 +75,9 @@ class _Keys:
                 b = min(b, end)
                 row = self.rows[run] + a - self.starts[run]
                 pieces.append((a, b, self.k[row : row + b - a], self.v[row : row + b - a]))
+        if self.scales is not None:
+            k_scale, v_scale = (x.to(self.dtype)[:, None] for x in self.scales)
+            pieces = [(a, b, k.to(self.dtype) * k_scale, v.to(self.dtype) * v_scale) for a, b, k, v in pieces]
         return [(a, b, k.transpose(0, 1), v.transpose(0, 1)) for a, b, k, v in pieces]
 
 
@@ -155,7 +168,9 @@ def _sequence(
     if mask.heads > 1:
         for head in range(heads):
             own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
-            head_keys = _Keys(keys.k[:, kv], keys.v[:, kv], keys.length, keys.starts, keys.rows)
+            scales = None if keys.scales is None else (keys.scales[0][kv], keys.scales[1][kv])
+            k, v = keys.k[:, kv], keys.v[:, kv]
+            head_keys = _Keys(k, v, keys.length, keys.starts, keys.rows, scales, keys.dtype)
             sinks = None if sink_logits is None else sink_logits[own]
             _sequence(q[own], head_keys, OneHead(mask, head), out[own], lse[own], scale, softcap, sinks)
         return
@@ -257,6 +272,7 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over pages; q (T, Hq, D), k_pages, v_pages (P, page_size, Hkv, D): out like q, lse (T, Hq) fp32."""
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -264,15 +280,23 @@ def paged_attention(
     k, v = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
     for sequence in batch.host_sequences(k_pages.shape[1]):
         rows = slice(sequence.q_start, sequence.q_end)
-        keys = _Keys(k, v, sequence.context_len, sequence.run_starts, sequence.run_rows)
+        keys = _Keys(k, v, sequence.context_len, sequence.run_starts, sequence.run_rows, kv_scales, q.dtype)
         _sequence(_by_head(q[rows]), keys, mask, _by_head(out[rows]), lse[rows].T, scale, softcap, sink_logits)
     return out, lse
 
 
-def write_pages(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+def write_pages(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Write the rows of k and v (T, Hkv, D) to their slots; a slot of -1 is skipped."""
     if bool((slots < 0).any()):
         kept = slots >= 0
         k, v, slots = k[kept], v[kept], slots[kept]
-    k_pages.view(-1, *k_pages.shape[2:]).index_copy_(0, slots, k.to(k_pages.dtype))
-    v_pages.view(-1, *v_pages.shape[2:]).index_copy_(0, slots, v.to(v_pages.dtype))
+    k, v = quantized(k, v, k_pages.dtype, kv_scales)
+    k_pages.view(-1, *k_pages.shape[2:])[slots] = k
+    v_pages.view(-1, *v_pages.shape[2:])[slots] = v

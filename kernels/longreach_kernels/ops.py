@@ -20,6 +20,8 @@ _MODULES = {
     ("cpu", "backward"): ".cpu_backward",
     ("triton", "forward"): ".portable",
     ("triton", "backward"): ".portable.backward",
+    ("hopper", "forward"): ".hopper",
+    ("hopper", "backward"): ".portable.backward",
 }
 
 

@@ -97,9 +97,18 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over pages, by gathering each sequence's keys: out (T, Hq, D), lse (T, Hq)."""
+    """Attention over pages, by gathering each sequence's keys: out (T, Hq, D), lse (T, Hq).
+
+    ``kv_scales``: (Hkv,) factors of the heads of k_pages and of v_pages.
+    """
+    if kv_scales is not None:
+        wide = torch.float64 if compute_dtype == torch.float64 else torch.float32
+        k_pages, v_pages = (
+            x.to(wide) * s.to(wide)[:, None] for x, s in zip((k_pages, v_pages), kv_scales, strict=True)
+        )
     page_size = k_pages.shape[1]
     keys, values, cu_k = [], [], [0]
     for b, length in enumerate(batch.context_lens.tolist()):
@@ -121,9 +130,28 @@ def paged_attention(
     )
 
 
-def write_pages(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+def write_pages(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Write the rows of k and v (T, Hkv, D) to their slots; a slot of -1 is skipped."""
     kept = slots >= 0
     index = slots[kept]
-    k_pages.view(-1, *k_pages.shape[2:]).index_copy_(0, index, k[kept].to(k_pages.dtype))
-    v_pages.view(-1, *v_pages.shape[2:]).index_copy_(0, index, v[kept].to(v_pages.dtype))
+    k, v = quantized(k[kept], v[kept], k_pages.dtype, kv_scales)
+    k_pages.view(-1, *k_pages.shape[2:])[index] = k
+    v_pages.view(-1, *v_pages.shape[2:])[index] = v
+
+
+def quantized(
+    k: Tensor, v: Tensor, dtype: torch.dtype, kv_scales: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """k and v (T, Hkv, D) in the dtype of pages: divided by their heads' scales, and clamped to what fp8 holds."""
+    if kv_scales is None:
+        return k.to(dtype), v.to(dtype)
+    limit = torch.finfo(dtype).max
+    k, v = ((x.float() / s[:, None]).clamp(-limit, limit).to(dtype) for x, s in zip((k, v), kv_scales, strict=True))
+    return k, v

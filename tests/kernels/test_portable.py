@@ -180,7 +180,7 @@ GPU_LENGTHS = [(1, 1), (239, 1), (799, 3), (1023, 1024), (4224, 4224), (108, 256
 @pytest.mark.parametrize("lengths", GPU_LENGTHS, ids=str)
 def test_gpu_lengths(lengths, mask, head_dim):
     q, k, v = qkv(1, 4, 2, *lengths, head_dim, torch.bfloat16, "cuda")
-    out, lse = attention(q, k, v, mask, return_lse=True)
+    out, lse = attention(q, k, v, mask, backend="triton", return_lse=True)
     check(out, lse, q, k, v, mask)
 
 
@@ -199,7 +199,7 @@ def test_gpu_pages(mask, page_size):
         "cuda",
         num_decodes=3,
     )
-    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, return_lse=True)
+    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="triton", return_lse=True)
     check_paged(out, lse, q, k_pages, v_pages, batch, mask)
 
 
@@ -209,7 +209,7 @@ def test_gpu_pages(mask, page_size):
 def test_gpu_block_sparse(block, head_dim):
     mask = bigbird(3000, block=block, heads=4, random_blocks=5, causal=True)
     q, k, v = qkv(2, 4, 2, 3000, 3000, head_dim, torch.bfloat16, "cuda")
-    out, lse = attention(q, k, v, mask, return_lse=True)
+    out, lse = attention(q, k, v, mask, backend="triton", return_lse=True)
     check(out, lse, q, k, v, mask)
 
 
@@ -221,7 +221,7 @@ def test_a_captured_decode_follows_the_lengths_on_the_device():
 
     def step():
         write_pages(k_new, v_new, k_pages, v_pages, slots)
-        return paged_attention(q, k_pages, v_pages, batch, return_lse=True)
+        return paged_attention(q, k_pages, v_pages, batch, backend="triton", return_lse=True)
 
     step()
     torch.cuda.synchronize()
@@ -237,6 +237,6 @@ def test_a_captured_decode_follows_the_lengths_on_the_device():
 @pytest.mark.gpu
 def test_a_hundred_runs_give_the_same_bits():
     q, k, v = qkv(2, 8, 2, 1000, 3000, 128, torch.bfloat16, "cuda")
-    first = attention(q, k, v, Window(700, 3))
+    first = attention(q, k, v, Window(700, 3), backend="triton")
     for _ in range(100):
-        assert torch.equal(attention(q, k, v, Window(700, 3)), first)
+        assert torch.equal(attention(q, k, v, Window(700, 3), backend="triton"), first)

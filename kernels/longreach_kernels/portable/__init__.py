@@ -27,11 +27,12 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
     if batch.decodes:
         paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
     if batch.decodes < batch.size:

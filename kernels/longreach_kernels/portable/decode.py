@@ -48,6 +48,8 @@ def _split_kernel(
     V,
     PartOut,
     PartLse,
+    KScale,
+    VScale,
     CuQ,
     ContextLens,
     Table,
@@ -74,6 +76,7 @@ def _split_kernel(
     PAGE_SIZE: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    KV_SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (splits, Hkv, B): partial out (B, Hq, splits, D), normalised, and lse (B, Hq, splits) in log2 units."""
@@ -101,6 +104,8 @@ def _split_kernel(
     q_row = tl.load(CuQ + seq).to(tl.int64)
     q = tl.load(Q + q_row * stride_qt + heads[:, None] * stride_qh + offs_d[None, :], mask=row_mask, other=0.0)
 
+    if KV_SCALES:
+        scale_log2 *= tl.load(KScale + kv_head)
     k_base = K + kv_head.to(tl.int64) * stride_kh
     v_base = V + kv_head.to(tl.int64) * stride_vh
     table = Table + seq.to(tl.int64) * stride_table
@@ -112,7 +117,7 @@ def _split_kernel(
         k_ptrs = tile_pointers(
             k_base, table, tile, offs_n, offs_d, num_keys, stride_kp, stride_kr, PAGE_SIZE, BLOCK_N, True
         )
-        k = load_tile(k_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, True)
+        k = load_tile(k_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, True).to(q.dtype)
         qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         allowed = keys < num_keys
         if WINDOWED:
@@ -123,13 +128,15 @@ def _split_kernel(
         v_ptrs = tile_pointers(
             v_base, table, tile, offs_n, offs_d, num_keys, stride_vp, stride_vr, PAGE_SIZE, BLOCK_N, True
         )
-        v = load_tile(v_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, True)
+        v = load_tile(v_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, True).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
 
     # A split that holds none of the keys in sight contributes a weight of 0.
     seen = row_sum > 0.0
     index = ((seq.to(tl.int64) * tl.num_programs(1) + kv_head) * GROUP + offs_g) * num_splits + part
     out = acc / tl.where(seen, row_sum, 1.0)[:, None]
+    if KV_SCALES:
+        out *= tl.load(VScale + kv_head)
     tl.store(PartOut + index[:, None] * HEAD_DIM + offs_d[None, :], out, mask=row_mask)
     lse = tl.where(seen, row_max + tl.log2(tl.where(seen, row_sum, 1.0)), float("-inf"))
     tl.store(PartLse + index, lse, mask=offs_g < GROUP)
@@ -218,6 +225,7 @@ def paged_decode(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq)."""
     band = mask.band
@@ -241,6 +249,7 @@ def paged_decode(
         v_pages,
         part_out,
         part_lse,
+        *(kv_scales or (None, None)),
         batch.cu_seqlens_q,
         batch.context_lens,
         batch.page_table,
@@ -263,6 +272,7 @@ def paged_decode(
         PAGE_SIZE=k_pages.shape[1],
         WINDOWED=band.window is not None,
         SOFTCAP=softcap is not None,
+        KV_SCALES=kv_scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **config.options(),
     )

@@ -80,7 +80,7 @@ def _walk(
         k_ptrs = tile_pointers(
             k_base, Table, tile, offs_n, offs_d, num_keys, stride_kp, stride_kr, PAGE_SIZE, BLOCK_N, MASKED
         )
-        k = load_tile(k_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, MASKED)
+        k = load_tile(k_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, MASKED).to(q.dtype)
         qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
             if LISTED:
@@ -94,7 +94,7 @@ def _walk(
         v_ptrs = tile_pointers(
             v_base, Table, tile, offs_n, offs_d, num_keys, stride_vp, stride_vr, PAGE_SIZE, BLOCK_N, MASKED
         )
-        v = load_tile(v_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, MASKED)
+        v = load_tile(v_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, MASKED).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, row_max, row_sum
 
@@ -110,6 +110,8 @@ def _forward_kernel(
     Out,
     Lse,
     SinkLogits,
+    KScale,
+    VScale,
     CuQ,
     CuK,
     ContextLens,
@@ -158,6 +160,7 @@ def _forward_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINK_LOGITS: tl.constexpr,
+    KV_SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (Hq, query tiles). Dense: stride_*b is the batch stride. Ragged: queries by CuQ, keys by CuK or by pages;
@@ -199,6 +202,8 @@ def _forward_kernel(
         return
     k_base += (head // GROUP).to(tl.int64) * stride_kh
     v_base += (head // GROUP).to(tl.int64) * stride_vh
+    if KV_SCALES:  # of 8-bit keys; they factor out of the products
+        scale_log2 *= tl.load(KScale + head // GROUP)
     table = Table + seq.to(tl.int64) * stride_table
 
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -275,6 +280,8 @@ def _forward_kernel(
         row_max = max_new
     seen = row_sum > 0.0
     out = acc / tl.where(seen, row_sum, 1.0)[:, None]
+    if KV_SCALES:
+        out *= tl.load(VScale + head // GROUP)
     lse = tl.where(seen, (row_max + tl.log2(tl.where(seen, row_sum, 1.0))) * LN2, float("-inf"))
     o_ptrs = o_base + head.to(tl.int64) * stride_oh + rows * stride_ot + offs_d[None, :]
     tl.store(o_ptrs, out.to(Out.dtype.element_ty), mask=row_mask)
@@ -337,6 +344,7 @@ def _launch(
     scale: float,
     softcap: float | None,
     sink_logits: Tensor | None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
     cu_q: Tensor | None = None,
     cu_k: Tensor | None = None,
     context_lens: Tensor | None = None,
@@ -357,6 +365,7 @@ def _launch(
         out,
         lse,
         sink_logits,
+        *(kv_scales or (None, None)),
         cu_q,
         cu_k,
         context_lens,
@@ -383,6 +392,7 @@ def _launch(
         SINKS=band.window is not None and band.sinks > 0,
         SOFTCAP=softcap is not None,
         SINK_LOGITS=sink_logits is not None,
+        KV_SCALES=kv_scales is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **config.options(),
     )
@@ -480,6 +490,7 @@ def paged_forward(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """The sequences of ``batch`` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq)."""
     page_size = k_pages.shape[1]
@@ -502,6 +513,7 @@ def paged_forward(
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,
+        kv_scales=kv_scales,
         cu_q=batch.cu_seqlens_q[skip:],
         context_lens=batch.context_lens[skip:],
         page_table=batch.page_table[skip:],

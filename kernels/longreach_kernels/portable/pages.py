@@ -16,6 +16,8 @@ def _write_kernel(
     KPages,
     VPages,
     Slots,
+    KScale,
+    VScale,
     stride_kt,
     stride_kh,
     stride_vt,
@@ -23,6 +25,7 @@ def _write_kernel(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    KV_SCALES: tl.constexpr,
 ):
     """Grid (T,): one token's heads, WIDTH = Hkv * D channels."""
     token = tl.program_id(0).to(tl.int64)
@@ -35,11 +38,23 @@ def _write_kernel(
     channel = offs % HEAD_DIM
     k = tl.load(K + token * stride_kt + head * stride_kh + channel, mask=inside)
     v = tl.load(V + token * stride_vt + head * stride_vh + channel, mask=inside)
+    if KV_SCALES:  # 448 is the largest number of e4m3
+        k_scale = tl.load(KScale + head, mask=inside, other=1.0)
+        v_scale = tl.load(VScale + head, mask=inside, other=1.0)
+        k = tl.minimum(tl.maximum(k.to(tl.float32) / k_scale, -448.0), 448.0)
+        v = tl.minimum(tl.maximum(v.to(tl.float32) / v_scale, -448.0), 448.0)
     tl.store(KPages + slot * WIDTH + offs, k.to(KPages.dtype.element_ty), mask=inside)
     tl.store(VPages + slot * WIDTH + offs, v.to(VPages.dtype.element_ty), mask=inside)
 
 
-def write_pages(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+def write_pages(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Write the rows of k and v (T, Hkv, D) to their slots; a slot of -1 is skipped."""
     tokens, heads, head_dim = k.shape
     if tokens == 0:
@@ -53,6 +68,7 @@ def write_pages(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: T
         k_pages,
         v_pages,
         slots,
+        *(kv_scales or (None, None)),
         k.stride(0),
         k.stride(1),
         v.stride(0),
@@ -60,4 +76,5 @@ def write_pages(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: T
         HEAD_DIM=head_dim,
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
+        KV_SCALES=kv_scales is not None,
     )
