@@ -88,9 +88,11 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dim
         raise ValueError(f"q: needs a floating point dtype, got {q.dtype}")
     if k.shape != v.shape:
         raise ValueError(f"{v_name}: needs the shape of {k_name}, {tuple(k.shape)}, got {tuple(v.shape)}")
+    if k.dtype != q.dtype and not (k_name == "k_pages" and k.dtype == FP8):
+        raise ValueError(f"{k_name}: needs the dtype of q, {q.dtype}, got {k.dtype}")
+    if v.dtype != k.dtype:
+        raise ValueError(f"{v_name}: needs the dtype of {k_name}, {k.dtype}, got {v.dtype}")
     for name, x in ((k_name, k), (v_name, v)):
-        if x.dtype != q.dtype and not (k_name == "k_pages" and x.dtype == k.dtype == FP8):
-            raise ValueError(f"{name}: needs the dtype of q, {q.dtype}, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
         if x.stride(-1) != 1:
