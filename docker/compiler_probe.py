@@ -1,0 +1,16 @@
+"""Compile and load a C extension as Triton does for its launchers: it takes gcc, headers and a folder to load from."""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+from triton.runtime.build import compile_module_from_src
+
+SOURCE = """
+#include <Python.h>
+static struct PyModuleDef probe = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
+PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&probe); }
+"""
+
+if __name__ == "__main__":
+    print("compiled", compile_module_from_src(SOURCE, "probe").__file__)

@@ -1,0 +1,40 @@
+"""The image's HEALTHCHECK: exit 0 if the server in this container takes requests, else 1. The image has no curl."""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.error
+import urllib.request
+
+_TIMEOUT_SECONDS = 4  # below the HEALTHCHECK's own, so that the reason gets printed
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}  # noqa: S104 - where to ask if it listens everywhere
+
+
+def health_url() -> str:
+    """The address of /health, from the variables that tell the server where to listen; flags are not seen here."""
+    host = os.environ.get("LONGREACH_HOST") or "127.0.0.1"
+    host = _LOOPBACK.get(host, host).strip("[]")
+    port = os.environ.get("LONGREACH_PORT") or "8000"
+    return f"http://[{host}]:{port}/health" if ":" in host else f"http://{host}:{port}/health"
+
+
+def main() -> int:
+    """Ask once, print the answer or the reason, and return the exit status."""
+    url = health_url()
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for the world outside
+    try:
+        with direct.open(url, timeout=_TIMEOUT_SECONDS) as answer:
+            print(answer.read(200).decode(errors="replace"))
+        return 0
+    except urllib.error.HTTPError as error:
+        print(f"{url}: {error.code} {error.read(200).decode(errors='replace')}")
+    except OSError as error:
+        print(f"{url}: {error}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
