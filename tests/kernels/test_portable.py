@@ -109,11 +109,11 @@ def test_paged_decode(mask, page_size, device, monkeypatch):
 
 
 def test_more_splits_than_one_block_of_the_merge(device, monkeypatch):
-    """18 splits where 16 merge at a time, with the largest logits first, so that later blocks do not hide the first."""
+    """18 splits where 16 merge at a time, with the largest logits last, so that the first block must be scaled down."""
     monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
     q, k_pages, v_pages, batch = paged([1], [1100], 64, 2, 1, 64, device=device)
     for place, page in enumerate(batch.page_table[0, :18].tolist()):
-        k_pages[page] *= 2.0 - place / 9
+        k_pages[page] *= 0.2 + place / 9
     out, lse = paged_attention(q, k_pages, v_pages, batch, backend="triton", return_lse=True)
     check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
 
