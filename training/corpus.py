@@ -1,6 +1,6 @@
 """Filler text: prose and code of installed packages under licences that allow it, and generated text.
 
-    python -m training.corpus .carry/corpus
+    python -m training.corpus .scratch/corpus
 
 writes the token pools that training reads, the word list, the tokenizer, and `training/corpus.json`: what was read,
 under which licence, how much of it, and a digest. The text itself is never committed.

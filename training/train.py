@@ -1,6 +1,6 @@
 """Train the embedded model: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .carry/corpus OUT --seconds 1000
+    python -m training.train .scratch/corpus OUT --seconds 1000
 
 Each stage adds a longer length and keeps some of the shorter ones; it warms up anew with a lower learning rate, and
 ends when enough fresh prompts are answered exactly or its share of the time is used. What is kept is the state with

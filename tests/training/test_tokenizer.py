@@ -73,6 +73,10 @@ def test_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
 
+def test_committed_template_is_the_one_in_the_code(model_directory: Path) -> None:
+    assert (model_directory / "chat_template.jinja").read_text().strip() == bpe.CHAT_TEMPLATE.strip()
+
+
 def test_training_needs_enough_text() -> None:
     with pytest.raises(ValueError, match="pass more varied texts"):
         bpe.build(["too little text"])
