@@ -13,6 +13,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from . import debug
 from .backends import resolve_backend
 from .batch import PagedBatch
 from .masks import Causal, Mask
@@ -351,7 +352,8 @@ def paged_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of a step's queries to keys that lie in pages (PagedAttention, Kwon et al. 2023).
 
-    The new tokens' keys must be in their pages already (`write_pages`). Never waits for the device.
+    The new tokens' keys must be in their pages already (`write_pages`). Never waits for the device, and so believes the
+    numbers in ``batch``; with ``LONGREACH_DEBUG=1`` it waits and checks them (`longreach_kernels.debug`).
 
     Args:
         q: (T, Hq, D), the queries of all sequences laid end to end.
@@ -381,6 +383,8 @@ def paged_attention(
         raise ValueError("q: paged attention has no gradient; call it under torch.no_grad() or detach its inputs")
     options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
     kv_scales = _kv_scales(k_pages, k_scale, v_scale)
+    if debug.ENABLED:
+        debug.check_batch(batch, q.shape[0], *k_pages.shape[:2])
     module = _module(backend, q)
     if kv_scales is not None:
         module = _fp8_module(backend, q)
@@ -400,7 +404,10 @@ def write_pages(
     v_scale: Tensor | None = None,
     backend: str = "auto",
 ) -> None:
-    """Write new keys and values into their pages, in place. Never waits for a GPU.
+    """Write new keys and values into their pages, in place.
+
+    Never waits for a GPU, and so believes ``slots``; with ``LONGREACH_DEBUG=1`` it waits and checks them
+    (`longreach_kernels.debug`).
 
     Args:
         k, v: (T, Hkv, D).
@@ -428,5 +435,7 @@ def write_pages(
     if v_pages.dtype != k_pages.dtype:
         raise ValueError(f"v_pages: needs the dtype of k_pages, {k_pages.dtype}, got {v_pages.dtype}")
     kv_scales = _kv_scales(k_pages, k_scale, v_scale)
+    if debug.ENABLED:
+        debug.check_slots(slots, *k_pages.shape[:2])
     module = _module(backend, k) if kv_scales is None else _fp8_module(backend, k)
     module.write_pages(k, v, k_pages, v_pages, slots, kv_scales)

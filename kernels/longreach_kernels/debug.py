@@ -1,0 +1,94 @@
+"""Debug mode: with ``LONGREACH_DEBUG=1`` in the environment, read once at import, indices into pages are checked.
+
+Kernels trust page ids, slots and lengths: a wrong one reads or overwrites another sequence's keys, or memory that
+belongs to nobody. Looking at them means waiting for the device, so `paged_attention` and `write_pages` do it in debug
+mode only. A CUDA graph cannot wait: capturing either of them in debug mode is refused, and replays are never checked.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from .batch import PagedBatch
+
+
+def _flag(value: str) -> bool:
+    if value not in ("", "0", "1"):
+        raise ValueError(f"LONGREACH_DEBUG: must be 0 or 1, got {value!r}")
+    return value == "1"
+
+
+ENABLED = _flag(os.environ.get("LONGREACH_DEBUG", ""))
+
+
+def _refuse_capture(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "LONGREACH_DEBUG: checks wait for the device and cannot be captured; run without CUDA graphs"
+        )
+
+
+def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: int) -> None:
+    """Check what `paged_attention` will read, page ids of all tokens of a sequence included. Waits for the device.
+
+    Args:
+        batch: the batch.
+        num_tokens: T, the queries of all sequences.
+        num_pages, page_size: of the tensors of pages.
+
+    Raises:
+        ValueError: a length or an index is out of range; the message begins with the name of its tensor.
+        RuntimeError: a CUDA graph is being captured.
+    """
+    _refuse_capture(batch.context_lens.device)
+    cu_seqlens = batch.cu_seqlens_q.cpu()
+    counts = cu_seqlens.diff()
+    if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens or (counts < 0).any():
+        raise ValueError(f"cu_seqlens_q: must ascend from 0 to the {num_tokens} rows of q, got {cu_seqlens.tolist()}")
+    if (wrong := _first(counts > batch.max_seqlen_q)) is not None:
+        raise ValueError(
+            f"cu_seqlens_q: sequence {wrong} has {counts[wrong]} queries, max_seqlen_q is {batch.max_seqlen_q}"
+        )
+    if (wrong := _first(counts[: batch.decodes] != 1)) is not None:
+        raise ValueError(
+            f"cu_seqlens_q: sequence {wrong} is one of {batch.decodes} decodes and needs 1 query, got {counts[wrong]}"
+        )
+    lengths = batch.context_lens.cpu()
+    limit = min(batch.max_context_len, batch.page_table.shape[1] * page_size)
+    if (wrong := _first((lengths < 0) | (lengths > limit))) is not None:
+        raise ValueError(
+            f"context_lens: sequence {wrong} has {lengths[wrong]} keys, must lie between 0 and {limit} "
+            f"(max_context_len {batch.max_context_len}, {batch.page_table.shape[1]} pages of {page_size} in page_table)"
+        )
+    table = batch.page_table.cpu()
+    in_use = torch.arange(table.shape[1]) * page_size < lengths[:, None]
+    wrong = _first((in_use & ((table < 0) | (table >= num_pages))).flatten())
+    if wrong is not None:
+        row, column = divmod(wrong, table.shape[1])
+        raise ValueError(
+            f"page_table: page {column} of sequence {row} must lie between 0 and {num_pages - 1}, "
+            f"got {table[row, column]}"
+        )
+
+
+def check_slots(slots: Tensor, num_pages: int, page_size: int) -> None:
+    """Check that `write_pages` will write inside its pages. Waits for the device.
+
+    Raises:
+        ValueError: a slot is out of range.
+        RuntimeError: a CUDA graph is being captured.
+    """
+    _refuse_capture(slots.device)
+    on_host = slots.cpu()
+    last = num_pages * page_size - 1
+    if (wrong := _first((on_host < -1) | (on_host > last))) is not None:
+        raise ValueError(f"slots: slot of token {wrong} must lie between -1 and {last}, got {on_host[wrong]}")
+
+
+def _first(wrong: Tensor) -> int | None:
+    """The index of the first True of a vector."""
+    found = wrong.nonzero()
+    return int(found[0]) if len(found) else None
