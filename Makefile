@@ -25,11 +25,12 @@ serve: install ## start the server on 127.0.0.1:8000 with the embedded model
 test: install ## run the tests (what needs a GPU is skipped where there is none)
 	$(BIN)/python -m pytest
 
-check: install ## lint, formatting, types and the import layers
+check: install ## lint, formatting, types, the import layers, and tables against results
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/report.py --check benchmarks/results/*.json
 
 format: install ## put the code into its one format
 	$(BIN)/ruff check --fix

@@ -1,9 +1,9 @@
-"""Draw the results and write them as a table: one PNG and one Markdown table for each JSON of latency figures.
+"""Write the results as Markdown tables, and draw those of latency: one table, or table and PNG, for each JSON.
 
-    python benchmarks/report.py benchmarks/results/latency-h200.json
+    python benchmarks/report.py benchmarks/results/*.json
 
-The table goes between the markers `<!-- results: NAME -->` and `<!-- end -->` of docs/benchmarks.md, where NAME is the
-file's stem; `--check` changes nothing and fails if the page is not what the results say.
+The table goes between the markers `<!-- results: NAME -->` and `<!-- end -->` of docs/benchmarks.md and the README,
+where NAME is the file's stem; `--check` changes nothing and fails if a page is not what the results say.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import re
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+from longreach.bench import kernels
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 
 
 def table(result: dict) -> str:
-    """A Markdown table with a row for each length and the columns of each run."""
+    """A Markdown table: of kernels, or with a row for each length and the columns of each run."""
+    if "ceilings" in result:
+        return kernels.table(result)
     runs = result["runs"]
     by_length = {run["name"]: {row["prompt_tokens"]: row for row in run["rows"]} for run in runs}
     lengths = sorted({length for rows in by_length.values() for length in rows})
@@ -33,7 +38,7 @@ def table(result: dict) -> str:
             cells += _cells(row) if row else ["", ""]
         lines.append(cells)
     where = result["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
     model = result.get("model")
     what = f"{model['shape']} shape, {model['weights']} weights, {model['dtype']}; " if model else ""
     caption = f"{what}{where['device']}; {versions}; {where['date']}."
@@ -67,6 +72,7 @@ def draw(result: dict, path: Path) -> None:
         axis.set_yscale("log")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
         axis.set_xlabel("prompt tokens")
         axis.set_title(title)
         axis.grid(visible=True, which="both", alpha=0.25)
@@ -77,10 +83,8 @@ def draw(result: dict, path: Path) -> None:
 
 
 def insert(page: str, name: str, text: str) -> str:
-    """The page with the table `name` replaced. Raises ValueError if the page has no such markers."""
+    """The page with the table `name` replaced wherever it has markers for it."""
     pattern = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"{PAGE.name} has no markers for the results {name!r}")
     return pattern.sub(lambda match: match[1] + "\n" + text + "\n" + match[2], page)
 
 
@@ -90,15 +94,20 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    page = before = PAGE.read_text()
+    before = {path: path.read_text() for path in PAGES}
+    pages = dict(before)
     for path in args.results:
+        if not any(f"<!-- results: {path.stem} -->" in page for page in pages.values()):
+            sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
-        page = insert(page, path.stem, table(result))
-        if not args.check:
+        pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
+        if not args.check and "runs" in result:
             draw(result, path.with_suffix(".png"))
     if args.check:
-        sys.exit("docs/benchmarks.md differs from the results; run benchmarks/report.py" if page != before else 0)
-    PAGE.write_text(page)
+        stale = [path.name for path in PAGES if pages[path] != before[path]]
+        sys.exit(f"{', '.join(stale)} differ from the results; run benchmarks/report.py" if stale else 0)
+    for path, page in pages.items():
+        path.write_text(page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Compile and load a C extension as Triton does for its launchers: it takes gcc, headers and a folder to load from."""
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 from triton.runtime.build import compile_module_from_src

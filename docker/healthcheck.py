@@ -1,7 +1,5 @@
 """The image's HEALTHCHECK: exit 0 if the server in this container takes requests, else 1. The image has no curl."""
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import os
@@ -10,7 +8,7 @@ import urllib.error
 import urllib.request
 
 _TIMEOUT_SECONDS = 4  # below the HEALTHCHECK's own, so that the reason gets printed
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}  # noqa: S104 - where to ask if it listens everywhere
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}
 
 
 def health_url() -> str:

@@ -3,8 +3,6 @@
 Needs the standard library alone. Usage: python smoke.py http://127.0.0.1:8000
 """
 
-# ruff: noqa: S310, T201
-
 from __future__ import annotations
 
 import json

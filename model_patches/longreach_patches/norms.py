@@ -1,8 +1,8 @@
 """RMSNorm in one kernel instead of seven.
 
 Transformers writes RMSNorm (Zhang and Sennrich 2019) as separate operations, each of which reads and writes the whole
-activation. torch has the fused form. It multiplies by the weight before it rounds to the model's dtype, so it is the more
-exact of the two.
+activation. torch has the fused form. It multiplies by the weight before it rounds to the model's dtype, so it is the
+more exact of the two.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ app.add_typer(bench, name="bench")
 
 @bench.command()
 def kernels(
-    suite: Annotated[str, typer.Option(help="forward, decode, backward, or several with commas.")] = "forward,decode",
+    suite: Annotated[str, typer.Option(help="Of forward, sparse, decode, backward, with commas.")] = "forward,decode",
     mask: Annotated[str | None, typer.Option(help="Another mask for forward: causal, full, window:4096[:4].")] = None,
     lengths: Annotated[str | None, typer.Option(help="Other lengths for forward: 4096,16384.")] = None,
     backends: Annotated[str, typer.Option(help="Our backends, with commas.")] = "auto",

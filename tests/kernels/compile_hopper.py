@@ -14,7 +14,7 @@ from typing import Any
 
 import triton
 from longreach_kernels.hopper.forward import forward_kernel
-from longreach_kernels.hopper.launch import CONFIGS
+from longreach_kernels.hopper.launch import HEAD_DIMS, configure
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -32,7 +32,7 @@ _TYPES = {"out_ptr": "*bf16", "lse_ptr": "*fp32", "scale_log2": "fp32"} | dict.f
 
 def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     """Registers and memory of one configuration, and how often some instructions stand in it."""
-    config = CONFIGS[head_dim]
+    config = configure(head_dim, variant["CAUSAL"], variant["WINDOWED"])
 
     def descriptor(rows: int) -> str:
         layout = gl.NVMMASharedLayout.get_default_for([rows, head_dim], gl.bfloat16)
@@ -77,4 +77,4 @@ def _disassemble(cubin: bytes) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({f"D{d} {name}": compile_variant(d, v) for d in CONFIGS for name, v in VARIANTS.items()}))
+    print(json.dumps({f"D{d} {name}": compile_variant(d, v) for d in HEAD_DIMS for name, v in VARIANTS.items()}))

@@ -27,7 +27,7 @@ def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) ->
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 4 * len(launch.CONFIGS)
+    assert len(compiled) == 4 * len(launch.HEAD_DIMS)
     for name, facts in compiled.items():
         assert facts["spills"] == facts["stack_bytes"] == 0, (name, facts)
         assert facts["shared_bytes"] <= SHARED_BYTES, (name, facts)
@@ -48,19 +48,23 @@ LENGTHS = [(1, 1), (239, 1), (799, 3), (1023, 1024), (108, 256), (1, 8191), (127
 class TestOnHopper:
     pytestmark = hopper
 
+    @pytest.mark.parametrize("head_dim", launch.HEAD_DIMS)
     @pytest.mark.parametrize("mask", MASKS, ids=repr)
     @pytest.mark.parametrize("lengths", LENGTHS)
-    def test_dense(self, lengths: tuple[int, int], mask: Mask) -> None:
+    def test_dense(self, lengths: tuple[int, int], mask: Mask, head_dim: int) -> None:
         for dtype, heads in ((torch.bfloat16, (8, 2)), (torch.float16, (3, 3))):
-            q, k, v = qkv(2, *heads, *lengths, 128, dtype, "cuda")
+            q, k, v = qkv(2, *heads, *lengths, head_dim, dtype, "cuda")
             assert launch.supports(q, mask, None, None)
             out, lse = attention(q, k, v, mask, backend="hopper", return_lse=True)
             check(out, lse, q, k, v, mask)
 
+    @pytest.mark.parametrize("head_dim", launch.HEAD_DIMS)
     @pytest.mark.parametrize("mask", [Causal(), Window(300)], ids=repr)
-    def test_pages_of_a_mixed_batch(self, mask: Mask) -> None:
+    def test_pages_of_a_mixed_batch(self, mask: Mask, head_dim: int) -> None:
         queries, contexts = [1, 1, 100, 256, 33, 129, 7], [1, 513, 100, 4000, 40, 129, 7]
-        q, k_pages, v_pages, batch = paged(queries, contexts, 128, 8, 2, 128, torch.bfloat16, "cuda", num_decodes=2)
+        q, k_pages, v_pages, batch = paged(
+            queries, contexts, 128, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=2
+        )
         for laid_out in (q, q.transpose(0, 1).contiguous().transpose(0, 1)):  # by token, and by head
             out, lse = paged_attention(laid_out, k_pages, v_pages, batch, mask, backend="hopper", return_lse=True)
             check_paged(out, lse, q, k_pages, v_pages, batch, mask)

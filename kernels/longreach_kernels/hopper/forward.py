@@ -30,31 +30,21 @@ ROWS = gl.constexpr(64)  # of queries, a consumer warpgroup: the M of one wgmma
 
 
 @gluon.jit
-def _softmax(
-    qk,
-    row_max,
-    row_sum,
-    scale_log2,
-    q_positions,
-    keys,
-    num_keys,
-    window,
-    CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    MASKED: gl.constexpr,
-):
+def _mask(qk, q_positions, keys, num_keys, window, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
+    """Logits of one tile, -inf where the query may not see the key."""
+    allowed = keys[None, :] < num_keys
+    if CAUSAL:
+        allowed = allowed & (keys[None, :] <= q_positions[:, None])
+    if WINDOWED:
+        allowed = allowed & (keys[None, :] > q_positions[:, None] - window)
+    return gl.where(allowed, qk, float("-inf"))
+
+
+@gluon.jit
+def _softmax(qk, row_max, row_sum, scale_log2):
     """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum."""
-    if MASKED:
-        allowed = keys[None, :] < num_keys
-        if CAUSAL:
-            allowed = allowed & (keys[None, :] <= q_positions[:, None])
-        if WINDOWED:
-            allowed = allowed & (keys[None, :] > q_positions[:, None] - window)
-        qk = gl.where(allowed, qk, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(qk, 1))
-    safe = new_max
-    if MASKED:  # a row that has seen nothing yet must not become inf - inf
-        safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+    safe = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet: no inf - inf
     p = gl.exp2(qk * scale_log2 - (safe * scale_log2)[:, None])
     alpha = gl.exp2((row_max - safe) * scale_log2)
     return p, alpha, new_max, row_sum * alpha + gl.sum(p, 1)
@@ -110,57 +100,6 @@ def _produce(
 
 
 @gluon.jit
-def _steps(
-    start,
-    end,
-    acc,
-    p_op,
-    row_max,
-    row_sum,
-    q,
-    k_s,
-    v_s,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    scale_log2,
-    q_positions,
-    last_tile,
-    num_keys,
-    window,
-    BN: gl.constexpr,
-    RING: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    MASKED: gl.constexpr,
-):
-    """Steps `start <= i < end`: Q K^T of tile i beside P V of tile i - 1."""
-    dtype: gl.constexpr = q.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    zero = gl.zeros([ROWS, BN], gl.float32, S)
-    O: gl.constexpr = acc.type.layout  # noqa: E741
-    for i in range(start, end):
-        slot = i % RING
-        previous = (i - 1) % RING
-        mbarrier.wait(k_full.index(slot), (i // RING) & 1)
-        qk_next = warpgroup_mma(q, k_s.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(previous), ((i - 1) // RING) & 1)
-        acc_next = warpgroup_mma(p_op, v_s.index(previous), acc, is_async=True)
-        qk = warpgroup_mma_wait(1, deps=(qk_next,))
-        mbarrier.arrive(k_empty.index(slot), count=1)
-        keys = (last_tile - i) * BN + gl.arange(0, BN, gl.SliceLayout(0, S))
-        p, alpha, row_max, row_sum = _softmax(
-            qk, row_max, row_sum, scale_log2, q_positions, keys, num_keys, window, CAUSAL, WINDOWED, MASKED
-        )
-        acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
-        mbarrier.arrive(v_empty.index(previous), count=1)
-        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
-        p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
-    return acc, p_op, row_max, row_sum
-
-
-@gluon.jit
 def _consume(
     c: gl.constexpr,
     o_desc,
@@ -211,27 +150,29 @@ def _consume(
     qk = warpgroup_mma_wait(0, deps=(qk,))
     mbarrier.arrive(k_empty.index(0), count=1)
     keys = last_tile * BN + gl.arange(0, BN, gl.SliceLayout(0, S))
-    p, _, row_max, row_sum = _softmax(
-        qk, row_max, row_sum, scale_log2, q_positions, keys, num_keys, window, CAUSAL, WINDOWED, True
-    )
+    qk = _mask(qk, q_positions, keys, num_keys, window, CAUSAL, WINDOWED)
+    p, _, row_max, row_sum = _softmax(qk, row_max, row_sum, scale_log2)
     p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
-    # fmt: off
-    if CAUSAL or WINDOWED:
-        acc, p_op, row_max, row_sum = _steps(
-            1, right, acc, p_op, row_max, row_sum, q, k_s, v_s, k_full, k_empty, v_full, v_empty,
-            scale_log2, q_positions, last_tile, num_keys, window, BN, RING, CAUSAL, WINDOWED, True,
-        )
-    acc, p_op, row_max, row_sum = _steps(
-        gl.maximum(right, 1), middle, acc, p_op, row_max, row_sum, q, k_s, v_s, k_full, k_empty, v_full, v_empty,
-        scale_log2, q_positions, last_tile, num_keys, window, BN, RING, CAUSAL, WINDOWED, False,
-    )
-    if WINDOWED:
-        acc, p_op, row_max, row_sum = _steps(
-            gl.maximum(middle, 1), num_tiles, acc, p_op, row_max, row_sum, q, k_s, v_s, k_full, k_empty, v_full,
-            v_empty,
-            scale_log2, q_positions, last_tile, num_keys, window, BN, RING, CAUSAL, WINDOWED, True,
-        )
-    # fmt: on
+    # One loop for masked and unmasked tiles: carried from one loop into another, p_op would be unpacked and packed
+    # again in every step (64 of 519 instructions).
+    for i in range(1, num_tiles):
+        slot = i % RING
+        previous = (i - 1) % RING
+        mbarrier.wait(k_full.index(slot), (i // RING) & 1)
+        qk_next = warpgroup_mma(q, k_s.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+        mbarrier.wait(v_full.index(previous), ((i - 1) // RING) & 1)
+        acc_next = warpgroup_mma(p_op, v_s.index(previous), acc, is_async=True)
+        qk = warpgroup_mma_wait(1, deps=(qk_next,))
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        if CAUSAL or WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
+            if (i < right) | (i >= middle):
+                keys = (last_tile - i) * BN + gl.arange(0, BN, gl.SliceLayout(0, S))
+                qk = _mask(qk, q_positions, keys, num_keys, window, CAUSAL, WINDOWED)
+        p, alpha, row_max, row_sum = _softmax(qk, row_max, row_sum, scale_log2)
+        acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
+        mbarrier.arrive(v_empty.index(previous), count=1)
+        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
+        p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
     last = (num_tiles - 1) % RING
     mbarrier.wait(v_full.index(last), ((num_tiles - 1) // RING) & 1)
     acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, v_s.index(last), acc, is_async=True),))

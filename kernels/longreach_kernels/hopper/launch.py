@@ -17,6 +17,7 @@ from .forward import forward_kernel
 
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _ROWS = 64  # of queries, a consumer warpgroup
+_PAGE_MULTIPLE = 128  # a key tile lies inside one page
 _RING = 2  # tiles of K and of V in shared memory; three at D=128 need 230 KB
 
 
@@ -29,8 +30,18 @@ class Config(NamedTuple):
     producer_registers: int
 
 
-# Compiled for sm_90 without spills, and measured: see docs/log.md.
-CONFIGS = {128: Config(128, 2, 240, 24)}
+HEAD_DIMS = (64, 128)
+
+
+def configure(head_dim: int, causal: bool, windowed: bool) -> Config:
+    """The configuration for a head dim and a kind of mask; each compiles for sm_90 without spills.
+
+    At D=64 three consumers hide more of the softmax than two, but their 160 registers do not hold the positions that a
+    window, or the last ragged tile of a full mask, is tested with.
+    """
+    if head_dim == 64 and causal and not windowed:
+        return Config(128, 3, 160, 32)
+    return Config(128, 2, 240, 24)
 
 
 class _Rows(NamedTuple):
@@ -46,19 +57,18 @@ def supports(
 ) -> bool:
     """Whether the Hopper kernel computes this; everything else is the portable kernels' work.
 
-    It takes head dim 128 in fp16 or bf16, causal, full and sliding-window masks without sinks, and pages that hold
-    whole tiles of 128 keys.
+    It takes head dims 64 and 128 in fp16 or bf16, causal, full and sliding-window masks without sinks, and pages that
+    hold whole tiles of 128 keys.
     """
     band = mask.band
-    config = CONFIGS.get(q.shape[-1])
     return (
-        config is not None
+        q.shape[-1] in HEAD_DIMS
         and q.dtype in _GLUON_TYPES
         and band is not None
         and not (band.window is not None and (band.sinks or not band.causal))
         and softcap is None
         and sink_logits is None
-        and (page_size is None or page_size % config.block_n == 0)
+        and (page_size is None or page_size % _PAGE_MULTIPLE == 0)
     )
 
 
@@ -76,7 +86,7 @@ def dense_forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float) 
         lse,
         lse_strides=(lse.stride(0), lse.stride(1), 1),
         heads=(heads, k.shape[1]),
-        tiles=-(-length // _block_m(head_dim)) * batch,
+        tokens=length,
         num_seqs=batch,
         lengths=(length, k.shape[2]),
         mask=mask,
@@ -100,7 +110,7 @@ def ragged_forward(
         lse,
         lse_strides=(0, 1, lse.stride(0)),
         heads=(q.shape[1], k.shape[1]),
-        tiles=_ragged_tiles(q.shape[0], num_seqs, q.shape[-1]),
+        tokens=q.shape[0],
         num_seqs=num_seqs,
         mask=mask,
         scale=scale,
@@ -133,7 +143,7 @@ def paged_forward(
         lse,
         lse_strides=(0, 1, lse.stride(0)),
         heads=(q.shape[1], k_pages.shape[2]),
-        tiles=_ragged_tiles(q.shape[0] - skip, num_seqs, q.shape[-1]),
+        tokens=q.shape[0] - skip,
         num_seqs=num_seqs,
         mask=mask,
         scale=scale,
@@ -142,14 +152,6 @@ def paged_forward(
         page_table=batch.page_table[skip:],
         page_size=k_pages.shape[1],
     )
-
-
-def _block_m(head_dim: int) -> int:
-    return _ROWS * CONFIGS[head_dim].consumers
-
-
-def _ragged_tiles(num_tokens: int, num_seqs: int, head_dim: int) -> int:
-    return -(-num_tokens // _block_m(head_dim)) + num_seqs if num_tokens and num_seqs else 0
 
 
 def _token_rows(x: Tensor) -> _Rows:
@@ -174,7 +176,7 @@ def _launch(
     *,
     lse_strides: tuple[int, int, int],
     heads: tuple[int, int],
-    tiles: int,
+    tokens: int,
     num_seqs: int,
     mask: Mask,
     scale: float,
@@ -185,13 +187,17 @@ def _launch(
     page_table: Tensor | None = None,
     page_size: int = 0,
 ) -> None:
-    if tiles == 0:
+    if tokens == 0 or num_seqs == 0:
         return
     band = mask.band
     assert band is not None, mask
     assert (k.head_row, k.head_col) == (v.head_row, v.head_col), "k and v must be laid out alike"
     head_dim = q.head_col or q.matrix.shape[1]
-    config = CONFIGS[head_dim]
+    config = configure(head_dim, band.causal, band.window is not None)
+    tiles = -(
+        -tokens // (_ROWS * config.consumers)
+    )  # of one sequence, or of all, each of which may end in a part of one
+    tiles = tiles + num_seqs if cu_q is not None else tiles * num_seqs
     unused = lse  # stands where the kernel, compiled for another kind of batch, reads nothing
     options: dict[str, Any] = {"num_warps": 4}
     forward_kernel[(heads[0], tiles)](

@@ -38,11 +38,11 @@ def _write_kernel(
     channel = offs % HEAD_DIM
     k = tl.load(K + token * stride_kt + head * stride_kh + channel, mask=inside)
     v = tl.load(V + token * stride_vt + head * stride_vh + channel, mask=inside)
-    if KV_SCALES:  # 448 is the largest number of e4m3
+    if KV_SCALES:  # 448 is the largest number of e4m3; div_rn rounds as torch does, `/` is a little off on a GPU
         k_scale = tl.load(KScale + head, mask=inside, other=1.0)
         v_scale = tl.load(VScale + head, mask=inside, other=1.0)
-        k = tl.minimum(tl.maximum(k.to(tl.float32) / k_scale, -448.0), 448.0)
-        v = tl.minimum(tl.maximum(v.to(tl.float32) / v_scale, -448.0), 448.0)
+        k = tl.minimum(tl.maximum(tl.div_rn(k.to(tl.float32), k_scale), -448.0), 448.0)
+        v = tl.minimum(tl.maximum(tl.div_rn(v.to(tl.float32), v_scale), -448.0), 448.0)
     tl.store(KPages + slot * WIDTH + offs, k.to(KPages.dtype.element_ty), mask=inside)
     tl.store(VPages + slot * WIDTH + offs, v.to(VPages.dtype.element_ty), mask=inside)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from longreach_kernels import Causal, Full, Mask, Window
+import torch
+from longreach_kernels import BlockSparse, Causal, Full, Mask, Window
 
 Kind = Literal["forward", "backward", "decode"]
 
@@ -44,6 +46,8 @@ class Case:
             return self.B * (min(n, self.mask.size) if isinstance(self.mask, Window) else n)
         if isinstance(self.mask, Full):
             return self.B * n * n
+        if isinstance(self.mask, BlockSparse):
+            return self.B * int(self.mask.layout.sum()) * self.mask.block**2
         if isinstance(self.mask, Window):
             w = min(self.mask.size, n)
             sinks = min(self.mask.sinks, n - w)
@@ -67,7 +71,16 @@ class Case:
 def _describe(mask: Mask) -> str:
     if isinstance(mask, Window):
         return f"window {mask.size}" + (f"+{mask.sinks}" if mask.sinks else "")
+    if isinstance(mask, BlockSparse):
+        return f"blocks of {mask.block}, density {mask.layout.float().mean():.2f}"
     return type(mask).__name__.lower()
+
+
+def random_blocks(length: int, density: float, block: int = 128) -> BlockSparse:
+    """A block layout in which each block is kept with probability `density`; the same one every time."""
+    blocks = length // block
+    generator = torch.Generator().manual_seed(round(density * 1000))
+    return BlockSparse(torch.rand(blocks, blocks, generator=generator) < density, block)
 
 
 def parse_mask(text: str) -> Mask:
@@ -86,16 +99,20 @@ def parse_mask(text: str) -> Mask:
 
 K = 1024
 
-SUITES: dict[str, tuple[Case, ...]] = {
-    "forward": (
+SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {
+    "forward": lambda: (
         *(Case("forward", 1, n * K) for n in (4, 16, 64, 128)),
         Case("forward", 1, 16 * K, mask=Full()),
         *(Case("forward", 1, 16 * K, D=64, mask=mask) for mask in (Causal(), Full())),
         *(Case("forward", 1, 16 * K, Hq=16, Hkv=8, D=256, mask=mask) for mask in (Causal(), Full())),
         *(Case("forward", 1, n * K, mask=Window(4096)) for n in (16, 64, 128)),
     ),
-    "decode": tuple(Case("decode", b, n * K) for b, n in ((1, 16), (1, 128), (8, 32), (64, 16))),
-    "backward": (
+    "sparse": lambda: (
+        Case("forward", 1, 64 * K, mask=Full()),
+        *(Case("forward", 1, 64 * K, mask=random_blocks(64 * K, s)) for s in (0.05, 0.1, 0.2, 0.35, 0.5)),
+    ),
+    "decode": lambda: tuple(Case("decode", b, n * K) for b, n in ((1, 16), (1, 128), (8, 32), (64, 16))),
+    "backward": lambda: (
         Case("backward", 1, 16 * K, Hq=16, Hkv=16),
         Case("backward", 1, 16 * K, Hq=32, Hkv=32, D=64),
         Case("backward", 1, 16 * K),
@@ -119,5 +136,5 @@ def select(suites: str, mask: str | None = None, lengths: str | None = None) -> 
                 raise ValueError(f"lengths must be positive numbers with commas, got {lengths!r}")
             cases += [Case("forward", 1, int(number), mask=parse_mask(mask or "causal")) for number in numbers]
         else:
-            cases += SUITES[name]
+            cases += SUITES[name]()
     return cases

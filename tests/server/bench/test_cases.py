@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from longreach.bench.cases import SUITES, Case, parse_mask, select
+from longreach.bench.cases import SUITES, Case, parse_mask, random_blocks, select
 from longreach.bench.kernels import measure, table
 from longreach.bench.peers import make
 from longreach.cli import app
@@ -29,13 +29,20 @@ def test_work_of_forward_backward_and_decode() -> None:
 
 
 def test_names_tell_cases_apart() -> None:
-    names = [case.name for suite in SUITES.values() for case in suite]
+    names = [case.name for suite in ("forward", "decode", "backward") for case in SUITES[suite]()]
     assert len(set(names)) == len(names)
+
+
+def test_random_blocks_have_the_density_asked_for_and_count_their_pairs() -> None:
+    mask = random_blocks(512, 0.5, block=16)
+    assert abs(mask.layout.float().mean() - 0.5) < 0.1
+    positions = torch.arange(512)
+    assert Case("forward", 1, 512, mask=mask).pairs == int(mask.allowed(positions, positions).sum())
 
 
 def test_selection() -> None:
     assert [case.mask for case in select("forward", "window:64:2", "1024,2048")] == [Window(64, 2)] * 2
-    assert select("decode") == list(SUITES["decode"])
+    assert select("decode") == list(SUITES["decode"]())
     for arguments in [("sideways",), ("forward", "circle"), ("forward", "window:x"), ("forward", None, "0")]:
         with pytest.raises(ValueError, match=r"must be|suites are"):
             select(*arguments)
