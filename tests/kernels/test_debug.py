@@ -123,5 +123,5 @@ def test_the_environment_is_read_once_at_import(monkeypatch: pytest.MonkeyPatch)
         spec.loader.exec_module(fresh)
         assert fresh.ENABLED is enabled
     monkeypatch.setenv("LONGREACH_DEBUG", "yes")
-    with pytest.raises(ValueError, match="^LONGREACH_DEBUG: must be 0 or 1, got 'yes'$"):
+    with pytest.raises(ValueError, match=r"^LONGREACH_DEBUG: must be 0 or 1, got 'yes'$"):
         spec.loader.exec_module(module_from_spec(spec))
