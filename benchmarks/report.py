@@ -1,4 +1,4 @@
-"""Write the results as Markdown tables, and draw those of latency: one table, or table and PNG, for each JSON.
+"""Write the results as Markdown tables and draw them: one table and one PNG for each JSON.
 
     python benchmarks/report.py benchmarks/results/*.json
 
@@ -82,6 +82,31 @@ def draw(result: dict, path: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_kernels(result: dict, path: Path) -> None:
+    """Speed of each implementation in each case, as a share of the machine's ceiling measured in the same run."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = result["rows"]
+    names = sorted({name for row in rows for name in row["ms"]})
+    figure, axis = pyplot.subplots(figsize=(9, 0.55 * len(rows) + 1.4), layout="constrained")
+    height = 0.8 / len(names)
+    for i, name in enumerate(names):
+        places = [(at, row) for at, row in enumerate(rows) if name in row["ms"]]
+        shares = [kernels.share_of_ceiling(row, name, result["ceilings"]) for _, row in places]
+        axis.barh([at + (i + 0.5) * height - 0.4 for at, _ in places], shares, height, label=name)
+    axis.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("share of the measured ceiling: matrix product, or copy for decodes")
+    axis.grid(visible=True, axis="x", alpha=0.25)
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.set_title(result["environment"]["device"], fontsize=9, color="gray")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
 def insert(page: str, name: str, text: str) -> str:
     """The page with the table `name` replaced wherever it has markers for it."""
     pattern = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -101,8 +126,8 @@ def main() -> None:
             sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
-        if not args.check and "runs" in result:
-            draw(result, path.with_suffix(".png"))
+        if not args.check:
+            (draw_kernels if "ceilings" in result else draw)(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
         sys.exit(f"{', '.join(stale)} differ from the results; run benchmarks/report.py" if stale else 0)
