@@ -190,6 +190,7 @@ def load_settings(**flags: Any) -> Settings:
 def unknown_variables() -> list[str]:
     """Environment variables that look like ours and set nothing: most often a slip of the pen."""
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    known.add("LONGREACH_DEBUG")  # the kernels read it: longreach_kernels.debug
     return sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
 
 

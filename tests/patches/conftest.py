@@ -17,6 +17,9 @@ from transformers import (
     SmolLM3Config,
 )
 
+# Models this small are slower on two threads than on one, and very much slower where another process wants the cores.
+torch.set_num_threads(1)
+
 _SMALL = {
     "vocab_size": 97,
     "hidden_size": 64,

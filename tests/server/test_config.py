@@ -174,6 +174,8 @@ def test_variables_that_set_nothing_are_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LONGREACH_PORT", "1")
     assert "LONGREACH_MAX_MODEL_LENGTH" in unknown_variables()
     assert "LONGREACH_PORT" not in unknown_variables()
+    monkeypatch.setenv("LONGREACH_DEBUG", "1")
+    assert "LONGREACH_DEBUG" not in unknown_variables()
 
 
 def test_settings_are_frozen(model_dir: Path) -> None:
