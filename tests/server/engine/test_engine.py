@@ -142,7 +142,7 @@ def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir
         ),
         ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
         ({"max_num_seqs": 100}, "max_num_seqs"),
-        ({"attention_backend": "triton"}, "triton"),
+        ({"attention_backend": "hopper"}, r"backend: .hopper. takes fp16 or bf16"),
     ],
 )
 def test_settings_that_cannot_hold_are_named(model_dir: Path, changes: dict, message: str) -> None:
