@@ -31,7 +31,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
     if launch.supports(q, mask, softcap, sink_logits):
-        return launch.dense_forward(q, k, v, mask, scale=scale)
+        return launch.dense_forward(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
     return portable.attention(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
 
 
@@ -49,7 +49,9 @@ def ragged_attention(
 ) -> tuple[Tensor, Tensor]:
     """q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32."""
     if launch.supports(q, mask, softcap, sink_logits):
-        return launch.ragged_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale)
+        return launch.ragged_forward(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
+        )
     return portable.ragged_attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
     )
@@ -74,6 +76,10 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     if batch.decodes:
-        portable.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
-    launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
+        portable.paged_decode(
+            q, k_pages, v_pages, out, lse, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
+        )
+    launch.paged_forward(
+        q, k_pages, v_pages, out, lse, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
+    )
     return out, lse

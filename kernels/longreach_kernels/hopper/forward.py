@@ -1,20 +1,19 @@
-"""The forward kernel for Hopper (sm_90), in Gluon: warp-specialised, fed by the tensor memory accelerator (TMA).
+"""The forward kernel for Hopper (sm_90), in Gluon: persistent, warp-specialised, fed by the tensor memory accelerator.
 
 FlashAttention-3 (Shah et al. 2024), section 3.1 and 3.2: a producer warp streams tiles of K and V through rings in
 shared memory; each consumer warpgroup owns 64 queries and runs the product Q K^T of one tile beside P V of the tile
-before it, with the softmax between them. Key tiles are walked right to left, so that the tiles that need a mask under a
-causal mask come first; only the tiles at the mask's edges are masked at all.
+before it, with the softmax between them. Dense, sliding-window and block-sparse attention share one loop over the key
+tiles of a work item (`work_items`); only tiles that a mask cuts are masked. A program takes several items, and brings
+the tiles of the next one while its consumers still finish the last.
 
-Queries, keys and outputs are addressed as rows and columns of matrices (`launch`), so one kernel serves dense, ragged
-and
-paged batches. A TMA box may read past a sequence's end, into another sequence or zeros: those keys are masked.
+Every tensor is seen as (heads, rows, D), so that one kernel serves dense, ragged and paged batches, and a box of the
+accelerator that reaches beyond a tensor's end or its head dim reads zeros. In a ragged batch it may reach into the next
+sequence: those keys are masked, and their values set to zero, for 0 times NaN is NaN.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false
+# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 # (the stubs describe host functions; device functions take and return other types)
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,267 +23,371 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.core import _aggregate as aggregate
+
+from .work_items import Batch, find_item, num_rounds, row_of, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
+LOG2E = gl.constexpr(1.4426950408889634)
 ROWS = gl.constexpr(64)  # of queries, a consumer warpgroup: the M of one wgmma
 
 
+@aggregate
+class Buffers:
+    """Shared memory, and the barriers that say when each part is full or free again."""
+
+    q: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    RING: gl.constexpr
+    CONSUMERS: gl.constexpr
+    OWN_OUT: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, q, k, v, o, q_full, q_empty, k_full, k_empty, v_full, v_empty, RING, CONSUMERS, OWN_OUT):
+        self.q = q
+        self.k = k
+        self.v = v
+        self.o = o
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.k_full = k_full
+        self.k_empty = k_empty
+        self.v_full = v_full
+        self.v_empty = v_empty
+        self.RING = gl.constexpr(RING)
+        self.CONSUMERS = gl.constexpr(CONSUMERS)
+        self.OWN_OUT = gl.constexpr(OWN_OUT)
+
+
 @gluon.jit
-def _mask(qk, q_positions, keys, num_keys, window, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
-    """Logits of one tile, -inf where the query may not see the key."""
-    allowed = keys[None, :] < num_keys
-    if CAUSAL:
-        allowed = allowed & (keys[None, :] <= q_positions[:, None])
-    if WINDOWED:
-        allowed = allowed & (keys[None, :] > q_positions[:, None] - window)
+def _barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(barriers.index(i), count=arrivals)
+    return barriers
+
+
+@gluon.jit
+def _produce(q_desc, k_desc, v_desc, batch, buffers):
+    """The producer warp: for each item the queries once, then its key tiles."""
+    RING: gl.constexpr = buffers.RING
+    step = gl.to_tensor(0)  # of all items: rings go on from one to the next
+    turn = gl.to_tensor(0)  # items so far
+    for i in range(num_rounds(batch)):
+        item = find_item(batch, i)
+        if item.num_steps > 0:
+            row = row_of(batch, item, tile_of(batch, item, 0))
+            for c in gl.static_range(buffers.CONSUMERS):
+                mbarrier.wait(buffers.q_empty.index(c), (turn & 1) ^ 1)
+                mbarrier.expect(buffers.q_full.index(c), q_desc.block_type.nbytes)
+                coordinates = [item.q_outer, item.q_row + ROWS * c, 0]
+                tma.async_copy_global_to_shared(q_desc, coordinates, buffers.q_full.index(c), buffers.q.index(c))
+            for j in range(item.num_steps):
+                slot = step % RING
+                phase = ((step // RING) & 1) ^ 1
+                mbarrier.wait(buffers.k_empty.index(slot), phase)
+                k_full = buffers.k_full.index(slot)
+                mbarrier.expect(k_full, k_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_desc, [item.kv_outer, row, 0], k_full, buffers.k.index(slot))
+                # The next tile's place is looked up while this one waits for room.
+                next_row = row_of(batch, item, tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1)))
+                mbarrier.wait(buffers.v_empty.index(slot), phase)
+                v_full = buffers.v_full.index(slot)
+                mbarrier.expect(v_full, v_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, row, 0], v_full, buffers.v.index(slot))
+                row = next_row
+                step += 1
+            turn += 1
+
+
+@aggregate
+class Logits:
+    """How logits come from products: their scale in log2 units, the softcap, and learned sinks."""
+
+    scale: gl.tensor
+    softcap: gl.tensor
+    sinks: gl.tensor
+    bits: gl.tensor
+    part_bits: gl.tensor
+    SOFTCAP: gl.constexpr
+    SINKS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, scale, softcap, sinks, bits, part_bits, SOFTCAP, SINKS):
+        self.scale = scale
+        self.softcap = softcap
+        self.sinks = sinks
+        self.bits = bits
+        self.part_bits = part_bits
+        self.SOFTCAP = gl.constexpr(SOFTCAP)
+        self.SINKS = gl.constexpr(SINKS)
+
+
+@gluon.jit
+def _mask(qk, rows, step, batch, item, logits, S: gl.constexpr):
+    """Products of one tile, -inf where the query may not see the key. `rows` count from the item's first query."""
+    BN: gl.constexpr = batch.BN
+    columns = gl.arange(0, BN, gl.SliceLayout(0, S))
+    if batch.LISTED:
+        words: gl.constexpr = BN // 32
+        allowed = (columns < item.num_keys)[None, :] & (rows >= 0)[:, None]
+        if item.num_keys > 0:
+            bit_tile = gl.load(logits.part_bits + item.parts - step).to(gl.int64)
+            pointers = logits.bits + bit_tile * (batch.BM * words) + rows[:, None] * words + columns[None, :] // 32
+            allowed = ((gl.load(pointers) >> (columns % 32)[None, :]) & 1) != 0
+    else:
+        # One bound for each row and side, counted from the tile's first key, in place of tests of pairs.
+        start = tile_of(batch, item, step) * BN
+        position = item.num_keys - item.num_queries + item.first - start + rows
+        end = item.num_keys - start + gl.zeros_like(rows)
+        if batch.CAUSAL:
+            end = gl.minimum(end, position + 1)
+        allowed = columns[None, :] < end[:, None]
+        if batch.WINDOWED:
+            near = columns[None, :] > (position - batch.window)[:, None]
+            allowed = allowed & (near | (columns < batch.sinks - start)[None, :])
     return gl.where(allowed, qk, float("-inf"))
 
 
 @gluon.jit
-def _softmax(qk, row_max, row_sum, scale_log2):
-    """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum."""
-    new_max = gl.maximum(row_max, gl.max(qk, 1))
-    safe = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet: no inf - inf
-    p = gl.exp2(qk * scale_log2 - (safe * scale_log2)[:, None])
-    alpha = gl.exp2((row_max - safe) * scale_log2)
+def _reciprocal(x):
+    """1 / x to the last bit but one, in one instruction in place of a division's ten."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _softmax(qk, row_max, row_sum, logits):
+    """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
+
+    The maximum is in log2 units. Where a row has seen nothing yet 0 stands for it: no inf - inf.
+    """
+    if logits.SOFTCAP:
+        # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), with the factors 2 log2(e) / cap in the scale. Masked stays masked.
+        capped = logits.softcap * (1.0 - 2.0 * _reciprocal(gl.exp2(qk * logits.scale) + 1.0))
+        qk = gl.where(qk == float("-inf"), float("-inf"), capped)
+        new_max = gl.maximum(row_max, gl.max(qk, 1))
+        safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+        p = gl.exp2(qk - safe[:, None])
+    else:
+        new_max = gl.maximum(row_max, gl.max(qk, 1) * logits.scale)
+        safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+        p = gl.exp2(qk * logits.scale - safe[:, None])
+    alpha = gl.exp2(row_max - safe)
     return p, alpha, new_max, row_sum * alpha + gl.sum(p, 1)
 
 
 @gluon.jit
-def _produce(
-    q_desc,
-    k_desc,
-    v_desc,
-    table,
-    q_s,
-    k_s,
-    v_s,
-    q_full,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    q_row,
-    q_col,
-    kv_row,
-    kv_col,
-    last_tile,
-    num_tiles,
-    BN: gl.constexpr,
-    RING: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
+def _zero_beyond(v, keys_left, batch, D: gl.constexpr):
+    """Set the values of keys beyond the end of a sequence to zero. Both consumers do, with the same result."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    values = v.load(layout)
+    rows = gl.arange(0, batch.BN, gl.SliceLayout(1, layout))
+    v.store(gl.where((rows < keys_left)[:, None], values, gl.zeros_like(values)))
+    fence_async_shared()
+
+
+@gluon.jit
+def _walk(
+    begin,
+    end,
+    origin,
+    p,
+    acc,
+    row_max,
+    row_sum,
+    q,
+    rows,
+    batch,
+    item,
+    logits,
+    buffers,
+    D: gl.constexpr,
+    MASKED: gl.constexpr,
 ):
-    """The producer warp: the queries once, then every key tile, right to left."""
-    for c in gl.static_range(CONSUMERS):
-        mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(q_desc, [q_row + ROWS * c, q_col], q_full.index(c), q_s.index(c))
-    row = kv_row + last_tile * BN
-    if PAGE_SIZE:
-        row = gl.load(table + last_tile * BN // PAGE_SIZE) * PAGE_SIZE + last_tile * BN % PAGE_SIZE
-    for i in range(num_tiles):
-        slot = i % RING
-        phase = ((i // RING) & 1) ^ 1
-        mbarrier.wait(k_empty.index(slot), phase)
-        mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_desc, [row, kv_col], k_full.index(slot), k_s.index(slot))
-        # The next tile's page id is on its way while this one waits for room.
-        next_tile = gl.maximum(last_tile - i - 1, 0)
-        next_row = kv_row + next_tile * BN
-        if PAGE_SIZE:
-            next_row = gl.load(table + next_tile * BN // PAGE_SIZE) * PAGE_SIZE + next_tile * BN % PAGE_SIZE
-        mbarrier.wait(v_empty.index(slot), phase)
-        mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(v_desc, [row, kv_col], v_full.index(slot), v_s.index(slot))
-        row = next_row
+    """Steps `begin` to `end` of an item whose first step is the `origin`-th of its program: Q K^T of each beside P V of
+    the one before. What is carried on is that tile's p, as fp32 where registers allow it: carried as 16-bit numbers from
+    one loop into another, each pair would be taken apart and put together again in every step."""
+    RING: gl.constexpr = buffers.RING
+    dtype: gl.constexpr = buffers.q.dtype
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, batch.BN, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
+    carried: gl.constexpr = p.dtype
+    for step in range(begin, end):
+        n = origin + step
+        slot = n % RING
+        before = (n - 1) % RING
+        mbarrier.wait(buffers.k_full.index(slot), (n // RING) & 1)
+        keys = buffers.k.index(slot).reshape([batch.BN, D]).permute((1, 0))
+        zero = gl.zeros([ROWS, batch.BN], gl.float32, S)
+        qk_next = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
+        p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
+        mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
+        acc_next = warpgroup_mma(p_op, buffers.v.index(before).reshape([batch.BN, D]), acc, is_async=True)
+        qk = warpgroup_mma_wait(1, deps=(qk_next,))
+        mbarrier.arrive(buffers.k_empty.index(slot), count=1)
+        if MASKED:
+            qk = _mask(qk, rows, step, batch, item, logits, S)
+        p32, alpha, row_max, row_sum = _softmax(qk, row_max, row_sum, logits)
+        acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
+        mbarrier.arrive(buffers.v_empty.index(before), count=1)
+        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
+        p = p32.to(carried)
+    return p, acc, row_max, row_sum
 
 
 @gluon.jit
 def _consume(
-    c: gl.constexpr,
-    o_desc,
-    out_ptr,
-    lse_ptr,
-    q_s,
-    k_s,
-    v_s,
-    q_full,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    o_row,
-    o_col,
-    stride_o,
-    lse_offset,
-    stride_l,
-    row_in_seq,
-    num_queries,
-    num_keys,
-    last_tile,
-    right,
-    middle,
-    num_tiles,
-    window,
-    scale_log2,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    RING: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
+    c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers, D: gl.constexpr, CARRIED: gl.constexpr
 ):
-    """Consumer warpgroup c: queries `row_in_seq + 64 c` and the 63 after it."""
-    dtype: gl.constexpr = q_s.dtype
+    """Consumer warpgroup c: the 64 queries from 64 c on of each item."""
+    RING: gl.constexpr = buffers.RING
+    BN: gl.constexpr = batch.BN
+    dtype: gl.constexpr = buffers.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
-    rows = row_in_seq + c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
-    q_positions = rows + num_keys - num_queries
-    row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S))
-    row_sum = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, S))
-    acc = gl.zeros([ROWS, D], gl.float32, O)
-    zero = gl.zeros([ROWS, BN], gl.float32, S)
-    q = q_s.index(c)
-    mbarrier.wait(q_full.index(c), 0)
-    mbarrier.wait(k_full.index(0), 0)
-    qk = warpgroup_mma(q, k_s.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-    qk = warpgroup_mma_wait(0, deps=(qk,))
-    mbarrier.arrive(k_empty.index(0), count=1)
-    keys = last_tile * BN + gl.arange(0, BN, gl.SliceLayout(0, S))
-    qk = _mask(qk, q_positions, keys, num_keys, window, CAUSAL, WINDOWED)
-    p, _, row_max, row_sum = _softmax(qk, row_max, row_sum, scale_log2)
-    p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
-    # One loop for masked and unmasked tiles: carried from one loop into another, p_op would be unpacked and packed
-    # again in every step (64 of 519 instructions).
-    for i in range(1, num_tiles):
-        slot = i % RING
-        previous = (i - 1) % RING
-        mbarrier.wait(k_full.index(slot), (i // RING) & 1)
-        qk_next = warpgroup_mma(q, k_s.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(previous), ((i - 1) // RING) & 1)
-        acc_next = warpgroup_mma(p_op, v_s.index(previous), acc, is_async=True)
-        qk = warpgroup_mma_wait(1, deps=(qk_next,))
-        mbarrier.arrive(k_empty.index(slot), count=1)
-        if CAUSAL or WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
-            if (i < right) | (i >= middle):
-                keys = (last_tile - i) * BN + gl.arange(0, BN, gl.SliceLayout(0, S))
-                qk = _mask(qk, q_positions, keys, num_keys, window, CAUSAL, WINDOWED)
-        p, alpha, row_max, row_sum = _softmax(qk, row_max, row_sum, scale_log2)
-        acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
-        mbarrier.arrive(v_empty.index(previous), count=1)
-        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
-        p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
-    last = (num_tiles - 1) % RING
-    mbarrier.wait(v_full.index(last), ((num_tiles - 1) // RING) & 1)
-    acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, v_s.index(last), acc, is_async=True),))
-    mbarrier.arrive(v_empty.index(last), count=1)
+    rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
+    q = buffers.q.index(c).reshape([ROWS, D])
+    o = buffers.o.index(c).reshape([ROWS, D])
+    origin = gl.to_tensor(0)
+    turn = gl.to_tensor(0)
+    for i in range(num_rounds(batch)):
+        item = find_item(batch, i)
+        if item.num_steps > 0:
+            row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S))
+            row_sum = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, S))
+            if logits.SINKS:  # one more column of the softmax, without a value
+                sink = gl.load(logits.sinks + item.head).to(gl.float32) * LOG2E
+                row_max = gl.maximum(row_max, sink)
+                row_sum += 1.0
+            acc = gl.zeros([ROWS, D], gl.float32, O)
+            slot = origin % RING
+            parity = (origin // RING) & 1
+            mbarrier.wait(buffers.q_full.index(c), turn & 1)
+            mbarrier.wait(buffers.k_full.index(slot), parity)
+            keys = buffers.k.index(slot).reshape([BN, D]).permute((1, 0))
+            zero = gl.zeros([ROWS, BN], gl.float32, S)
+            qk = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
+            qk = warpgroup_mma_wait(0, deps=(qk,))
+            mbarrier.arrive(buffers.k_empty.index(slot), count=1)
+            qk = _mask(qk, rows, 0, batch, item, logits, S)
+            p, _, row_max, row_sum = _softmax(qk, row_max, row_sum, logits)
+            p = p.to(CARRIED)
+            if batch.RAGGED or batch.LISTED:
+                keys_left = item.num_keys - tile_of(batch, item, 0) * BN
+                if keys_left < BN:
+                    mbarrier.wait(buffers.v_full.index(slot), parity)
+                    _zero_beyond(buffers.v.index(slot).reshape([BN, D]), keys_left, batch, D)
+            # fmt: off
+            p, acc, row_max, row_sum = _walk(
+                1, item.right, origin, p, acc, row_max, row_sum, q, rows, batch, item, logits, buffers, D, True)
+            p, acc, row_max, row_sum = _walk(
+                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, rows, batch, item, logits,
+                buffers, D, False)
+            if batch.WINDOWED:
+                p, acc, row_max, row_sum = _walk(
+                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, rows, batch, item,
+                    logits, buffers, D, True)
+            # fmt: on
+            origin += item.num_steps
+            turn += 1
+            last = (origin - 1) % RING
+            if buffers.OWN_OUT:
+                mbarrier.arrive(buffers.q_empty.index(c), count=1)
+            p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
+            mbarrier.wait(buffers.v_full.index(last), ((origin - 1) // RING) & 1)
+            values = buffers.v.index(last).reshape([BN, D])
+            acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, values, acc, is_async=True),))
+            mbarrier.arrive(buffers.v_empty.index(last), count=1)
 
-    seen = row_sum > 0.0
-    safe_sum = gl.where(seen, row_sum, 1.0)
-    lse = gl.where(seen, (row_max * scale_log2 + gl.log2(safe_sum)) * LN2, float("-inf"))
-    gl.store(lse_ptr + lse_offset + rows.to(gl.int64) * stride_l, lse, mask=rows < num_queries)
-    out = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(dtype)
-    if row_in_seq + (c + 1) * ROWS <= num_queries:
-        q.store(out)  # the queries are not needed any more
-        fence_async_shared()
-        tma.async_copy_shared_to_global(o_desc, [o_row + c * ROWS, o_col], q)
-        tma.store_wait(0)
-    else:  # the box would write over the next sequence
-        o_rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O))
-        o_cols = gl.arange(0, D, gl.SliceLayout(0, O))
-        pointers = out_ptr + (o_row + o_rows).to(gl.int64)[:, None] * stride_o + (o_col + o_cols)[None, :]
-        gl.store(pointers, out, mask=(row_in_seq + o_rows < num_queries)[:, None])
-
-
-# fmt: off
-@gluon.jit
-def _consume_0(
-    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col, stride_o,
-    lse_offset,
-    stride_l, row_in_seq, num_queries, num_keys, last_tile, right, middle, num_tiles, window, scale_log2,
-    BN: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
-):
-    _consume(
-        0, o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col, stride_o,
-        lse_offset, stride_l, row_in_seq, num_queries, num_keys, last_tile, right, middle, num_tiles, window,
-        scale_log2,
-        BN, D, RING, CAUSAL, WINDOWED,
-    )
-
-
-@gluon.jit
-def _consume_1(
-    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col, stride_o,
-    lse_offset,
-    stride_l, row_in_seq, num_queries, num_keys, last_tile, right, middle, num_tiles, window, scale_log2,
-    BN: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
-):
-    _consume(
-        1, o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col, stride_o,
-        lse_offset, stride_l, row_in_seq, num_queries, num_keys, last_tile, right, middle, num_tiles, window,
-        scale_log2,
-        BN, D, RING, CAUSAL, WINDOWED,
-    )
+            seen = row_sum > 0.0
+            safe_sum = gl.where(seen, row_sum, 1.0)
+            result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(dtype)
+            row_lse = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
+            lse_rows = lse + item.q_outer * strides[0] + (item.q_row + rows).to(gl.int64) * strides[1]
+            gl.store(lse_rows, row_lse, mask=item.first + rows < item.num_queries)
+            if not batch.RAGGED or item.first + (c + 1) * ROWS <= item.num_queries:
+                tma.store_wait(0)  # of the item before: its copy may still read the buffer
+                o.store(result)
+                fence_async_shared()
+                coordinates = [item.q_outer, item.q_row + c * ROWS, 0]
+                tma.async_copy_shared_to_global(o_desc, coordinates, buffers.o.index(c))
+            else:  # the box would write over the next sequence
+                o_rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O))
+                o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
+                place = item.q_outer * strides[2] + (item.q_row + o_rows).to(gl.int64) * strides[3]
+                inside = (item.first + o_rows < item.num_queries)[:, None] & (o_columns < strides[4])[None, :]
+                gl.store(out + place[:, None] + o_columns[None, :], result, mask=inside)
+            if not buffers.OWN_OUT:
+                tma.store_wait(0)
+                mbarrier.arrive(buffers.q_empty.index(c), count=1)
+    tma.store_wait(0)
 
 
-@gluon.jit
-def _consume_2(
-    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col, stride_o,
-    lse_offset,
-    stride_l, row_in_seq, num_queries, num_keys, last_tile, right, middle, num_tiles, window, scale_log2,
-    BN: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
-):
-    _consume(
-        2, o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col, stride_o,
-        lse_offset, stride_l, row_in_seq, num_queries, num_keys, last_tile, right, middle, num_tiles, window,
-        scale_log2,
-        BN, D, RING, CAUSAL, WINDOWED,
-    )
-# fmt: on
-
-
-@gluon.jit
-def _find_sequence(cu_q, num_seqs, slot, BM: gl.constexpr):
-    """The sequence whose query tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
-    origin = gl.load(cu_q)
-    low = 0
-    high = num_seqs
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if (gl.load(cu_q + middle) - origin) // BM + middle <= slot:
-            low = middle
-        else:
-            high = middle
-    return low, (gl.load(cu_q + low) - origin) // BM + low
-
-
-@gluon.jit(do_not_specialize=["num_seqs", "dense_queries", "dense_keys", "window", "stride_table"])
+@gluon.jit(
+    do_not_specialize=[
+        "stride_table",
+        "num_seqs",
+        "num_queries",
+        "num_keys",
+        "heads",
+        "section",
+        "num_items",
+        "window",
+        "sinks",
+        "list_stride",
+        "stride_lh",
+        "stride_lt",
+        "stride_oh",
+        "stride_ot",
+        "head_dim",
+    ]
+)
 def forward_kernel(
     q_desc,
     k_desc,
     v_desc,
     o_desc,
-    out_ptr,
-    lse_ptr,
+    out,
+    lse,
+    stride_lh,
+    stride_lt,
+    stride_oh,
+    stride_ot,
+    head_dim,
     cu_q,
     cu_k,
     context_lens,
     table,
     stride_table,
-    q_head_row,
-    q_head_col,
-    kv_head_row,
-    kv_head_col,
-    o_head_row,
-    o_head_col,
-    stride_o,
-    stride_lb,
-    stride_lh,
-    stride_lt,
     num_seqs,
-    dense_queries,
-    dense_keys,
+    num_queries,
+    num_keys,
+    heads,
+    section,
+    num_items,
     window,
+    sinks,
+    full_start,
+    full_tiles,
+    part_start,
+    part_tiles,
+    order,
+    list_stride,
+    bits,
+    part_bits,
+    sink_logits,
     scale_log2,
+    softcap_log2,
     GROUP: gl.constexpr,
     D: gl.constexpr,
     BN: gl.constexpr,
@@ -292,118 +395,52 @@ def forward_kernel(
     CONSUMERS: gl.constexpr,
     REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
+    CARRIED: gl.constexpr,
+    OWN_OUT: gl.constexpr,
     RAGGED: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
+    LISTED: gl.constexpr,
     CAUSAL: gl.constexpr,
     WINDOWED: gl.constexpr,
+    SOFTCAP: gl.constexpr,
+    SINK_LOGITS: gl.constexpr,
 ):
-    """Grid (Hq, query tiles of 64 x CONSUMERS rows). Head h of a tensor starts `head_row * h` rows down and `head_col
-    * h`
-    columns across its first one. Dense batches have `dense_*` tokens a sequence and their heads one below another."""
+    """Grid: any number of programs up to `num_items`. See `work_items.Batch` for the batch's numbers; `head_dim` is the
+    true one, D the power of two above it; `stride_*` are of lse and out, by head and by row."""
     BM: gl.constexpr = ROWS * CONSUMERS
-    head = gl.program_id(0)
-    slot = gl.num_programs(1) - 1 - gl.program_id(1)  # the longest rows of a causal mask first
-    kv_head = head // GROUP
-    if RAGGED:
-        seq, first_slot = _find_sequence(cu_q, num_seqs, slot, BM)
-        q_start = gl.load(cu_q + seq)
-        num_queries = gl.load(cu_q + seq + 1) - q_start
-        tile = slot - first_slot
-        o_start = q_start
-        lse_offset = q_start.to(gl.int64) * stride_lt + head * stride_lh
-        if PAGE_SIZE:
-            num_keys = gl.load(context_lens + seq)
-            k_start = 0
-        else:
-            k_start = gl.load(cu_k + seq)
-            num_keys = gl.load(cu_k + seq + 1) - k_start
+    # fmt: off
+    batch = Batch(
+        cu_q, cu_k, context_lens, table, stride_table, num_seqs, num_queries, num_keys, heads, section, num_items,
+        window, sinks, full_start, full_tiles, part_start, part_tiles, order, list_stride,
+        GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED,
+    )
+    # fmt: on
+    logits = Logits(scale_log2, softcap_log2, sink_logits, bits, part_bits, SOFTCAP, SINK_LOGITS)
+    q = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
+    o = q
+    if OWN_OUT:
+        o = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
+    # fmt: off
+    buffers = Buffers(
+        q,
+        gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], k_desc.layout),
+        gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], v_desc.layout),
+        o, _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(RING, 1), _barriers(RING, CONSUMERS),
+        _barriers(RING, 1), _barriers(RING, CONSUMERS), RING, CONSUMERS, OWN_OUT,
+    )
+    fence_async_shared()
+    strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim)
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
+            (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
+            (_produce, (q_desc, k_desc, v_desc, batch, buffers)),
+        ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])
     else:
-        seq = slot % num_seqs
-        tile = slot // num_seqs
-        num_queries = dense_queries
-        num_keys = dense_keys
-        q_start = seq * (gl.num_programs(0) * dense_queries)
-        o_start = q_start
-        k_start = seq * (gl.num_programs(0) // GROUP * dense_keys)
-        lse_offset = seq.to(gl.int64) * stride_lb + head * stride_lh
-    if tile * BM < num_queries:
-        q_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, ROWS, D], q_desc.layout)
-        k_s = gl.allocate_shared_memory(q_desc.dtype, [RING, BN, D], k_desc.layout)
-        v_s = gl.allocate_shared_memory(q_desc.dtype, [RING, BN, D], v_desc.layout)
-        q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-        k_full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-        k_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-        v_full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-        v_empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(CONSUMERS):
-            mbarrier.init(q_full.index(i), count=1)
-        for i in gl.static_range(RING):
-            mbarrier.init(k_full.index(i), count=1)
-            mbarrier.init(v_full.index(i), count=1)
-            mbarrier.init(k_empty.index(i), count=CONSUMERS)
-            mbarrier.init(v_empty.index(i), count=CONSUMERS)
-        fence_async_shared()
-
-        # The ranges of `tiles.key_ranges`, for the queries at positions low <= q < high.
-        low = num_keys - num_queries + tile * BM
-        high = num_keys - num_queries + gl.minimum((tile + 1) * BM, num_queries)
-        seen_end = num_keys
-        full_end = num_keys
-        if CAUSAL:
-            seen_end = gl.maximum(gl.minimum(num_keys, high), 0)
-            full_end = gl.maximum(gl.minimum(num_keys, low + 1), 0)
-        stop = gl.maximum(gl.cdiv(seen_end, BN), 1)  # rows that see nothing visit one tile and mask all of it
-        first = 0
-        inner = 0
-        if WINDOWED:
-            first = gl.minimum(gl.maximum(low - window + 1, 0) // BN, stop - 1)
-            inner = gl.minimum(gl.cdiv(gl.maximum(high - window, 0), BN), stop)
-        inner_end = gl.maximum(full_end // BN, inner)
-        # Steps count from the right: masked before `right`, free of masking before `middle`, masked before `num_tiles`.
-        last_tile = stop - 1
-        right = stop - gl.minimum(inner_end, stop)
-        middle = stop - gl.maximum(inner, first)
-        num_tiles = stop - first
-
-        row_in_seq = tile * BM
-        q_row = q_start + head * q_head_row + row_in_seq
-        o_row = o_start + head * o_head_row + row_in_seq
-        kv_row = k_start + kv_head * kv_head_row
-        q_col = head * q_head_col
-        o_col = head * o_head_col
-        kv_col = kv_head * kv_head_col
-        seq_table = table + seq.to(gl.int64) * stride_table
-        # fmt: off
-        if CONSUMERS == 2:
-            gl.warp_specialize([
-                (_consume_0, (
-                    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col,
-                    stride_o, lse_offset, stride_lt, row_in_seq, num_queries, num_keys, last_tile, right, middle,
-                    num_tiles, window, scale_log2, BN, D, RING, CAUSAL, WINDOWED)),
-                (_consume_1, (
-                    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col,
-                    stride_o, lse_offset, stride_lt, row_in_seq, num_queries, num_keys, last_tile, right, middle,
-                    num_tiles, window, scale_log2, BN, D, RING, CAUSAL, WINDOWED)),
-                (_produce, (
-                    q_desc, k_desc, v_desc, seq_table, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, q_row,
-                    q_col, kv_row, kv_col, last_tile, num_tiles, BN, RING, CONSUMERS, PAGE_SIZE)),
-            ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])
-        else:
-            gl.warp_specialize([
-                (_consume_0, (
-                    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col,
-                    stride_o, lse_offset, stride_lt, row_in_seq, num_queries, num_keys, last_tile, right, middle,
-                    num_tiles, window, scale_log2, BN, D, RING, CAUSAL, WINDOWED)),
-                (_consume_1, (
-                    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col,
-                    stride_o, lse_offset, stride_lt, row_in_seq, num_queries, num_keys, last_tile, right, middle,
-                    num_tiles, window, scale_log2, BN, D, RING, CAUSAL, WINDOWED)),
-                (_consume_2, (
-                    o_desc, out_ptr, lse_ptr, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, o_row, o_col,
-                    stride_o, lse_offset, stride_lt, row_in_seq, num_queries, num_keys, last_tile, right, middle,
-                    num_tiles, window, scale_log2, BN, D, RING, CAUSAL, WINDOWED)),
-                (_produce, (
-                    q_desc, k_desc, v_desc, seq_table, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, q_row,
-                    q_col, kv_row, kv_col, last_tile, num_tiles, BN, RING, CONSUMERS, PAGE_SIZE)),
-            ], [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS])
-        # fmt: on
+        gl.warp_specialize([
+            (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
+            (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
+            (_consume, (2, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
+            (_produce, (q_desc, k_desc, v_desc, batch, buffers)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS])
+    # fmt: on

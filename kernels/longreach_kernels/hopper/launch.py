@@ -1,8 +1,8 @@
-"""Host side of the Hopper forward kernel: what it can compute, how tensors become rows and columns, and the launch."""
+"""Host side of the Hopper forward kernel: what it can compute, how tensors are described to it, and the launch."""
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
+from longreach_kernels.portable.config import smallest_block
+from longreach_kernels.portable.forward import logit_scales
+from longreach_kernels.tile_lists import TileLists, tile_lists
 
 from .forward import forward_kernel
 
@@ -19,37 +22,62 @@ _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _ROWS = 64  # of queries, a consumer warpgroup
 _PAGE_MULTIPLE = 128  # a key tile lies inside one page
 _RING = 2  # tiles of K and of V in shared memory; three at D=128 need 230 KB
+_SECTION_BYTES = 32 << 20  # of keys and values that the L2 cache (50 MB) should hold while a section's queries pass
 
 
 class Config(NamedTuple):
-    """Keys in a tile, consumer warpgroups, and the registers of a consumer's and of the producer's threads."""
+    """How a program is made.
+
+    Attributes:
+        block_n: keys in a tile.
+        consumers: warpgroups of 64 queries.
+        registers, producer_registers: of a thread of a consumer and of the producer.
+        carry_fp32: whether p goes from one step to the next as fp32 or in the dtype of the inputs.
+        own_out: whether results have shared memory of their own, or that of the queries.
+    """
 
     block_n: int
     consumers: int
     registers: int
     producer_registers: int
+    carry_fp32: bool
+    own_out: bool
 
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 96, 128, 192, 256)
 
 
-def configure(head_dim: int, causal: bool, windowed: bool) -> Config:
-    """The configuration for a head dim and a kind of mask; each compiles for sm_90 without spills.
-
-    At D=64 three consumers hide more of the softmax than two, but their 160 registers do not hold the positions that a
-    window, or the last ragged tile of a full mask, is tested with.
-    """
-    if head_dim == 64 and causal and not windowed:
-        return Config(128, 3, 160, 32)
-    return Config(128, 2, 240, 24)
+def padded(head_dim: int) -> int:
+    """Head dim of the kernel: the power of two from `head_dim` on. What lies between reads as zeros."""
+    return max(64, 1 << (head_dim - 1).bit_length())
 
 
-class _Rows(NamedTuple):
-    """A tensor as a matrix: head h begins `head_row * h` rows down and `head_col * h` columns across."""
+def configure(head_dim: int, mask: Mask) -> Config:
+    """The configuration for a head dim and a kind of mask; each compiles for sm_90 without spills in its loops."""
+    width = padded(head_dim)
+    if width == 256:
+        return Config(64, 2, 240, 24, True, False)
+    if width == 64 and mask.band is not None and mask.band.window is None:
+        return Config(128, 3, 160, 32, False, True)
+    return Config(128, 2, 240, 24, True, True)
 
-    matrix: Tensor
-    head_row: int
-    head_col: int
+
+class Rows(NamedTuple):
+    """A tensor as (heads, rows, D), by the strides of the first two."""
+
+    tensor: Tensor
+    heads: int
+    rows: int
+    head_stride: int
+    row_stride: int
+
+    def descriptor(self, block_rows: int) -> TensorDescriptor:
+        """For boxes of `block_rows` rows of one head."""
+        head_dim = self.tensor.shape[-1]
+        block = [1, block_rows, padded(head_dim)]
+        layout: Any = gl.NVMMASharedLayout.get_default_for(block, _GLUON_TYPES[self.tensor.dtype])
+        shape, strides = [self.heads, self.rows, head_dim], [self.head_stride, self.row_stride, 1]
+        return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
 
 def supports(
@@ -57,63 +85,85 @@ def supports(
 ) -> bool:
     """Whether the Hopper kernel computes this; everything else is the portable kernels' work.
 
-    It takes head dims 64 and 128 in fp16 or bf16, causal, full and sliding-window masks without sinks, and pages that
-    hold whole tiles of 128 keys.
+    It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, pages that hold whole tiles of 128 keys,
+    and every mask that has a closed form or, in dense batches, blocks of 128. Softcaps and learned sinks are no limit.
     """
     band = mask.band
+    del softcap, sink_logits
     return (
-        q.shape[-1] in HEAD_DIMS
-        and q.dtype in _GLUON_TYPES
-        and band is not None
-        and not (band.window is not None and (band.sinks or not band.causal))
-        and softcap is None
-        and sink_logits is None
-        and (page_size is None or page_size % _PAGE_MULTIPLE == 0)
+        q.dtype in _GLUON_TYPES
+        and q.shape[-1] % 8 == 0
+        and 32 < q.shape[-1] <= 256
+        and (smallest_block(mask) >= 128 if band is None else band.window is None or band.causal)
+        and (page_size is None or (page_size % _PAGE_MULTIPLE == 0 and band is not None))
     )
 
 
-def dense_forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float) -> tuple[Tensor, Tensor]:
+def dense_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
-    batch, heads, length, head_dim = q.shape
-    out = torch.empty((batch, heads, length, head_dim), dtype=q.dtype, device=q.device)
+    batch, heads, length, _ = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, length), dtype=torch.float32, device=q.device)
-    q_rows, k_rows, v_rows, out_rows = (_Rows(x.contiguous().view(-1, head_dim), x.shape[2], 0) for x in (q, k, v, out))
+    config = configure(q.shape[-1], mask)
+    lists = None
+    if mask.band is None:
+        lists = tile_lists(mask, length, k.shape[2], _ROWS * config.consumers, config.block_n, q.device)
     _launch(
-        q_rows,
-        k_rows,
-        v_rows,
-        out_rows,
+        *(_dense_rows(x) for x in (q, k, v, out)),
         lse,
-        lse_strides=(lse.stride(0), lse.stride(1), 1),
+        lse_strides=(length, 1),
         heads=(heads, k.shape[1]),
-        tokens=length,
+        num_items=-(-length // (_ROWS * config.consumers)) * batch * heads,
         num_seqs=batch,
         lengths=(length, k.shape[2]),
+        config=config,
         mask=mask,
+        lists=lists,
         scale=scale,
+        softcap=softcap,
+        sink_logits=sink_logits,
     )
     return out, lse
 
 
 def ragged_forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, mask: Mask, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    config = configure(q.shape[-1], mask)
     num_seqs = cu_seqlens_q.shape[0] - 1
     _launch(
-        _token_rows(q),
-        _token_rows(k),
-        _token_rows(v),
-        _token_rows(out),
+        *(_token_rows(x) for x in (q, k, v, out)),
         lse,
-        lse_strides=(0, 1, lse.stride(0)),
+        lse_strides=(1, lse.stride(0)),
         heads=(q.shape[1], k.shape[1]),
-        tokens=q.shape[0],
+        num_items=_ragged_items(q.shape[0], num_seqs, q.shape[1], config),
         num_seqs=num_seqs,
+        config=config,
         mask=mask,
         scale=scale,
+        softcap=softcap,
+        sink_logits=sink_logits,
         cu_q=cu_seqlens_q,
         cu_k=cu_seqlens_k,
     )
@@ -130,23 +180,28 @@ def paged_forward(
     mask: Mask,
     *,
     scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
 ) -> None:
     """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq)."""
     skip = batch.decodes
     num_seqs = batch.size - skip
-    keys, values = (_Rows(x.view(-1, x.shape[2] * x.shape[3]), 0, x.shape[3]) for x in (k_pages, v_pages))
+    config = configure(q.shape[-1], mask)
     _launch(
         _token_rows(q),
-        keys,
-        values,
+        _token_rows(k_pages.flatten(0, 1)),
+        _token_rows(v_pages.flatten(0, 1)),
         _token_rows(out),
         lse,
-        lse_strides=(0, 1, lse.stride(0)),
+        lse_strides=(1, lse.stride(0)),
         heads=(q.shape[1], k_pages.shape[2]),
-        tokens=q.shape[0] - skip,
+        num_items=_ragged_items(q.shape[0] - skip, num_seqs, q.shape[1], config),
         num_seqs=num_seqs,
+        config=config,
         mask=mask,
         scale=scale,
+        softcap=softcap,
+        sink_logits=sink_logits,
         cu_q=batch.cu_seqlens_q[skip:],
         context_lens=batch.context_lens[skip:],
         page_table=batch.page_table[skip:],
@@ -154,32 +209,54 @@ def paged_forward(
     )
 
 
-def _token_rows(x: Tensor) -> _Rows:
-    """x (T, H, D), laid out by token or by head, as a matrix; another layout is copied first."""
-    tokens, heads, head_dim = x.shape
-    if x.stride() == (head_dim, tokens * head_dim, 1):  # as transformers' attention modules make q
-        return _Rows(x.transpose(0, 1).view(heads * tokens, head_dim), tokens, 0)
-    return _Rows(x.contiguous().view(tokens, heads * head_dim), 0, head_dim)
+def _ragged_items(tokens: int, num_seqs: int, heads: int, config: Config) -> int:
+    """Each sequence may end in a part of a tile; see `work_items.find_item`."""
+    return heads * (-(-tokens // (_ROWS * config.consumers)) + num_seqs) if tokens and num_seqs else 0
 
 
-def _descriptor(matrix: Tensor, rows: int, head_dim: int) -> TensorDescriptor:
-    layout: Any = gl.NVMMASharedLayout.get_default_for([rows, head_dim], _GLUON_TYPES[matrix.dtype])
-    return TensorDescriptor.from_tensor(matrix, [rows, head_dim], layout)
+def _dense_rows(x: Tensor) -> Rows:
+    """x (B, H, N, D): heads are numbered through the batch."""
+    batch, heads, length, head_dim = x.shape
+    if x.shape[0] > 1 and x.stride(0) != heads * x.stride(1) or not _aligned(x):
+        x = x.contiguous()
+    return Rows(x, batch * heads, length, x.stride(1) if heads > 1 else x.stride(0), x.stride(2))
+
+
+def _token_rows(x: Tensor) -> Rows:
+    """x (T, H, D)."""
+    if not _aligned(x):
+        x = x.contiguous()
+    return Rows(x, x.shape[1], x.shape[0], x.stride(1), x.stride(0))
+
+
+def _aligned(x: Tensor) -> bool:
+    """Whether the tensor memory accelerator can read x as it lies: last dimension dense, the rest on 16 bytes."""
+    elements = 16 // x.itemsize
+    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(s % elements == 0 and s > 0 for s in x.stride()[:-1])
+
+
+@lru_cache(maxsize=8)
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _launch(
-    q: _Rows,
-    k: _Rows,
-    v: _Rows,
-    out: _Rows,
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    out: Rows,
     lse: Tensor,
     *,
-    lse_strides: tuple[int, int, int],
+    lse_strides: tuple[int, int],
     heads: tuple[int, int],
-    tokens: int,
+    num_items: int,
     num_seqs: int,
+    config: Config,
     mask: Mask,
     scale: float,
+    softcap: float | None,
+    sink_logits: Tensor | None,
+    lists: TileLists | None = None,
     lengths: tuple[int, int] = (0, 0),
     cu_q: Tensor | None = None,
     cu_k: Tensor | None = None,
@@ -187,53 +264,74 @@ def _launch(
     page_table: Tensor | None = None,
     page_size: int = 0,
 ) -> None:
-    if tokens == 0 or num_seqs == 0:
+    if num_items == 0:
         return
     band = mask.band
-    assert band is not None, mask
-    assert (k.head_row, k.head_col) == (v.head_row, v.head_col), "k and v must be laid out alike"
-    head_dim = q.head_col or q.matrix.shape[1]
-    config = configure(head_dim, band.causal, band.window is not None)
-    tiles = -(
-        -tokens // (_ROWS * config.consumers)
-    )  # of one sequence, or of all, each of which may end in a part of one
-    tiles = tiles + num_seqs if cu_q is not None else tiles * num_seqs
-    unused = lse  # stands where the kernel, compiled for another kind of batch, reads nothing
+    group = heads[0] // heads[1]
+    head_dim = q.tensor.shape[-1]
+    kv_bytes = max(1, lengths[1]) * 2 * padded(head_dim) * k.tensor.itemsize
+    scale_log2, softcap_log2 = logit_scales(scale, softcap)
+    dtype = _GLUON_TYPES[q.tensor.dtype]
+    unused = lse  # stands where the kernel, compiled for another kind of call, reads nothing
+    programs = num_items if cu_q is not None else min(num_items, _processors(lse.device))
     options: dict[str, Any] = {"num_warps": 4}
-    forward_kernel[(heads[0], tiles)](
-        _descriptor(q.matrix, _ROWS, head_dim),
-        _descriptor(k.matrix, config.block_n, head_dim),
-        _descriptor(v.matrix, config.block_n, head_dim),
-        _descriptor(out.matrix, _ROWS, head_dim),
-        out.matrix,
+    forward_kernel[(programs,)](
+        q.descriptor(_ROWS),
+        k.descriptor(config.block_n),
+        v.descriptor(config.block_n),
+        out.descriptor(_ROWS),
+        out.tensor,
         lse,
+        *lse_strides,
+        out.head_stride,
+        out.row_stride,
+        head_dim,
         unused if cu_q is None else cu_q,
         unused if cu_k is None else cu_k,
         unused if context_lens is None else context_lens,
         unused if page_table is None else page_table,
         0 if page_table is None else page_table.stride(0),
-        q.head_row,
-        q.head_col,
-        k.head_row,
-        k.head_col,
-        out.head_row,
-        out.head_col,
-        out.matrix.stride(0),
-        *lse_strides,
         num_seqs,
         *lengths,
-        band.window or 0,
-        scale * math.log2(math.e),
-        GROUP=heads[0] // heads[1],
-        D=head_dim,
+        heads[0],
+        group * max(1, _SECTION_BYTES // kv_bytes),
+        num_items,
+        0 if band is None else band.window or 0,
+        0 if band is None else band.sinks,
+        *_list_arguments(lists, unused),
+        unused if sink_logits is None else sink_logits,
+        scale_log2,
+        softcap_log2,
+        GROUP=group,
+        D=padded(head_dim),
         BN=config.block_n,
         RING=_RING,
         CONSUMERS=config.consumers,
         REGISTERS=config.registers,
         PRODUCER_REGISTERS=config.producer_registers,
+        CARRIED=gl.float32 if config.carry_fp32 else dtype,
+        OWN_OUT=config.own_out,
         RAGGED=cu_q is not None,
         PAGE_SIZE=page_size,
-        CAUSAL=band.causal,
-        WINDOWED=band.window is not None,
+        LISTED=lists is not None,
+        CAUSAL=band is not None and band.causal,
+        WINDOWED=band is not None and band.window is not None,
+        SOFTCAP=softcap is not None,
+        SINK_LOGITS=sink_logits is not None,
         **options,
+    )
+
+
+def _list_arguments(lists: TileLists | None, unused: Tensor) -> tuple[Any, ...]:
+    if lists is None:
+        return unused, unused, unused, unused, unused, 0, unused, unused
+    return (
+        lists.full_start,
+        lists.full_tiles,
+        lists.part_start,
+        lists.part_tiles,
+        lists.order,
+        lists.num_q_tiles if lists.heads > 1 else 0,
+        lists.bits,
+        lists.part_bits,
     )

@@ -1,0 +1,341 @@
+"""Work items of the Hopper forward kernel: which queries, which key tiles, in which order.
+
+A work item is one query tile of one head. A program walks the items `index_of(0)`, `index_of(1)`, ... and, for each, a
+sequence of steps; a step is one key tile. The producer and the consumers of a program each compute the same items from
+the same numbers, so nothing but the tiles themselves has to pass between them.
+
+Steps go from the right to the left, for a mask is densest at its right edge: first the tiles cut by the diagonal or by
+the end of the keys, then those that need no mask, then those cut by the window's left edge, then the sinks. A mask that
+is given as lists of tiles has its partial tiles first.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# (the stubs describe host functions; device functions take and return other types)
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+
+@aggregate
+class Batch:
+    """What all items of a launch share. Pointers that a kind of batch does not use are never read.
+
+    Dense batches have `num_queries` and `num_keys` tokens in every sequence, and their heads are numbered through the
+    batch. In ragged ones `cu_q` (and `cu_k`, or `context_lens` and `table` where keys lie in pages) say where each
+    sequence is.
+    """
+
+    cu_q: gl.tensor
+    cu_k: gl.tensor
+    context_lens: gl.tensor
+    table: gl.tensor
+    stride_table: gl.tensor
+    num_seqs: gl.tensor
+    num_queries: gl.tensor
+    num_keys: gl.tensor
+    heads: gl.tensor
+    section: gl.tensor
+    num_items: gl.tensor
+    window: gl.tensor
+    sinks: gl.tensor
+    full_start: gl.tensor
+    full_tiles: gl.tensor
+    part_start: gl.tensor
+    part_tiles: gl.tensor
+    order: gl.tensor
+    list_stride: gl.tensor
+    GROUP: gl.constexpr
+    BM: gl.constexpr
+    BN: gl.constexpr
+    RAGGED: gl.constexpr
+    PAGE_SIZE: gl.constexpr
+    LISTED: gl.constexpr
+    CAUSAL: gl.constexpr
+    WINDOWED: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        cu_q,
+        cu_k,
+        context_lens,
+        table,
+        stride_table,
+        num_seqs,
+        num_queries,
+        num_keys,
+        heads,
+        section,
+        num_items,
+        window,
+        sinks,
+        full_start,
+        full_tiles,
+        part_start,
+        part_tiles,
+        order,
+        list_stride,
+        GROUP,
+        BM,
+        BN,
+        RAGGED,
+        PAGE_SIZE,
+        LISTED,
+        CAUSAL,
+        WINDOWED,
+    ):
+        self.cu_q = cu_q
+        self.cu_k = cu_k
+        self.context_lens = context_lens
+        self.table = table
+        self.stride_table = stride_table
+        self.num_seqs = num_seqs
+        self.num_queries = num_queries
+        self.num_keys = num_keys
+        self.heads = heads
+        self.section = section
+        self.num_items = num_items
+        self.window = window
+        self.sinks = sinks
+        self.full_start = full_start
+        self.full_tiles = full_tiles
+        self.part_start = part_start
+        self.part_tiles = part_tiles
+        self.order = order
+        self.list_stride = list_stride
+        self.GROUP = gl.constexpr(GROUP)
+        self.BM = gl.constexpr(BM)
+        self.BN = gl.constexpr(BN)
+        self.RAGGED = gl.constexpr(RAGGED)
+        self.PAGE_SIZE = gl.constexpr(PAGE_SIZE)
+        self.LISTED = gl.constexpr(LISTED)
+        self.CAUSAL = gl.constexpr(CAUSAL)
+        self.WINDOWED = gl.constexpr(WINDOWED)
+
+
+@aggregate
+class Item:
+    """One query tile of one head.
+
+    Attributes:
+        num_steps: key tiles to walk; 0 if there is no such item.
+        right, middle: steps before `right` and from `middle` on need a mask.
+        last_tile, num_band: step i < num_band is key tile `last_tile - i`; the steps after that are the sinks'.
+        sink_end: one past the last tile of the sinks.
+        parts, fulls: where the item's lists begin, for a mask given as lists.
+        head: of the queries, within its sequence; kv_head likewise.
+        q_outer, kv_outer: the head's index in the tensors of queries and of keys.
+        q_row, k_row: first row of the tile, and of the sequence's keys, in those tensors.
+        first: first query of the tile within its sequence.
+        num_queries, num_keys: of the sequence.
+        seq: the sequence.
+    """
+
+    num_steps: gl.tensor
+    right: gl.tensor
+    middle: gl.tensor
+    last_tile: gl.tensor
+    num_band: gl.tensor
+    sink_end: gl.tensor
+    parts: gl.tensor
+    fulls: gl.tensor
+    head: gl.tensor
+    q_outer: gl.tensor
+    kv_outer: gl.tensor
+    q_row: gl.tensor
+    k_row: gl.tensor
+    first: gl.tensor
+    num_queries: gl.tensor
+    num_keys: gl.tensor
+    seq: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(
+        self,
+        num_steps,
+        right,
+        middle,
+        last_tile,
+        num_band,
+        sink_end,
+        parts,
+        fulls,
+        head,
+        q_outer,
+        kv_outer,
+        q_row,
+        k_row,
+        first,
+        num_queries,
+        num_keys,
+        seq,
+    ):
+        self.num_steps = num_steps
+        self.right = right
+        self.middle = middle
+        self.last_tile = last_tile
+        self.num_band = num_band
+        self.sink_end = sink_end
+        self.parts = parts
+        self.fulls = fulls
+        self.head = head
+        self.q_outer = q_outer
+        self.kv_outer = kv_outer
+        self.q_row = q_row
+        self.k_row = k_row
+        self.first = first
+        self.num_queries = num_queries
+        self.num_keys = num_keys
+        self.seq = seq
+
+
+@gluon.jit
+def num_rounds(batch):
+    """Items that a program may have; the last round need not reach all programs."""
+    return gl.cdiv(batch.num_items, gl.num_programs(0))
+
+
+@gluon.jit
+def index_of(turn):
+    """The item of a program in its `turn`-th round. Every other round goes backwards: items come longest first, and
+    whoever had the longest of one round gets the shortest of the next."""
+    place = gl.program_id(0)
+    last = gl.num_programs(0) - 1
+    return turn * (last + 1) + gl.where((turn & 1) == 0, place, last - place)
+
+
+@gluon.jit
+def _find_sequence(cu_q, num_seqs, slot, BM: gl.constexpr):
+    """The sequence whose query tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
+    origin = gl.load(cu_q)
+    low = gl.to_tensor(0)
+    high = num_seqs
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if (gl.load(cu_q + middle) - origin) // BM + middle <= slot:
+            low = middle
+        else:
+            high = middle
+    return low, (gl.load(cu_q + low) - origin) // BM + low
+
+
+@gluon.jit
+def find_item(batch, turn):
+    """The item of this program in its `turn`-th round; without steps if there is none."""
+    BM: gl.constexpr = batch.BM
+    BN: gl.constexpr = batch.BN
+    index = index_of(turn)
+    seq = gl.to_tensor(0)
+    if batch.RAGGED:
+        head = index % batch.heads
+        slot = batch.num_items // batch.heads - 1 - index // batch.heads  # the longest rows of a causal mask first
+        seq, first_slot = _find_sequence(batch.cu_q, batch.num_seqs, gl.maximum(slot, 0), BM)
+        q_start = gl.load(batch.cu_q + seq)
+        num_queries = gl.load(batch.cu_q + seq + 1) - q_start
+        tile = slot - first_slot
+        if batch.PAGE_SIZE:
+            num_keys = gl.load(batch.context_lens + seq)
+            k_row = gl.to_tensor(0)
+        else:
+            k_row = gl.load(batch.cu_k + seq)
+            num_keys = gl.load(batch.cu_k + seq + 1) - k_row
+        q_outer = head
+        kv_outer = head // batch.GROUP
+    else:
+        # Sections of heads, one after the other, whose keys and values stay in the L2 cache meanwhile.
+        num_queries = batch.num_queries
+        num_keys = batch.num_keys
+        tiles = gl.cdiv(num_queries, BM)
+        outer = batch.num_items // tiles
+        section = index // (batch.section * tiles)
+        inside = index % (batch.section * tiles)
+        size = gl.maximum(gl.minimum(batch.section, outer - section * batch.section), 1)
+        q_outer = section * batch.section + inside % size
+        head = q_outer % batch.heads
+        kv_outer = q_outer // batch.GROUP
+        tile = tiles - 1 - inside // size
+        if batch.LISTED:
+            if index < batch.num_items:
+                tile = gl.load(batch.order + head * batch.list_stride + inside // size)
+        q_start = gl.to_tensor(0)
+        k_row = gl.to_tensor(0)
+    first = tile * BM
+    exists = (index < batch.num_items) & (first < num_queries)
+
+    # The ranges of `tiles.key_ranges`, for the queries at positions low <= q < high.
+    zero = gl.to_tensor(0)
+    last_tile = zero
+    num_band = zero
+    sink_end = zero
+    parts = zero
+    fulls = zero
+    right = zero
+    if batch.LISTED:
+        row = gl.where(exists, head * batch.list_stride + tile, 0)
+        parts = gl.load(batch.part_start + row)
+        fulls = gl.load(batch.full_start + row)
+        part_end = gl.load(batch.part_start + row + 1)
+        right = part_end - parts
+        num_steps = right + gl.load(batch.full_start + row + 1) - fulls
+        parts = part_end - 1  # walked backwards: the tile that holds the end of the keys comes first
+        if num_steps == 0:  # rows that see nothing visit one tile and mask all of it
+            num_keys = zero
+            num_steps = gl.to_tensor(1)
+        middle = num_steps
+    else:
+        low = num_keys - num_queries + first
+        high = num_keys - num_queries + gl.minimum(first + BM, num_queries)
+        seen_end = num_keys
+        full_end = num_keys
+        if batch.CAUSAL:
+            seen_end = gl.maximum(gl.minimum(num_keys, high), 0)
+            full_end = gl.maximum(gl.minimum(num_keys, low + 1), 0)
+        stop = gl.maximum(gl.cdiv(seen_end, BN), 1)
+        leftmost = zero
+        inner = zero
+        if batch.WINDOWED:
+            leftmost = gl.minimum(gl.maximum(low - batch.window + 1, 0) // BN, stop - 1)
+            inner = gl.minimum(gl.cdiv(gl.maximum(high - batch.window, 0), BN), stop)
+            sink_end = gl.minimum(gl.cdiv(gl.minimum(batch.sinks, seen_end), BN), leftmost)
+        inner_end = gl.minimum(gl.maximum(full_end // BN, inner), stop)
+        last_tile = stop - 1
+        right = stop - inner_end
+        middle = stop - gl.maximum(inner, leftmost)
+        num_band = stop - leftmost
+        num_steps = num_band + sink_end
+    num_steps = gl.where(exists, num_steps, 0)
+    # fmt: off
+    return Item(
+        num_steps, right, middle, last_tile, num_band, sink_end, parts, fulls, head, q_outer, kv_outer,
+        q_start + first, k_row, first, num_queries, num_keys, seq,
+    )
+    # fmt: on
+
+
+@gluon.jit
+def tile_of(batch, item, step):
+    """The key tile of a step."""
+    if batch.LISTED:
+        tile = gl.to_tensor(0)
+        if item.num_keys > 0:
+            if step < item.right:
+                tile = gl.load(batch.part_tiles + item.parts - step)
+            else:
+                tile = gl.load(batch.full_tiles + item.fulls + step - item.right)
+    else:
+        tile = item.last_tile - step
+        if batch.WINDOWED:
+            tile = gl.where(step < item.num_band, tile, item.sink_end - 1 - (step - item.num_band))
+    return tile
+
+
+@gluon.jit
+def row_of(batch, item, tile):
+    """The row where a key tile begins in the tensors of keys and values."""
+    row = item.k_row + tile * batch.BN
+    if batch.PAGE_SIZE:
+        # A page holds whole tiles, or a tile's box would run into a page of another sequence.
+        page = gl.load(batch.table + item.seq.to(gl.int64) * batch.stride_table + tile * batch.BN // batch.PAGE_SIZE)
+        row = page * batch.PAGE_SIZE + tile * batch.BN % batch.PAGE_SIZE
+    return row
