@@ -1,7 +1,7 @@
 """The Hopper backend: Gluon kernels for sm_90 where they exist, the portable kernels for everything else.
 
-`launch.supports` says what the Gluon forward kernel computes. Decodes, other head dims, softcap, sinks and block lists
-are computed by the portable kernels, which run on this GPU too.
+`launch.supports` says what the Gluon forward kernel computes; the portable kernels, which run on this GPU too, compute
+the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
-    if launch.supports(q, mask, softcap, sink_logits):
+    if launch.supports(q, mask):
         return launch.dense_forward(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
     return portable.attention(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
 
@@ -48,7 +48,7 @@ def ragged_attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32."""
-    if launch.supports(q, mask, softcap, sink_logits):
+    if launch.supports(q, mask, ragged=True):
         return launch.ragged_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
         )
@@ -69,7 +69,7 @@ def paged_attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Decodes by the portable split-KV kernel, the other sequences by the Hopper kernel where it can."""
-    if batch.decodes == batch.size or not launch.supports(q, mask, softcap, sink_logits, k_pages.shape[1]):
+    if batch.decodes == batch.size or not launch.supports(q, mask, ragged=True, page_size=k_pages.shape[1]):
         return portable.paged_attention(
             q, k_pages, v_pages, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
         )

@@ -4,7 +4,7 @@ FlashAttention-3 (Shah et al. 2024), section 3.1 and 3.2: a producer warp stream
 shared memory; each consumer warpgroup owns 64 queries and runs the product Q K^T of one tile beside P V of the tile
 before it, with the softmax between them. Dense, sliding-window and block-sparse attention share one loop over the key
 tiles of a work item (`work_items`); only tiles that a mask cuts are masked. A program takes several items, and brings
-the tiles of the next one while its consumers still finish the last.
+the tiles of the next one while its consumers still finish the last (docs/log.md says what each of this is worth).
 
 Every tensor is seen as (heads, rows, D), so that one kernel serves dense, ragged and paged batches, and a box of the
 accelerator that reaches beyond a tensor's end or its head dim reads zeros. In a ragged batch it may reach into the next
@@ -25,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from .work_items import Batch, find_item, num_rounds, row_of, tile_of
+from .softmax import Logits, hold, pack, rescale, row_sums, softmax_step, unpack
+from .work_items import Batch, find_item, row_of, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -46,12 +47,33 @@ class Buffers:
     k_empty: gl.shared_memory_descriptor
     v_full: gl.shared_memory_descriptor
     v_empty: gl.shared_memory_descriptor
+    items: gl.shared_memory_descriptor
+    item_full: gl.shared_memory_descriptor
+    item_empty: gl.shared_memory_descriptor
     RING: gl.constexpr
     CONSUMERS: gl.constexpr
     OWN_OUT: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, q, k, v, o, q_full, q_empty, k_full, k_empty, v_full, v_empty, RING, CONSUMERS, OWN_OUT):
+    def __init__(
+        self,
+        q,
+        k,
+        v,
+        o,
+        q_full,
+        q_empty,
+        k_full,
+        k_empty,
+        v_full,
+        v_empty,
+        items,
+        item_full,
+        item_empty,
+        RING,
+        CONSUMERS,
+        OWN_OUT,
+    ):
         self.q = q
         self.k = k
         self.v = v
@@ -62,6 +84,9 @@ class Buffers:
         self.k_empty = k_empty
         self.v_full = v_full
         self.v_empty = v_empty
+        self.items = items
+        self.item_full = item_full
+        self.item_empty = item_empty
         self.RING = gl.constexpr(RING)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.OWN_OUT = gl.constexpr(OWN_OUT)
@@ -76,20 +101,46 @@ def _barriers(count: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def _produce(q_desc, k_desc, v_desc, batch, buffers):
+def _publish(index, turn, buffers):
+    """Tell the consumers the number of the item in a turn."""
+    slot = turn % 2
+    mbarrier.wait(buffers.item_empty.index(slot), ((turn // 2) & 1) ^ 1)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    buffers.items.index(slot).store(gl.zeros([1], gl.int32, layout) + index)
+    mbarrier.arrive(buffers.item_full.index(slot), count=1)
+
+
+@gluon.jit
+def _next_item(turn, buffers):
+    """What the producer published for a turn."""
+    slot = turn % 2
+    mbarrier.wait(buffers.item_full.index(slot), (turn // 2) & 1)
+    index = gl.max(buffers.items.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    mbarrier.arrive(buffers.item_empty.index(slot), count=1)
+    return index
+
+
+@gluon.jit
+def _produce(q_desc, k_desc, v_desc, counter, batch, buffers):
     """The producer warp: for each item the queries once, then its key tiles."""
     RING: gl.constexpr = buffers.RING
     step = gl.to_tensor(0)  # of all items: rings go on from one to the next
-    turn = gl.to_tensor(0)  # items so far
-    for i in range(num_rounds(batch)):
-        item = find_item(batch, i)
+    turn = gl.to_tensor(0)
+    filled = gl.to_tensor(0)  # items that had something to do
+    index = gl.program_id(0)
+    while index < batch.num_items:
+        _publish(index, turn, buffers)
+        turn += 1
+        item = find_item(batch, index)
+        index = gl.num_programs(0) + gl.atomic_add(counter, 1)  # the next one, in time for it
         if item.num_steps > 0:
             row = row_of(batch, item, tile_of(batch, item, 0))
             for c in gl.static_range(buffers.CONSUMERS):
-                mbarrier.wait(buffers.q_empty.index(c), (turn & 1) ^ 1)
+                mbarrier.wait(buffers.q_empty.index(c), (filled & 1) ^ 1)
                 mbarrier.expect(buffers.q_full.index(c), q_desc.block_type.nbytes)
                 coordinates = [item.q_outer, item.q_row + ROWS * c, 0]
                 tma.async_copy_global_to_shared(q_desc, coordinates, buffers.q_full.index(c), buffers.q.index(c))
+            filled += 1
             for j in range(item.num_steps):
                 slot = step % RING
                 phase = ((step // RING) & 1) ^ 1
@@ -105,30 +156,7 @@ def _produce(q_desc, k_desc, v_desc, batch, buffers):
                 tma.async_copy_global_to_shared(v_desc, [item.kv_outer, row, 0], v_full, buffers.v.index(slot))
                 row = next_row
                 step += 1
-            turn += 1
-
-
-@aggregate
-class Logits:
-    """How logits come from products: their scale in log2 units, the softcap, and learned sinks."""
-
-    scale: gl.tensor
-    softcap: gl.tensor
-    sinks: gl.tensor
-    bits: gl.tensor
-    part_bits: gl.tensor
-    SOFTCAP: gl.constexpr
-    SINKS: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, scale, softcap, sinks, bits, part_bits, SOFTCAP, SINKS):
-        self.scale = scale
-        self.softcap = softcap
-        self.sinks = sinks
-        self.bits = bits
-        self.part_bits = part_bits
-        self.SOFTCAP = gl.constexpr(SOFTCAP)
-        self.SINKS = gl.constexpr(SINKS)
+    _publish(index, turn, buffers)
 
 
 @gluon.jit
@@ -138,8 +166,8 @@ def _mask(qk, rows, step, batch, item, logits, S: gl.constexpr):
     columns = gl.arange(0, BN, gl.SliceLayout(0, S))
     if batch.LISTED:
         words: gl.constexpr = BN // 32
-        allowed = (columns < item.num_keys)[None, :] & (rows >= 0)[:, None]
-        if item.num_keys > 0:
+        allowed = (columns < item.num_keys)[None, :] & (rows >= 0)[:, None]  # nothing, if the item has no tiles
+        if step < item.right:
             bit_tile = gl.load(logits.part_bits + item.parts - step).to(gl.int64)
             pointers = logits.bits + bit_tile * (batch.BM * words) + rows[:, None] * words + columns[None, :] // 32
             allowed = ((gl.load(pointers) >> (columns % 32)[None, :]) & 1) != 0
@@ -155,35 +183,6 @@ def _mask(qk, rows, step, batch, item, logits, S: gl.constexpr):
             near = columns[None, :] > (position - batch.window)[:, None]
             allowed = allowed & (near | (columns < batch.sinks - start)[None, :])
     return gl.where(allowed, qk, float("-inf"))
-
-
-@gluon.jit
-def _reciprocal(x):
-    """1 / x to the last bit but one, in one instruction in place of a division's ten."""
-    return gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _softmax(qk, row_max, row_sum, logits):
-    """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
-
-    The maximum is in log2 units. Where a row has seen nothing yet 0 stands for it: no inf - inf.
-    """
-    if logits.SOFTCAP:
-        # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), with the factors 2 log2(e) / cap in the scale. Masked stays masked.
-        capped = logits.softcap * (1.0 - 2.0 * _reciprocal(gl.exp2(qk * logits.scale) + 1.0))
-        qk = gl.where(qk == float("-inf"), float("-inf"), capped)
-        new_max = gl.maximum(row_max, gl.max(qk, 1))
-        safe = gl.where(new_max == float("-inf"), 0.0, new_max)
-        p = gl.exp2(qk - safe[:, None])
-    else:
-        new_max = gl.maximum(row_max, gl.max(qk, 1) * logits.scale)
-        safe = gl.where(new_max == float("-inf"), 0.0, new_max)
-        p = gl.exp2(qk * logits.scale - safe[:, None])
-    alpha = gl.exp2(row_max - safe)
-    return p, alpha, new_max, row_sum * alpha + gl.sum(p, 1)
 
 
 @gluon.jit
@@ -215,13 +214,11 @@ def _walk(
     MASKED: gl.constexpr,
 ):
     """Steps `begin` to `end` of an item whose first step is the `origin`-th of its program: Q K^T of each beside P V of
-    the one before. What is carried on is that tile's p, as fp32 where registers allow it: carried as 16-bit numbers from
-    one loop into another, each pair would be taken apart and put together again in every step."""
+    the one before, whose p is carried on."""
     RING: gl.constexpr = buffers.RING
     dtype: gl.constexpr = buffers.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, batch.BN, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
-    carried: gl.constexpr = p.dtype
     for step in range(begin, end):
         n = origin + step
         slot = n % RING
@@ -230,25 +227,27 @@ def _walk(
         keys = buffers.k.index(slot).reshape([batch.BN, D]).permute((1, 0))
         zero = gl.zeros([ROWS, batch.BN], gl.float32, S)
         qk_next = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
-        p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
+        p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
         acc_next = warpgroup_mma(p_op, buffers.v.index(before).reshape([batch.BN, D]), acc, is_async=True)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
         mbarrier.arrive(buffers.k_empty.index(slot), count=1)
         if MASKED:
             qk = _mask(qk, rows, step, batch, item, logits, S)
-        p32, alpha, row_max, row_sum = _softmax(qk, row_max, row_sum, logits)
+        p32, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
+        # The softmax comes before the wait for P V, and so runs beside it: this barrier, open already, and `hold` see
+        # to that.
+        row_sum = hold(row_sum, logits.bits)
+        mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
         acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
-        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
-        p = p32.to(carried)
+        acc = rescale(acc, alpha, O)
+        p = pack(p32, dtype)
     return p, acc, row_max, row_sum
 
 
 @gluon.jit
-def _consume(
-    c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers, D: gl.constexpr, CARRIED: gl.constexpr
-):
+def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers, D: gl.constexpr):
     """Consumer warpgroup c: the 64 queries from 64 c on of each item."""
     RING: gl.constexpr = buffers.RING
     BN: gl.constexpr = batch.BN
@@ -260,19 +259,21 @@ def _consume(
     o = buffers.o.index(c).reshape([ROWS, D])
     origin = gl.to_tensor(0)
     turn = gl.to_tensor(0)
-    for i in range(num_rounds(batch)):
-        item = find_item(batch, i)
+    filled = gl.to_tensor(0)
+    index = _next_item(turn, buffers)
+    while index < batch.num_items:
+        item = find_item(batch, index)
         if item.num_steps > 0:
             row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S))
-            row_sum = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, S))
+            row_sum = row_sums(gl.zeros([ROWS, BN], gl.float32, S))
             if logits.SINKS:  # one more column of the softmax, without a value
                 sink = gl.load(logits.sinks + item.head).to(gl.float32) * LOG2E
                 row_max = gl.maximum(row_max, sink)
-                row_sum += 1.0
+                row_sum += 0.25
             acc = gl.zeros([ROWS, D], gl.float32, O)
             slot = origin % RING
             parity = (origin // RING) & 1
-            mbarrier.wait(buffers.q_full.index(c), turn & 1)
+            mbarrier.wait(buffers.q_full.index(c), filled & 1)
             mbarrier.wait(buffers.k_full.index(slot), parity)
             keys = buffers.k.index(slot).reshape([BN, D]).permute((1, 0))
             zero = gl.zeros([ROWS, BN], gl.float32, S)
@@ -280,8 +281,8 @@ def _consume(
             qk = warpgroup_mma_wait(0, deps=(qk,))
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
             qk = _mask(qk, rows, 0, batch, item, logits, S)
-            p, _, row_max, row_sum = _softmax(qk, row_max, row_sum, logits)
-            p = p.to(CARRIED)
+            p, _, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
+            p = pack(p, dtype)
             if batch.RAGGED or batch.LISTED:
                 keys_left = item.num_keys - tile_of(batch, item, 0) * BN
                 if keys_left < BN:
@@ -299,16 +300,17 @@ def _consume(
                     logits, buffers, D, True)
             # fmt: on
             origin += item.num_steps
-            turn += 1
+            filled += 1
             last = (origin - 1) % RING
             if buffers.OWN_OUT:
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
-            p_op = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, O, 2))
+            p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
             mbarrier.wait(buffers.v_full.index(last), ((origin - 1) // RING) & 1)
             values = buffers.v.index(last).reshape([BN, D])
             acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, values, acc, is_async=True),))
             mbarrier.arrive(buffers.v_empty.index(last), count=1)
 
+            row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, S))
             seen = row_sum > 0.0
             safe_sum = gl.where(seen, row_sum, 1.0)
             result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(dtype)
@@ -330,6 +332,8 @@ def _consume(
             if not buffers.OWN_OUT:
                 tma.store_wait(0)
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
+        turn += 1
+        index = _next_item(turn, buffers)
     tma.store_wait(0)
 
 
@@ -359,6 +363,7 @@ def forward_kernel(
     o_desc,
     out,
     lse,
+    counter,
     stride_lh,
     stride_lt,
     stride_oh,
@@ -395,7 +400,6 @@ def forward_kernel(
     CONSUMERS: gl.constexpr,
     REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
-    CARRIED: gl.constexpr,
     OWN_OUT: gl.constexpr,
     RAGGED: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
@@ -405,8 +409,11 @@ def forward_kernel(
     SOFTCAP: gl.constexpr,
     SINK_LOGITS: gl.constexpr,
 ):
-    """Grid: any number of programs up to `num_items`. See `work_items.Batch` for the batch's numbers; `head_dim` is the
-    true one, D the power of two above it; `stride_*` are of lse and out, by head and by row."""
+    """Grid: any number of programs up to `num_items`; they share `counter`, which is 0 at first.
+
+    See `work_items.Batch` for the batch's numbers. `head_dim` is the true one, D the power of two from it on; strides
+    are those of lse and out, by head and by row.
+    """
     BM: gl.constexpr = ROWS * CONSUMERS
     # fmt: off
     batch = Batch(
@@ -426,21 +433,23 @@ def forward_kernel(
         gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], k_desc.layout),
         gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], v_desc.layout),
         o, _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(RING, 1), _barriers(RING, CONSUMERS),
-        _barriers(RING, 1), _barriers(RING, CONSUMERS), RING, CONSUMERS, OWN_OUT,
+        _barriers(RING, 1), _barriers(RING, CONSUMERS),
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        _barriers(2, 1), _barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT,
     )
     fence_async_shared()
     strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
-            (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
-            (_produce, (q_desc, k_desc, v_desc, batch, buffers)),
+            (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D)),
+            (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D)),
+            (_produce, (q_desc, k_desc, v_desc, counter, batch, buffers)),
         ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])
     else:
         gl.warp_specialize([
-            (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
-            (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
-            (_consume, (2, o_desc, out, lse, strides, batch, logits, buffers, D, CARRIED)),
-            (_produce, (q_desc, k_desc, v_desc, batch, buffers)),
+            (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D)),
+            (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D)),
+            (_consume, (2, o_desc, out, lse, strides, batch, logits, buffers, D)),
+            (_produce, (q_desc, k_desc, v_desc, counter, batch, buffers)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS])
     # fmt: on

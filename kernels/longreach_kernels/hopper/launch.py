@@ -21,7 +21,7 @@ from .forward import forward_kernel
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _ROWS = 64  # of queries, a consumer warpgroup
 _PAGE_MULTIPLE = 128  # a key tile lies inside one page
-_RING = 2  # tiles of K and of V in shared memory; three at D=128 need 230 KB
+RING = 2  # tiles of K and of V in shared memory; three at D=128 leave no room for results of their own
 _SECTION_BYTES = 32 << 20  # of keys and values that the L2 cache (50 MB) should hold while a section's queries pass
 
 
@@ -32,7 +32,6 @@ class Config(NamedTuple):
         block_n: keys in a tile.
         consumers: warpgroups of 64 queries.
         registers, producer_registers: of a thread of a consumer and of the producer.
-        carry_fp32: whether p goes from one step to the next as fp32 or in the dtype of the inputs.
         own_out: whether results have shared memory of their own, or that of the queries.
     """
 
@@ -40,8 +39,7 @@ class Config(NamedTuple):
     consumers: int
     registers: int
     producer_registers: int
-    carry_fp32: bool
-    own_out: bool
+    own_out: bool = True
 
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -53,13 +51,13 @@ def padded(head_dim: int) -> int:
 
 
 def configure(head_dim: int, mask: Mask) -> Config:
-    """The configuration for a head dim and a kind of mask; each compiles for sm_90 without spills in its loops."""
+    """The configuration for a head dim and a kind of mask; each compiles for sm_90 without spills where it matters."""
     width = padded(head_dim)
     if width == 256:
-        return Config(64, 2, 240, 24, True, False)
+        return Config(64, 2, 240, 24, False)
     if width == 64 and mask.band is not None and mask.band.window is None:
-        return Config(128, 3, 160, 32, False, True)
-    return Config(128, 2, 240, 24, True, True)
+        return Config(128, 3, 160, 32)
+    return Config(128, 2, 240, 24)
 
 
 class Rows(NamedTuple):
@@ -80,22 +78,23 @@ class Rows(NamedTuple):
         return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
 
-def supports(
-    q: Tensor, mask: Mask, softcap: float | None, sink_logits: Tensor | None, page_size: int | None = None
-) -> bool:
+def supports(q: Tensor, mask: Mask, *, ragged: bool = False, page_size: int | None = None) -> bool:
     """Whether the Hopper kernel computes this; everything else is the portable kernels' work.
 
     It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, pages that hold whole tiles of 128 keys,
     and every mask that has a closed form or, in dense batches, blocks of 128. Softcaps and learned sinks are no limit.
     """
     band = mask.band
-    del softcap, sink_logits
+    if band is None:
+        mask_fits = not ragged and smallest_block(mask) >= 128 and min(q.shape) > 0
+    else:
+        mask_fits = band.window is None or band.causal
     return (
-        q.dtype in _GLUON_TYPES
+        mask_fits
+        and q.dtype in _GLUON_TYPES
         and q.shape[-1] % 8 == 0
         and 32 < q.shape[-1] <= 256
-        and (smallest_block(mask) >= 128 if band is None else band.window is None or band.causal)
-        and (page_size is None or (page_size % _PAGE_MULTIPLE == 0 and band is not None))
+        and (page_size is None or page_size % _PAGE_MULTIPLE == 0)
     )
 
 
@@ -118,7 +117,10 @@ def dense_forward(
     if mask.band is None:
         lists = tile_lists(mask, length, k.shape[2], _ROWS * config.consumers, config.block_n, q.device)
     _launch(
-        *(_dense_rows(x) for x in (q, k, v, out)),
+        _dense_rows(q),
+        _dense_rows(k),
+        _dense_rows(v),
+        _dense_rows(out),
         lse,
         lse_strides=(length, 1),
         heads=(heads, k.shape[1]),
@@ -153,7 +155,10 @@ def ragged_forward(
     config = configure(q.shape[-1], mask)
     num_seqs = cu_seqlens_q.shape[0] - 1
     _launch(
-        *(_token_rows(x) for x in (q, k, v, out)),
+        _token_rows(q),
+        _token_rows(k),
+        _token_rows(v),
+        _token_rows(out),
         lse,
         lse_strides=(1, lse.stride(0)),
         heads=(q.shape[1], k.shape[1]),
@@ -216,8 +221,8 @@ def _ragged_items(tokens: int, num_seqs: int, heads: int, config: Config) -> int
 
 def _dense_rows(x: Tensor) -> Rows:
     """x (B, H, N, D): heads are numbered through the batch."""
-    batch, heads, length, head_dim = x.shape
-    if x.shape[0] > 1 and x.stride(0) != heads * x.stride(1) or not _aligned(x):
+    batch, heads, length, _ = x.shape
+    if not _aligned(x) or (batch > 1 and x.stride(0) != heads * x.stride(1)):
         x = x.contiguous()
     return Rows(x, batch * heads, length, x.stride(1) if heads > 1 else x.stride(0), x.stride(2))
 
@@ -271,17 +276,16 @@ def _launch(
     head_dim = q.tensor.shape[-1]
     kv_bytes = max(1, lengths[1]) * 2 * padded(head_dim) * k.tensor.itemsize
     scale_log2, softcap_log2 = logit_scales(scale, softcap)
-    dtype = _GLUON_TYPES[q.tensor.dtype]
     unused = lse  # stands where the kernel, compiled for another kind of call, reads nothing
-    programs = num_items if cu_q is not None else min(num_items, _processors(lse.device))
     options: dict[str, Any] = {"num_warps": 4}
-    forward_kernel[(programs,)](
+    forward_kernel[(min(num_items, _processors(lse.device)),)](
         q.descriptor(_ROWS),
         k.descriptor(config.block_n),
         v.descriptor(config.block_n),
         out.descriptor(_ROWS),
         out.tensor,
         lse,
+        torch.zeros(1, dtype=torch.int32, device=lse.device),
         *lse_strides,
         out.head_stride,
         out.row_stride,
@@ -305,11 +309,10 @@ def _launch(
         GROUP=group,
         D=padded(head_dim),
         BN=config.block_n,
-        RING=_RING,
+        RING=RING,
         CONSUMERS=config.consumers,
         REGISTERS=config.registers,
         PRODUCER_REGISTERS=config.producer_registers,
-        CARRIED=gl.float32 if config.carry_fp32 else dtype,
         OWN_OUT=config.own_out,
         RAGGED=cu_q is not None,
         PAGE_SIZE=page_size,

@@ -1,8 +1,8 @@
 """Work items of the Hopper forward kernel: which queries, which key tiles, in which order.
 
-A work item is one query tile of one head. A program walks the items `index_of(0)`, `index_of(1)`, ... and, for each, a
-sequence of steps; a step is one key tile. The producer and the consumers of a program each compute the same items from
-the same numbers, so nothing but the tiles themselves has to pass between them.
+A work item is one query tile of one head, and a step of it is one key tile. Items are numbered longest first; programs
+take the next number whenever they have room for it. The producer and the consumers of a program each compute the item
+from its number, so nothing but that and the tiles themselves has to pass between them.
 
 Steps go from the right to the left, for a mask is densest at its right edge: first the tiles cut by the diagonal or by
 the end of the keys, then those that need no mask, then those cut by the window's left edge, then the sinks. A mask that
@@ -119,7 +119,7 @@ class Item:
     """One query tile of one head.
 
     Attributes:
-        num_steps: key tiles to walk; 0 if there is no such item.
+        num_steps: key tiles to walk; 0 if there is nothing to do.
         right, middle: steps before `right` and from `middle` on need a mask.
         last_tile, num_band: step i < num_band is key tile `last_tile - i`; the steps after that are the sinks'.
         sink_end: one past the last tile of the sinks.
@@ -191,21 +191,6 @@ class Item:
 
 
 @gluon.jit
-def num_rounds(batch):
-    """Items that a program may have; the last round need not reach all programs."""
-    return gl.cdiv(batch.num_items, gl.num_programs(0))
-
-
-@gluon.jit
-def index_of(turn):
-    """The item of a program in its `turn`-th round. Every other round goes backwards: items come longest first, and
-    whoever had the longest of one round gets the shortest of the next."""
-    place = gl.program_id(0)
-    last = gl.num_programs(0) - 1
-    return turn * (last + 1) + gl.where((turn & 1) == 0, place, last - place)
-
-
-@gluon.jit
 def _find_sequence(cu_q, num_seqs, slot, BM: gl.constexpr):
     """The sequence whose query tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
     origin = gl.load(cu_q)
@@ -221,16 +206,15 @@ def _find_sequence(cu_q, num_seqs, slot, BM: gl.constexpr):
 
 
 @gluon.jit
-def find_item(batch, turn):
-    """The item of this program in its `turn`-th round; without steps if there is none."""
+def find_item(batch, index):
+    """The item of that index; it has no steps where a ragged batch has fewer items than were allowed for."""
     BM: gl.constexpr = batch.BM
     BN: gl.constexpr = batch.BN
-    index = index_of(turn)
     seq = gl.to_tensor(0)
     if batch.RAGGED:
         head = index % batch.heads
         slot = batch.num_items // batch.heads - 1 - index // batch.heads  # the longest rows of a causal mask first
-        seq, first_slot = _find_sequence(batch.cu_q, batch.num_seqs, gl.maximum(slot, 0), BM)
+        seq, first_slot = _find_sequence(batch.cu_q, batch.num_seqs, slot, BM)
         q_start = gl.load(batch.cu_q + seq)
         num_queries = gl.load(batch.cu_q + seq + 1) - q_start
         tile = slot - first_slot
@@ -250,18 +234,17 @@ def find_item(batch, turn):
         outer = batch.num_items // tiles
         section = index // (batch.section * tiles)
         inside = index % (batch.section * tiles)
-        size = gl.maximum(gl.minimum(batch.section, outer - section * batch.section), 1)
+        size = gl.minimum(batch.section, outer - section * batch.section)
         q_outer = section * batch.section + inside % size
         head = q_outer % batch.heads
         kv_outer = q_outer // batch.GROUP
         tile = tiles - 1 - inside // size
         if batch.LISTED:
-            if index < batch.num_items:
-                tile = gl.load(batch.order + head * batch.list_stride + inside // size)
+            tile = gl.load(batch.order + head * batch.list_stride + inside // size)
         q_start = gl.to_tensor(0)
         k_row = gl.to_tensor(0)
     first = tile * BM
-    exists = (index < batch.num_items) & (first < num_queries)
+    exists = first < num_queries
 
     # The ranges of `tiles.key_ranges`, for the queries at positions low <= q < high.
     zero = gl.to_tensor(0)

@@ -1,0 +1,136 @@
+"""The softmax of the Hopper kernels: one tile of products in registers at a time, between two matrix products.
+
+All functions work on the rows of one warpgroup, in the layout of its products. The
+assembler decides much of their cost, so what it made of them is tested (`tests/kernels/compile_hopper.py`).
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# (the stubs describe host functions; device functions take and return other types)
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
+
+
+@aggregate
+class Logits:
+    """How logits come from products: their scale in log2 units, the softcap, and learned sinks."""
+
+    scale: gl.tensor
+    softcap: gl.tensor
+    sinks: gl.tensor
+    bits: gl.tensor
+    part_bits: gl.tensor
+    SOFTCAP: gl.constexpr
+    SINKS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, scale, softcap, sinks, bits, part_bits, SOFTCAP, SINKS):
+        self.scale = scale
+        self.softcap = softcap
+        self.sinks = sinks
+        self.bits = bits
+        self.part_bits = part_bits
+        self.SOFTCAP = gl.constexpr(SOFTCAP)
+        self.SINKS = gl.constexpr(SINKS)
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x to the last bit but one, in one instruction in place of a division's ten."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def row_sums(p):
+    """Sums of p (64, BN) over the columns that one thread holds: (64, 4). What threads share is summed at the end."""
+    return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def softmax_step(qk, row_max, row_sum, logits):
+    """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
+
+    The maximum is in log2 units. It stays as it is while it would grow by no more than 8: then p is at most 256, which
+    is as exact, and what was summed before keeps its factor of 1. Where a row has seen nothing yet 0 stands for its
+    maximum: no inf - inf.
+    """
+    if logits.SOFTCAP:
+        # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), the factors 2 log2(e) / cap in the scale. Masked stays masked.
+        capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * logits.scale) + 1.0))
+        qk = gl.where(qk == float("-inf"), float("-inf"), capped)
+        tile_max = gl.max(qk, 1)
+    else:
+        tile_max = gl.max(qk, 1) * logits.scale
+    new_max = gl.where(tile_max - row_max > 8.0, tile_max, row_max)
+    safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+    if logits.SOFTCAP:
+        p = gl.exp2(qk - safe[:, None])
+    else:
+        p = gl.exp2(qk * logits.scale - safe[:, None])
+    alpha = gl.exp2(row_max - safe)
+    lanes: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
+    factors = gl.convert_layout(alpha, lanes, assert_trivial=True)[:, None]
+    return p, alpha, new_max, row_sum * factors + row_sums(p)
+
+
+@gluon.jit
+def pack(p, dtype: gl.constexpr):
+    """p (64, BN) as 16-bit numbers, two to a register: int32 (64, BN / 2). As 16-bit numbers, pairs would be taken
+    apart and put together again wherever p goes from one loop into another."""
+    even, odd = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
+    asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(asm, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
+    """What `pack` packed, in a layout whose registers hold the same elements."""
+    even = (packed & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
+    odd = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
+    p = gl.join(even, odd).reshape([packed.shape[0], packed.shape[1] * 2])
+    return gl.convert_layout(p, layout, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def _rescale_asm(count):
+    """$0... are the results and, as operands $count..., what is multiplied; $2 count... are the factors."""
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
+    return (
+        "{ .reg .pred first, second; "
+        f"setp.neu.f32 first, ${2 * count}, 0f3F800000; setp.neu.f32 second, ${3 * count - 1}, 0f3F800000; "
+        f"or.pred first, first, second; @!first bra KEEP; {products} KEEP: }}"
+    )
+
+
+@gluon.constexpr_function
+def _rescale_constraints(count):
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+@gluon.jit
+def rescale(acc, alpha, layout: gl.constexpr):
+    """acc times alpha by rows, skipped by a warp whose rows all have a factor of 1: nearly always."""
+    count: gl.constexpr = acc.shape[0] * acc.shape[1] // 128  # of a thread, which holds two rows
+    factors, acc = gl.broadcast(gl.convert_layout(alpha, gl.SliceLayout(1, layout))[:, None], acc)
+    return gl.inline_asm_elementwise(
+        _rescale_asm(count), _rescale_constraints(count), [acc, factors], dtype=gl.float32, is_pure=True, pack=count
+    )
+
+
+@gluon.jit
+def hold(row_sum, pointer):
+    """row_sum as it is, by way of a store that never happens, to any pointer.
+
+    The assembler likes to wait for a product first and to compute the softmax beside nothing, but it moves neither a
+    store nor what the store depends on across the loop of a barrier. A sum of exponentials is never -inf.
+    """
+    pointers = pointer.to(gl.int64) + gl.zeros_like(row_sum).to(gl.int64)
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred never; setp.eq.f32 never, $1, 0fFF800000; @never st.global.f32 [$2], $1; mov.b32 $0, $1; }",
+        "=f,f,l",
+        [row_sum, pointers],
+        dtype=gl.float32,
+        is_pure=False,
+        pack=1,
+    )
