@@ -26,9 +26,7 @@ ENABLED = _flag(os.environ.get("LONGREACH_DEBUG", ""))
 
 def _refuse_capture(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "LONGREACH_DEBUG: checks wait for the device and cannot be captured; run without CUDA graphs"
-        )
+        raise ValueError("LONGREACH_DEBUG: checks wait for the device and cannot be captured; run without CUDA graphs")
 
 
 def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: int) -> None:
@@ -40,8 +38,8 @@ def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: i
         num_pages, page_size: of the tensors of pages.
 
     Raises:
-        ValueError: a length or an index is out of range; the message begins with the name of its tensor.
-        RuntimeError: a CUDA graph is being captured.
+        ValueError: a length or an index is out of range; the message begins with the name of its tensor. Or a CUDA
+            graph is being captured.
     """
     _refuse_capture(batch.context_lens.device)
     cu_seqlens = batch.cu_seqlens_q.cpu()
@@ -78,8 +76,7 @@ def check_slots(slots: Tensor, num_pages: int, page_size: int) -> None:
     """Check that `write_pages` will write inside its pages. Waits for the device.
 
     Raises:
-        ValueError: a slot is out of range.
-        RuntimeError: a CUDA graph is being captured.
+        ValueError: a slot is out of range, or a CUDA graph is being captured.
     """
     _refuse_capture(slots.device)
     on_host = slots.cpu()

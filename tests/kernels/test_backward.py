@@ -67,7 +67,9 @@ def test_tile_lists(name, num_queries, place):
     check_gradients(LISTED[name], list(qkv(1, 2, 1, num_queries, 150, 64, device=place[1])), place[0])
 
 
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(9, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Window(9, 2), *(LISTED[n] for n in ("strided", "windows", "empty rows"))], ids=repr
+)
 def test_ragged_gradients(mask, place):
     backend, device = place
     q_lens, k_lens = [5, 0, 1, 70, 0, 7], [5, 3, 60, 70, 0, 0]

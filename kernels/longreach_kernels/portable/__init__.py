@@ -9,9 +9,9 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 
 from .decode import paged_decode
-from .forward import dense_forward as attention
-from .forward import paged_forward
-from .forward import ragged_forward as ragged_attention
+from .launch import dense_forward as attention
+from .launch import paged_forward
+from .launch import ragged_forward as ragged_attention
 from .pages import write_pages
 
 __all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
@@ -29,12 +29,16 @@ def paged_attention(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32."""
+    """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32.
+
+    The prefill kernel takes all sequences if the mask has no closed form.
+    """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
-    if batch.decodes:
+    decodes = batch.decodes if mask.band is not None else 0
+    if decodes:
         paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
-    if batch.decodes < batch.size:
-        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
+    if decodes < batch.size:
+        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, skip=decodes, **options)
     return out, lse
