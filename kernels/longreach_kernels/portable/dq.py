@@ -11,17 +11,7 @@ import triton.language as tl
 
 from .arguments import NUMBERS
 from .gradients import Numbers, capped_slope, load_statistics, load_tokens, store_tokens
-from .places import (
-    find_place,
-    first_entry,
-    head_offset,
-    key_span,
-    list_order,
-    list_span,
-    next_entry,
-    order_programs,
-    visit,
-)
+from .places import find_query_tile, first_entry, head_offset, next_entry, visit
 from .primitives import band_allows, bits_allow, logits_log2
 
 
@@ -102,22 +92,14 @@ def dq_kernel(
     """Grid (Hq, query tiles)."""
     BLOCK_M: tl.constexpr = FORM.block_m
     BLOCK_D: tl.constexpr = FORM.block_d
-    head, slot = order_programs(section)
-    slot = tl.num_programs(1) - 1 - slot
-    place = find_place(CuQ, CuQ, CuK, None, num_seqs, dense_queries, dense_keys, slot, BLOCK_M, FORM)
+    head, place, span = find_query_tile(
+        lists, CuQ, CuK, None, num_seqs, dense_queries, dense_keys, window, sinks, section, FORM
+    )
+    tile_m = place.tile
     num_queries = place.num_queries
     num_keys = place.num_keys
-    tile_m = place.tile
     if tile_m * BLOCK_M >= num_queries:
         return
-    if FORM.listed:
-        num_tiles = tl.cdiv(num_queries, BLOCK_M)
-        tile_m = list_order(lists, place.seq, head, num_tiles - 1 - tile_m, num_tiles, FORM)
-        span = list_span(lists, place.seq, head, tile_m, num_tiles, FORM)
-    else:
-        low = num_keys - num_queries + tile_m * BLOCK_M
-        high = num_keys - num_queries + tl.minimum((tile_m + 1) * BLOCK_M, num_queries)
-        span = key_span(low, high, num_keys, window, sinks, FORM)
     kv_head = head // FORM.group
     offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)

@@ -15,17 +15,7 @@ import triton
 import triton.language as tl
 
 from .arguments import NUMBERS
-from .places import (
-    find_place,
-    first_entry,
-    head_offset,
-    key_span,
-    list_order,
-    list_span,
-    next_entry,
-    order_programs,
-    visit,
-)
+from .places import find_query_tile, first_entry, head_offset, next_entry, visit
 from .primitives import LN2, LOG2E, band_allows, bits_allow, load_rows, online_softmax, tile_pointers
 
 
@@ -128,23 +118,14 @@ def forward_kernel(
     with pages the first stride of K and V is that of pages. Lists are those of the same batch."""
     BLOCK_M: tl.constexpr = FORM.block_m
     BLOCK_D: tl.constexpr = FORM.block_d
-    head, slot = order_programs(section)
-    # Under a causal mask late tiles are long; they go first, so that short ones fill the tail.
-    slot = tl.num_programs(1) - 1 - slot
-    place = find_place(CuQ, CuQ, CuK, ContextLens, num_seqs, dense_queries, dense_keys, slot, BLOCK_M, FORM)
+    head, place, span = find_query_tile(
+        lists, CuQ, CuK, ContextLens, num_seqs, dense_queries, dense_keys, window, sinks, section, FORM
+    )
     tile_m = place.tile
     num_queries = place.num_queries
     num_keys = place.num_keys
     if tile_m * BLOCK_M >= num_queries:
         return
-    if FORM.listed:
-        num_tiles = tl.cdiv(num_queries, BLOCK_M)
-        tile_m = list_order(lists, place.seq, head, num_tiles - 1 - tile_m, num_tiles, FORM)
-        span = list_span(lists, place.seq, head, tile_m, num_tiles, FORM)
-    else:
-        low = num_keys - num_queries + tile_m * BLOCK_M
-        high = num_keys - num_queries + tl.minimum((tile_m + 1) * BLOCK_M, num_queries)
-        span = key_span(low, high, num_keys, window, sinks, FORM)
     kv_head = head // FORM.group
     k_base = K + head_offset(place.batch, kv_head, place.k_row, k_strides)
     v_base = V + head_offset(place.batch, kv_head, place.k_row, v_strides)

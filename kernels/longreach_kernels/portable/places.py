@@ -106,15 +106,50 @@ def _first_row(lists, seq, head, num_tiles, FORM: tl.constexpr):
 
 @triton.jit
 def list_order(lists, seq, head, place, num_tiles, FORM: tl.constexpr):
-    """The tile at a place, longest first, among the ``num_tiles`` of a sequence and head."""
-    return tl.load(lists.order + _first_row(lists, seq, head, num_tiles, FORM) + place)
+    """The tile at a place, longest first, among the ``num_tiles`` of a sequence and head; ``num_tiles`` for others."""
+    order = lists.order + _first_row(lists, seq, head, num_tiles, FORM)
+    return tl.load(order + place, mask=(place >= 0) & (place < num_tiles), other=num_tiles)
 
 
 @triton.jit
 def list_span(lists, seq, head, tile, num_tiles, FORM: tl.constexpr):
     """The entries of a tile's list."""
-    row = _first_row(lists, seq, head, num_tiles, FORM) + tile
-    return Span(tl.load(lists.start + row), tl.load(lists.start + row + 1), 0, 0, 0, 0)
+    start = lists.start + _first_row(lists, seq, head, num_tiles, FORM) + tile
+    exists = tile < num_tiles
+    return Span(tl.load(start, mask=exists, other=0), tl.load(start + 1, mask=exists, other=0), 0, 0, 0, 0)
+
+
+@triton.jit
+def find_query_tile(
+    lists,
+    CuQ,
+    CuK,
+    ContextLens,
+    num_seqs,
+    dense_queries,
+    dense_keys,
+    window,
+    sinks,
+    section,
+    FORM: tl.constexpr,
+):
+    """The head, the place and the key tiles of a program of a grid (Hq, query tiles), longest first.
+
+    The tile may lie beyond the sequence's last: such a program has nothing to do."""
+    head, slot = order_programs(section)
+    # Under a causal mask late tiles are long; they go first, so that short ones fill the tail.
+    slot = tl.num_programs(1) - 1 - slot
+    at = find_place(CuQ, CuQ, CuK, ContextLens, num_seqs, dense_queries, dense_keys, slot, FORM.block_m, FORM)
+    tile = at.tile
+    if FORM.listed:
+        num_tiles = tl.cdiv(at.num_queries, FORM.block_m)
+        tile = list_order(lists, at.seq, head, num_tiles - 1 - tile, num_tiles, FORM)
+        span = list_span(lists, at.seq, head, tile, num_tiles, FORM)
+    else:
+        low = at.num_keys - at.num_queries + tile * FORM.block_m
+        high = at.num_keys - at.num_queries + tl.minimum((tile + 1) * FORM.block_m, at.num_queries)
+        span = key_span(low, high, at.num_keys, window, sinks, FORM)
+    return head, Place(at.seq, tile, at.batch, at.q_row, at.k_row, at.num_queries, at.num_keys), span
 
 
 @triton.jit
