@@ -1,8 +1,9 @@
 """Debug mode: with ``LONGREACH_DEBUG=1`` in the environment, read once at import, indices into pages are checked.
 
 Kernels trust page ids, slots and lengths: a wrong one reads or overwrites another sequence's keys, or memory that
-belongs to nobody. Looking at them means waiting for the device, so `paged_attention` and `write_pages` do it in debug
-mode only. A CUDA graph cannot wait: capturing either of them in debug mode is refused, and replays are never checked.
+belongs to nobody. Looking at them means waiting for the device, so `ragged_attention`, `paged_attention` and
+`write_pages` do it in debug mode only. A CUDA graph cannot wait: capturing one of them in debug mode is refused, and
+replays are never checked.
 """
 
 from __future__ import annotations
@@ -41,11 +42,7 @@ def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: i
         ValueError: a length or an index is out of range; the message begins with the name of its tensor. Or a CUDA
             graph is being captured.
     """
-    _refuse_capture(batch.context_lens.device)
-    cu_seqlens = batch.cu_seqlens_q.cpu()
-    counts = cu_seqlens.diff()
-    if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens or (counts < 0).any():
-        raise ValueError(f"cu_seqlens_q: must ascend from 0 to the {num_tokens} rows of q, got {cu_seqlens.tolist()}")
+    counts = check_starts("cu_seqlens_q", batch.cu_seqlens_q, "q", num_tokens)
     if (wrong := _first(counts > batch.max_seqlen_q)) is not None:
         raise ValueError(
             f"cu_seqlens_q: sequence {wrong} has {counts[wrong]} queries, max_seqlen_q is {batch.max_seqlen_q}"
@@ -70,6 +67,21 @@ def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: i
             f"page_table: page {column} of sequence {row} must lie between 0 and {num_pages - 1}, "
             f"got {table[row, column]}"
         )
+
+
+def check_starts(name: str, cu_seqlens: Tensor, rows_name: str, num_rows: int) -> Tensor:
+    """Check where the sequences of a batch start in a tensor of ``num_rows`` rows, and return their lengths on the CPU.
+    Waits for the device.
+
+    Raises:
+        ValueError: they do not ascend from 0 to the number of rows, or a CUDA graph is being captured.
+    """
+    _refuse_capture(cu_seqlens.device)
+    starts = cu_seqlens.cpu()
+    lengths = starts.diff()
+    if starts[0] != 0 or starts[-1] != num_rows or (lengths < 0).any():
+        raise ValueError(f"{name}: must ascend from 0 to the {num_rows} rows of {rows_name}, got {starts.tolist()}")
+    return lengths
 
 
 def check_slots(slots: Tensor, num_pages: int, page_size: int) -> None:

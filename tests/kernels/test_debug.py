@@ -5,7 +5,7 @@ from importlib.util import module_from_spec
 
 import pytest
 import torch
-from longreach_kernels import PagedBatch, debug, paged_attention, write_pages
+from longreach_kernels import PagedBatch, debug, paged_attention, ragged_attention, write_pages
 
 from .accuracy import paged
 
@@ -83,6 +83,18 @@ def test_slots_outside_the_pages_are_named_and_nothing_is_written() -> None:
         assert not k_pages.any()
     write_pages(k, v, k_pages, v_pages, torch.tensor([0, -1, 11]))
     assert k_pages.flatten(0, 1).any((1, 2)).nonzero().flatten().tolist() == [0, 11]
+
+
+@pytest.mark.usefixtures("debugging")
+@pytest.mark.parametrize("starts", [(0, 4, 7), (1, 4, 6), (0, 5, 4), (0, 7, 6), (0, 3, 5)])
+def test_starts_that_do_not_ascend_to_the_rows_are_named(starts: tuple[int, ...]) -> None:
+    q, (k, v) = torch.zeros(6, 2, 8), torch.zeros(2, 6, 1, 8)
+    good, bad = integers(0, 4, 6), integers(*starts)
+    assert ragged_attention(q, k, v, good, good).shape == q.shape
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q: must ascend from 0 to the 6 rows of q, got "):
+        ragged_attention(q, k, v, bad, good)
+    with pytest.raises(ValueError, match=r"^cu_seqlens_k: must ascend from 0 to the 6 rows of k, got "):
+        ragged_attention(q, k, v, good, bad)
 
 
 @pytest.mark.usefixtures("debugging")
