@@ -132,8 +132,8 @@ def _options(
     """Check and complete what all forms share."""
     if not isinstance(mask, Mask):
         raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
-    if mask.heads not in (1, heads):
-        raise ValueError(f"mask: its layout tells {mask.heads} heads apart, q has {heads}")
+    if heads % mask.heads:
+        raise ValueError(f"mask: the {mask.heads} heads that its layout tells apart do not divide the {heads} of q")
     if scale is None:
         scale = q.shape[-1] ** -0.5
     elif not (math.isfinite(scale) and scale > 0):

@@ -160,6 +160,25 @@ def test_bad_paged_tensors_name_their_argument(change, options, named):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+def test_query_heads_share_the_heads_of_a_mask_in_runs(backend):
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("the interpreter is tested where there is no GPU")
+    mask = bigbird(70, block=16, heads=2, window=0, random_blocks=1, seed=3)
+    alike = BlockSparse(mask.layout.repeat_interleave(2, 0), 16)
+    assert not torch.equal(mask.layout[0], mask.layout[1])
+    q, k, v = (x.requires_grad_() for x in qkv(1, 4, 1, 50, 70, 64))
+    (out, grads), (expected, wanted) = (
+        (out, torch.autograd.grad(out.sum(), (q, k, v)))
+        for out in (attention(q, k, v, m, backend=backend) for m in (mask, alike))
+    )
+    assert torch.equal(out, expected)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
+    q_pages, k_pages, v_pages, batch = paged([1, 20], [33, 70], 16, 4, 1, 64)
+    out, expected = (paged_attention(q_pages, k_pages, v_pages, batch, m, backend=backend) for m in (mask, alike))
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
 def test_a_layout_that_is_too_small_is_named_in_every_form(backend):
     if backend == "triton" and torch.cuda.is_available():
         pytest.skip("the interpreter is tested where there is no GPU")
