@@ -40,5 +40,5 @@ def paged_attention(
     if decodes:
         paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
     if decodes < batch.size:
-        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, skip=decodes, **options)
+        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
     return out, lse

@@ -188,20 +188,20 @@ def paged_forward(
     batch: PagedBatch,
     mask: Mask,
     *,
-    skip: int,
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The sequences of ``batch`` from ``skip`` on, those before being decodes; writes their rows of out (T, Hq, D) and
-    lse (T, Hq). Waits for the lengths, once a batch, if the mask has no closed form."""
+    """The sequences of ``batch`` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq).
+
+    All sequences if the mask has no closed form; it waits then for the lengths, once a batch."""
     page_size = k_pages.shape[1]
     config = forward_config(q.shape[-1], q.dtype, capability(q.device), page_size)
+    skip = batch.decodes if mask.band is not None else 0
     num_seqs = batch.size - skip
     lists = None
     if mask.band is None:
-        assert skip == 0, "lists have a row for every sequence of the batch"
         config = sparse_config(config, mask)
         _refuse_capture(mask, q.device)
         lists = ragged_tile_lists(mask, *batch.host_lengths, config.block_m, config.block_n, q.device)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .primitives import find_sequence
+
 
 class Place(NamedTuple):
     """A sequence, its entry in a dense batch, its first rows in a ragged one, its lengths, and a tile of it."""
@@ -46,25 +48,6 @@ def order_programs(section):
     size = section * slots
     within = place % size
     return place // size * section + within % section, within // section
-
-
-@triton.jit
-def find_sequence(CuQ, num_seqs, slot, BLOCK_M: tl.constexpr):
-    """The sequence whose query tiles hold ``slot``, and its first slot.
-
-    Sequence b owns the slots from ``(cu[b] - cu[0]) // BLOCK_M + b`` on: enough for its tiles, and known without a
-    table. Slots beyond a sequence's last tile have nothing to do.
-    """
-    origin = tl.load(CuQ)
-    low = 0
-    high = num_seqs
-    while high - low > 1:  # the last sequence whose first slot is not beyond ours
-        middle = (low + high) // 2
-        if (tl.load(CuQ + middle) - origin) // BLOCK_M + middle <= slot:
-            low = middle
-        else:
-            high = middle
-    return low, (tl.load(CuQ + low) - origin) // BLOCK_M + low
 
 
 @triton.jit

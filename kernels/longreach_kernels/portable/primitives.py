@@ -1,4 +1,4 @@
-"""Device functions that the kernels share: rows of tensors, the mask of a tile, and the online softmax."""
+"""Device functions that the kernels share: sequences, rows of tensors, the mask of a tile, the online softmax."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # (to the stubs a constexpr has no attributes, and device functions that return tl values return nothing)
@@ -9,6 +9,25 @@ import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def find_sequence(CuQ, num_seqs, slot, BLOCK_M: tl.constexpr):
+    """The sequence whose query tiles hold ``slot``, and its first slot.
+
+    Sequence b owns the slots from ``(cu[b] - cu[0]) // BLOCK_M + b`` on: enough for its tiles, and known without a
+    table. Slots beyond a sequence's last tile have nothing to do.
+    """
+    origin = tl.load(CuQ)
+    low = 0
+    high = num_seqs
+    while high - low > 1:  # the last sequence whose first slot is not beyond ours
+        middle = (low + high) // 2
+        if (tl.load(CuQ + middle) - origin) // BLOCK_M + middle <= slot:
+            low = middle
+        else:
+            high = middle
+    return low, (tl.load(CuQ + low) - origin) // BLOCK_M + low
 
 
 @triton.jit
