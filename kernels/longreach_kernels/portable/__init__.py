@@ -29,16 +29,12 @@ def paged_attention(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32.
-
-    The prefill kernel takes all sequences if the mask has no closed form.
-    """
+    """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
-    decodes = batch.decodes if mask.band is not None else 0
-    if decodes:
+    if batch.decodes:
         paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
-    if decodes < batch.size:
+    if batch.decodes < batch.size:
         paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
     return out, lse

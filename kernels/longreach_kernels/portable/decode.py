@@ -20,6 +20,7 @@ from longreach_kernels.masks import Mask
 
 from .arguments import logit_scales, padded, page_strides
 from .config import SPLIT_KEYS, capability, cdiv, decode_config, launch
+from .launch import paged_forward
 from .primitives import LN2, LOG2E, load_rows, online_softmax, tile_pointers
 
 
@@ -219,10 +220,13 @@ def paged_decode(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq)."""
+    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq). A mask without a closed form goes to
+    the prefill kernel, which walks tile lists."""
     band = mask.band
     if band is None:
-        raise ValueError(f"mask: {mask!r} has no closed ranges")
+        options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
+        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, decodes=True, **options)
+        return
     num_seqs = batch.decodes
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = k_pages.shape[2]

@@ -188,23 +188,23 @@ def paged_forward(
     batch: PagedBatch,
     mask: Mask,
     *,
+    decodes: bool = False,
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The sequences of ``batch`` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq).
-
-    All sequences if the mask has no closed form; it waits then for the lengths, once a batch."""
-    page_size = k_pages.shape[1]
-    config = forward_config(q.shape[-1], q.dtype, capability(q.device), page_size)
-    skip = batch.decodes if mask.band is not None else 0
-    num_seqs = batch.size - skip
+    """The sequences of ``batch`` that are not decodes, or those that are; writes their rows of out (T, Hq, D) and lse
+    (T, Hq). Waits for the lengths, once a batch, if the mask has no closed form."""
+    config = forward_config(q.shape[-1], q.dtype, capability(q.device), k_pages.shape[1])
+    these = slice(batch.decodes) if decodes else slice(batch.decodes, None)
+    num_seqs = batch.decodes if decodes else batch.size - batch.decodes
     lists = None
     if mask.band is None:
         config = sparse_config(config, mask)
         _refuse_capture(mask, q.device)
-        lists = ragged_tile_lists(mask, *batch.host_lengths, config.block_m, config.block_n, q.device)
+        queries, keys = batch.host_lengths
+        lists = ragged_tile_lists(mask, queries[these], keys[these], config.block_m, config.block_n, q.device)
     _launch(
         q,
         k_pages,
@@ -214,16 +214,16 @@ def paged_forward(
         mask,
         config,
         lists,
-        tiles=cdiv(q.shape[0] - skip, config.block_m) + num_seqs,
+        tiles=cdiv(num_seqs if decodes else q.shape[0] - batch.decodes, config.block_m) + num_seqs,
         num_seqs=num_seqs,
         num_keys=num_seqs * batch.max_context_len,
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,
         kv_scales=kv_scales,
-        cu_q=batch.cu_seqlens_q[skip:],
-        context_lens=batch.context_lens[skip:],
-        page_table=batch.page_table[skip:],
+        cu_q=batch.cu_seqlens_q[these.start or 0 :],
+        context_lens=batch.context_lens[these],
+        page_table=batch.page_table[these],
     )
 
 
