@@ -220,8 +220,8 @@ def paged_decode(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq). A mask without a closed form goes to
-    the prefill kernel, which walks tile lists."""
+    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq). Where the mask has no closed form
+    the prefill kernel computes them: it walks tile lists."""
     band = mask.band
     if band is None:
         options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
