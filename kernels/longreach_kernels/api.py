@@ -132,8 +132,8 @@ def _options(
     """Check and complete what all forms share."""
     if not isinstance(mask, Mask):
         raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
-    if mask.heads not in (1, heads):
-        raise ValueError(f"mask: its layout tells {mask.heads} heads apart, q has {heads}")
+    if heads % mask.heads:
+        raise ValueError(f"mask: the {mask.heads} heads that its layout tells apart do not divide the {heads} of q")
     if scale is None:
         scale = q.shape[-1] ** -0.5
     elif not (math.isfinite(scale) and scale > 0):
@@ -275,6 +275,9 @@ def ragged_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of sequences of different lengths laid end to end. Differentiable as `attention`.
 
+    Believes the numbers in the cu_seqlens; with ``LONGREACH_DEBUG=1`` it waits for the device and checks them
+    (`longreach_kernels.debug`). Waits, too, for the lengths if the mask has no closed form.
+
     Args:
         q: (Tq, Hq, D); k, v: (Tk, Hkv, D), same dtype and device.
         cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, where each sequence starts; the first entry is 0 and the last the
@@ -295,6 +298,9 @@ def ragged_attention(
             f"cu_seqlens_k: needs the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
         )
     options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
+    if debug.ENABLED:
+        debug.check_starts("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0])
+        debug.check_starts("cu_seqlens_k", cu_seqlens_k, "k", k.shape[0])
     out, lse = _run(backend, q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
 
@@ -352,8 +358,9 @@ def paged_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention of a step's queries to keys that lie in pages (PagedAttention, Kwon et al. 2023).
 
-    The new tokens' keys must be in their pages already (`write_pages`). Never waits for the device, and so believes the
-    numbers in ``batch``; with ``LONGREACH_DEBUG=1`` it waits and checks them (`longreach_kernels.debug`).
+    The new tokens' keys must be in their pages already (`write_pages`). Does not wait for the device, and so believes
+    the numbers in ``batch``; with ``LONGREACH_DEBUG=1`` it waits and checks them (`longreach_kernels.debug`). With a
+    mask that has no closed form it waits for the lengths, once a batch, and cannot be captured in a CUDA graph.
 
     Args:
         q: (T, Hq, D), the queries of all sequences laid end to end.

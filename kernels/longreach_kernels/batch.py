@@ -84,6 +84,11 @@ class PagedBatch:
         """Number of leading sequences that are decodes."""
         return self.size if self.max_seqlen_q == 1 else self.num_decodes
 
+    @cached_property
+    def host_lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Queries and keys of each sequence (copies from the device); read once a batch, shared by all layers."""
+        return tuple(self.cu_seqlens_q.diff().tolist()), tuple(self.context_lens.tolist())
+
     def host_sequences(self, page_size: int) -> tuple[HostSequence, ...]:
         """The batch as host integers (copies from the device); made once a batch, shared by all layers."""
         cached = self._host.get(page_size)

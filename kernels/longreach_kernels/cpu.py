@@ -172,7 +172,16 @@ def _sequence(
             k, v = keys.k[:, kv], keys.v[:, kv]
             head_keys = _Keys(k, v, keys.length, keys.starts, keys.rows, scales, keys.dtype)
             sinks = None if sink_logits is None else sink_logits[own]
-            _sequence(q[own], head_keys, OneHead(mask, head), out[own], lse[own], scale, softcap, sinks)
+            _sequence(
+                q[own],
+                head_keys,
+                OneHead(mask, head // (heads // mask.heads)),
+                out[own],
+                lse[own],
+                scale,
+                softcap,
+                sinks,
+            )
         return
     tile = max(1, _ROWS // group)
     band = mask.band

@@ -40,7 +40,7 @@ def _sequence(
         for head in range(heads):
             own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
             one_grads = (grads[0][own], grads[1][kv], grads[2][kv])
-            one = OneHead(mask, head)
+            one = OneHead(mask, head // (heads // mask.heads))
             _sequence(q[own], k[kv], v[kv], grad[own], lse[own], delta[own], one_grads, one, scale, softcap)
         return
     dq, dk, dv = grads

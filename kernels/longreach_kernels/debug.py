@@ -1,8 +1,9 @@
 """Debug mode: with ``LONGREACH_DEBUG=1`` in the environment, read once at import, indices into pages are checked.
 
 Kernels trust page ids, slots and lengths: a wrong one reads or overwrites another sequence's keys, or memory that
-belongs to nobody. Looking at them means waiting for the device, so `paged_attention` and `write_pages` do it in debug
-mode only. A CUDA graph cannot wait: capturing either of them in debug mode is refused, and replays are never checked.
+belongs to nobody. Looking at them means waiting for the device, so `ragged_attention`, `paged_attention` and
+`write_pages` do it in debug mode only. A CUDA graph cannot wait: capturing one of them in debug mode is refused, and
+replays are never checked.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ ENABLED = _flag(os.environ.get("LONGREACH_DEBUG", ""))
 
 def _refuse_capture(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "LONGREACH_DEBUG: checks wait for the device and cannot be captured; run without CUDA graphs"
-        )
+        raise ValueError("LONGREACH_DEBUG: checks wait for the device and cannot be captured; run without CUDA graphs")
 
 
 def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: int) -> None:
@@ -40,14 +39,10 @@ def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: i
         num_pages, page_size: of the tensors of pages.
 
     Raises:
-        ValueError: a length or an index is out of range; the message begins with the name of its tensor.
-        RuntimeError: a CUDA graph is being captured.
+        ValueError: a length or an index is out of range; the message begins with the name of its tensor. Or a CUDA
+            graph is being captured.
     """
-    _refuse_capture(batch.context_lens.device)
-    cu_seqlens = batch.cu_seqlens_q.cpu()
-    counts = cu_seqlens.diff()
-    if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens or (counts < 0).any():
-        raise ValueError(f"cu_seqlens_q: must ascend from 0 to the {num_tokens} rows of q, got {cu_seqlens.tolist()}")
+    counts = check_starts("cu_seqlens_q", batch.cu_seqlens_q, "q", num_tokens)
     if (wrong := _first(counts > batch.max_seqlen_q)) is not None:
         raise ValueError(
             f"cu_seqlens_q: sequence {wrong} has {counts[wrong]} queries, max_seqlen_q is {batch.max_seqlen_q}"
@@ -74,12 +69,26 @@ def check_batch(batch: PagedBatch, num_tokens: int, num_pages: int, page_size: i
         )
 
 
+def check_starts(name: str, cu_seqlens: Tensor, rows_name: str, num_rows: int) -> Tensor:
+    """Check where the sequences of a batch start in a tensor of ``num_rows`` rows, and return their lengths on the CPU.
+    Waits for the device.
+
+    Raises:
+        ValueError: they do not ascend from 0 to the number of rows, or a CUDA graph is being captured.
+    """
+    _refuse_capture(cu_seqlens.device)
+    starts = cu_seqlens.cpu()
+    lengths = starts.diff()
+    if starts[0] != 0 or starts[-1] != num_rows or (lengths < 0).any():
+        raise ValueError(f"{name}: must ascend from 0 to the {num_rows} rows of {rows_name}, got {starts.tolist()}")
+    return lengths
+
+
 def check_slots(slots: Tensor, num_pages: int, page_size: int) -> None:
     """Check that `write_pages` will write inside its pages. Waits for the device.
 
     Raises:
-        ValueError: a slot is out of range.
-        RuntimeError: a CUDA graph is being captured.
+        ValueError: a slot is out of range, or a CUDA graph is being captured.
     """
     _refuse_capture(slots.device)
     on_host = slots.cpu()

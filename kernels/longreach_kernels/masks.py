@@ -67,7 +67,8 @@ class Mask:
 
     @property
     def heads(self) -> int:
-        """Heads that the mask tells apart; 1 if it is the same for all."""
+        """Heads that the mask tells apart; 1 if it is the same for all. Query heads share them in runs: with 8 query
+        heads and 2 here, the first 4 have the first one's mask, as the heads of a KV head's group do."""
         return 1
 
     def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:

@@ -42,6 +42,8 @@ def attention(
         scores = softcap * torch.tanh(scores / softcap)
     q_positions = torch.arange(num_keys - num_queries, num_keys, device=q.device)
     allowed = mask.allowed(q_positions, torch.arange(num_keys, device=q.device))
+    if allowed.dim() == 3:
+        allowed = allowed.repeat_interleave(q.shape[1] // mask.heads, dim=0)
     scores = scores.masked_fill(~allowed, float("-inf"))
     columns = scores
     if sink_logits is not None:

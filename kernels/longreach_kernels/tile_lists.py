@@ -1,12 +1,14 @@
 """Lists of key tiles for masks without a closed form: which tiles a query tile visits, and which need masking.
 
-For each query tile there are two ascending lists in CSR form: full tiles, where nothing is masked, and partial tiles.
-A partial tile carries an index into a table of bit tiles, from which equal ones are shared (the diagonal of a causal
-pattern is one entry, whatever the length). So the kernels evaluate no predicate and know no pattern.
+For each query tile of each sequence there is one ascending list in CSR form. A tile where nothing is masked is full; a
+partial tile carries an index into a table of bit tiles, from which equal ones are shared (the diagonal of a causal
+pattern is one entry, whatever the length). So the kernels evaluate no predicate and know no pattern, and lists that
+were made on the device serve as well as these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -20,90 +22,87 @@ _CHUNK_PAIRS = 1 << 24  # pairs looked at together while the bit tiles are made
 
 @dataclass(frozen=True, eq=False)
 class TileLists:
-    """Key tiles of every query tile of every head that the mask tells apart (H of them, 1 if all are alike).
+    """Key tiles of every query tile of every sequence and of every head that the mask tells apart.
 
-    Row ``h * num_q_tiles + i`` of the CSR lists is query tile ``i`` of head ``h``. All tensors are int32.
+    There are H such heads: 1 if all are alike, else a divisor of the query heads, which share lists in runs. Row
+    ``first_row[b] + h * T + i`` of the CSR lists is query tile ``i`` of the T of sequence ``b``, for head ``h``. A
+    dense batch has the lists of one sequence, which all follow. All tensors are int32.
 
     Attributes:
         tile_q, tile_k: tile sizes.
-        num_queries, num_keys: the lengths they were made for.
+        queries, keys: of each sequence.
         heads: H.
-        full_start, full_tiles: (H * num_q_tiles + 1,), (number of full tiles,).
-        part_start, part_tiles: the same for partial tiles.
-        part_bits: (number of partial tiles,) index of each one's bit tile.
+        first_row: (B,) the first row of each sequence.
+        start: (rows + 1,) where each row's tiles start in ``tiles``.
+        tiles: (entries,) key tiles, ascending in each row: ``t`` where tile t is full, ``-1 - t`` where it is partial.
+        bit_index: (entries,) the bit tile of a partial tile, -1 of a full one.
         bits: (unique, tile_q, tile_k // 32); bit ``c % 32`` of word ``c // 32`` of row r: does query r see key c?
-        order: (H, num_q_tiles) query tiles by falling number of key tiles, the order to start them in.
+        order: (rows,) at each sequence's and head's rows: its tiles by falling number of entries, to start them in.
     """
 
     tile_q: int
     tile_k: int
-    num_queries: int
-    num_keys: int
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
     heads: int
-    full_start: Tensor
-    full_tiles: Tensor
-    part_start: Tensor
-    part_tiles: Tensor
-    part_bits: Tensor
+    first_row: Tensor
+    start: Tensor
+    tiles: Tensor
+    bit_index: Tensor
     bits: Tensor
     order: Tensor
 
-    @property
-    def num_q_tiles(self) -> int:
-        """Query tiles of a head."""
-        return self.order.shape[1]
+    def row(self, index: int) -> list[tuple[int, int]]:
+        """The tiles of a row and their bit tiles, -1 for a full tile. Waits for the device."""
+        inside = slice(int(self.start[index]), int(self.start[index + 1]))
+        entries, bit_index = self.tiles[inside], self.bit_index[inside]
+        return list(zip(torch.where(entries < 0, -1 - entries, entries).tolist(), bit_index.tolist(), strict=True))
 
     @cached_property
     def transposed(self) -> TileLists:
-        """The same tiles listed by key tile: for each key tile its query tiles (rows are key tiles now).
+        """The same tiles of one sequence, listed by key tile: for each key tile its query tiles.
 
         Bit tiles stay as they are, (tile_q, tile_k). Used by the backward pass for dK and dV.
         """
-        num_k_tiles = -(-self.num_keys // self.tile_k)
-        full_start, full_tiles, _ = _transpose(self, self.full_start, self.full_tiles, num_k_tiles)
-        part_start, part_tiles, source = _transpose(self, self.part_start, self.part_tiles, num_k_tiles)
-        counts = (full_start.diff() + part_start.diff()).view(self.heads, num_k_tiles)
-        return TileLists(
-            tile_q=self.tile_q,
-            tile_k=self.tile_k,
-            num_queries=self.num_queries,
-            num_keys=self.num_keys,
-            heads=self.heads,
-            full_start=full_start,
-            full_tiles=full_tiles,
-            part_start=part_start,
-            part_tiles=part_tiles,
-            part_bits=self.part_bits[source],
-            bits=self.bits,
-            order=_falling(counts),
+        (num_queries,), (num_keys,) = self.queries, self.keys
+        q_tiles, k_tiles = -(-num_queries // self.tile_q), -(-num_keys // self.tile_k)
+        rows = torch.repeat_interleave(torch.arange(len(self.start) - 1, device=self.start.device), self.start.diff())
+        partial = self.tiles < 0
+        column = rows // q_tiles * k_tiles + torch.where(partial, -1 - self.tiles, self.tiles)
+        source = torch.argsort(column, stable=True)  # rows ascend, so query tiles ascend within a column
+        tile = rows % q_tiles
+        return _csr(
+            self, column[source], torch.where(partial, -1 - tile, tile)[source], self.bit_index[source], k_tiles
         )
 
 
-def _falling(counts: Tensor) -> Tensor:
-    return torch.argsort(counts, dim=1, descending=True, stable=True).int()
-
-
-def _transpose(lists: TileLists, start: Tensor, tiles: Tensor, num_k_tiles: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows = torch.repeat_interleave(torch.arange(len(start) - 1, device=start.device), start.diff().long())
-    head, q_tile = rows // lists.num_q_tiles, rows % lists.num_q_tiles
-    column = head * num_k_tiles + tiles
-    source = torch.argsort(column, stable=True)  # rows ascend, so query tiles ascend within a column
-    return _starts(column, lists.heads * num_k_tiles), q_tile[source].int(), source
-
-
-def _starts(rows: Tensor, num_rows: int) -> Tensor:
-    counts = torch.bincount(rows, minlength=num_rows)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+def _csr(like: TileLists, rows: Tensor, tiles: Tensor, bit_index: Tensor, num_tiles: int) -> TileLists:
+    """Lists of one sequence from ascending rows, ``num_tiles`` of each head; sizes and bit tiles as in ``like``."""
+    counts = torch.bincount(rows, minlength=like.heads * num_tiles)
+    order = torch.argsort(counts.view(like.heads, num_tiles), dim=1, descending=True, stable=True)
+    return TileLists(
+        tile_q=like.tile_q,
+        tile_k=like.tile_k,
+        queries=like.queries,
+        keys=like.keys,
+        heads=like.heads,
+        first_row=like.first_row,
+        start=torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int(),
+        tiles=tiles.int(),
+        bit_index=bit_index.int(),
+        bits=like.bits,
+        order=order.flatten().int(),
+    )
 
 
 def tile_lists(
     mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int, device: torch.device | str = "cpu"
 ) -> TileLists:
-    """The tile lists of any mask, cached by value.
+    """The tile lists of any mask for one pair of lengths, cached by value.
 
     Args:
         mask: any mask; the lists hold exactly its visible pairs.
-        num_queries, num_keys: lengths, aligned at the bottom right; both at least 1.
+        num_queries, num_keys: lengths, aligned at the bottom right.
         tile_q: queries of a tile.
         tile_k: keys of a tile, a multiple of 32.
         device: where the lists go.
@@ -111,9 +110,58 @@ def tile_lists(
     Raises:
         ValueError: ``tile_k`` is not a multiple of 32, or the mask's layout is too small for the lengths.
     """
+    return ragged_tile_lists(mask, (num_queries,), (num_keys,), tile_q, tile_k, device)
+
+
+def ragged_tile_lists(
+    mask: Mask,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    tile_q: int,
+    tile_k: int,
+    device: torch.device | str = "cpu",
+    *,
+    by_keys: bool = False,
+) -> TileLists:
+    """As `tile_lists`, for sequences of different lengths; ``by_keys`` gives those of `TileLists.transposed`."""
     if tile_k % 32:
         raise ValueError(f"tile_k: must be a multiple of 32, got {tile_k}")
-    return _build(mask, num_queries, num_keys, tile_q, tile_k, torch.device(device))
+    return _join(mask, tuple(queries), tuple(keys), tile_q, tile_k, torch.device(device), by_keys)
+
+
+@lru_cache(maxsize=32)
+def _join(
+    mask: Mask,
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    tile_q: int,
+    tile_k: int,
+    device: torch.device,
+    by_keys: bool,
+) -> TileLists:
+    parts = [_build(mask, n, m, tile_q, tile_k) for n, m in zip(queries, keys, strict=True)]
+    if by_keys:
+        parts = [part.transposed for part in parts]
+    start, bit_index, first_row = [torch.zeros(1, dtype=torch.int32)], [], []
+    rows = entries = bits = 0
+    for part in parts:
+        start.append(part.start[1:] + entries)
+        bit_index.append(torch.where(part.bit_index < 0, -1, part.bit_index + bits))
+        first_row.append(rows)
+        rows, entries, bits = rows + len(part.order), entries + len(part.tiles), bits + len(part.bits)
+    return TileLists(
+        tile_q=tile_q,
+        tile_k=tile_k,
+        queries=queries,
+        keys=keys,
+        heads=mask.heads,
+        first_row=torch.tensor(first_row, dtype=torch.int32).to(device),
+        start=torch.cat(start).to(device),
+        tiles=torch.cat([part.tiles for part in parts]).to(device),
+        bit_index=torch.cat(bit_index).to(device),
+        bits=torch.cat([part.bits for part in parts]).to(device),
+        order=torch.cat([part.order for part in parts]).to(device),
+    )
 
 
 def _edges(count: int, tile: int, offset: int) -> Tensor:
@@ -121,11 +169,13 @@ def _edges(count: int, tile: int, offset: int) -> Tensor:
     return torch.stack([first, (first + tile).clamp(max=count) - 1], dim=1) + offset
 
 
-@lru_cache(maxsize=32)
-def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int, device: torch.device) -> TileLists:
+@lru_cache(maxsize=64)
+def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int) -> TileLists:
+    """The lists of one sequence, on the CPU."""
     offset = num_keys - num_queries
     q, k = _edges(num_queries, tile_q, offset), _edges(num_keys, tile_k, 0)
-    some, every = mask.tile_state(q, k)
+    none = torch.zeros(mask.heads, len(q), len(k), dtype=torch.bool)
+    some, every = mask.tile_state(q, k) if none.numel() else (none, none)
     # The kernels read a full tile without bounds, so a ragged last tile is never one, be it of keys or of queries.
     whole = ((q[:, 1] - q[:, 0] + 1) == tile_q)[:, None] & ((k[:, 1] - k[:, 0] + 1) == tile_k)[None]
     full = every & whole
@@ -134,28 +184,28 @@ def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int
     promoted = candidates[ones & whole[candidates[:, 1], candidates[:, 2]]]
     full[promoted.unbind(1)] = True
     kept = ~zeros & ~full[candidates.unbind(1)]
-    parts, index = candidates[kept], index[kept]
-    used, index = torch.unique(index, return_inverse=True)
-
-    heads, num_q_tiles = full.shape[0], full.shape[1]
-    fulls = full.nonzero()
-    full_start = _starts(fulls[:, 0] * num_q_tiles + fulls[:, 1], heads * num_q_tiles)
-    part_start = _starts(parts[:, 0] * num_q_tiles + parts[:, 1], heads * num_q_tiles)
-    counts = (full_start.diff() + part_start.diff()).view(heads, num_q_tiles)
-    return TileLists(
+    used, index = torch.unique(index[kept], return_inverse=True)
+    bit_index = torch.full(full.shape, -1, dtype=torch.int64)
+    partial = torch.zeros_like(full)
+    partial[candidates[kept].unbind(1)] = True
+    bit_index[candidates[kept].unbind(1)] = index
+    entries = (full | partial).nonzero()
+    head, q_tile, tile = entries.unbind(1)
+    index = bit_index[entries.unbind(1)]
+    alone = TileLists(
         tile_q=tile_q,
         tile_k=tile_k,
-        num_queries=num_queries,
-        num_keys=num_keys,
-        heads=heads,
-        full_start=full_start.to(device),
-        full_tiles=fulls[:, 2].int().to(device),
-        part_start=part_start.to(device),
-        part_tiles=parts[:, 2].int().to(device),
-        part_bits=index.int().to(device),
-        bits=bits[used].to(device),
-        order=_falling(counts).to(device),
+        queries=(num_queries,),
+        keys=(num_keys,),
+        heads=mask.heads,
+        first_row=torch.zeros(1, dtype=torch.int32),
+        start=index,
+        tiles=tile,
+        bit_index=index,
+        bits=bits[used],
+        order=index,
     )
+    return _csr(alone, head * len(q) + q_tile, torch.where(index < 0, tile, -1 - tile), index, len(q))
 
 
 def _bit_tiles(

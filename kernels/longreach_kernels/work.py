@@ -105,16 +105,16 @@ def _list_visits(
     lists = tile_lists(mask, num_queries, num_keys, tile_q, tile_k)
     if not 0 <= head < mask.heads:
         raise ValueError(f"head: the mask tells {mask.heads} heads apart, got {head}")
-    set_bits = ((lists.bits[..., None] >> torch.arange(32)) & 1).sum((1, 2, 3))
+    set_bits = ((lists.bits[..., None] >> torch.arange(32)) & 1).sum((1, 2, 3)).tolist()
     visits, partial, pairs = [], 0, 0
-    for i in range(lists.num_q_tiles):
-        row = head * lists.num_q_tiles + i
-        fulls = lists.full_tiles[lists.full_start[row] : lists.full_start[row + 1]]
-        inside = slice(int(lists.part_start[row]), int(lists.part_start[row + 1]))
-        parts = lists.part_tiles[inside]
-        keys = len(fulls) * tile_k + int((num_keys - parts * tile_k).clamp(max=tile_k).sum())
-        visits.append((len(fulls) + len(parts), keys))
-        partial += len(parts)
-        pairs += len(fulls) * tile_k * min(tile_q, num_queries - i * tile_q)
-        pairs += int(set_bits[lists.part_bits[inside].long()].sum())
+    num_q_tiles = -(-num_queries // tile_q)
+    for i in range(num_q_tiles):
+        row = lists.row(head * num_q_tiles + i)
+        keys = 0
+        for tile, bit_tile in row:
+            width = min(tile_k, num_keys - tile * tile_k)
+            keys += width
+            partial += bit_tile >= 0
+            pairs += width * min(tile_q, num_queries - i * tile_q) if bit_tile < 0 else set_bits[bit_tile]
+        visits.append((len(row), keys))
     return visits, partial, pairs

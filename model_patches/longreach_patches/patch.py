@@ -63,6 +63,10 @@ class PatchedModel:
 def patch(model: PreTrainedModel, backend: str = "auto") -> PatchedModel:
     """Patch `model` in place to use longreach's attention, and return the handle that can undo it.
 
+    The patched model trains as before. transformers predicts each label from the row before it, so with left padding
+    the first real token of a sequence is predicted from a padding row, where attention has no meaning: label that token
+    -100, as padding is, or pad on the right.
+
     Args:
         model: a causal language model of a supported family, on its device and in its dtype.
         backend: "auto", or a name that `longreach_kernels.resolve_backend` knows; an explicit name never falls back.

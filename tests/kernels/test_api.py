@@ -2,6 +2,7 @@ import longreach_kernels
 import pytest
 import torch
 from longreach_kernels import (
+    BlockSparse,
     Causal,
     PagedBatch,
     Window,
@@ -11,6 +12,7 @@ from longreach_kernels import (
     resolve_backend,
     write_pages,
 )
+from longreach_kernels.patterns import bigbird
 
 from .accuracy import paged, qkv
 
@@ -101,6 +103,96 @@ Q, K, V = qkv(1, 4, 2, 8, 8, 64)
 def test_bad_input_names_its_argument(args, options, named):
     with pytest.raises(ValueError, match=rf"^{named}: "):
         attention(*args, **options)
+
+
+RAGGED = tuple(x[0].transpose(0, 1) for x in (Q, K, V))
+STARTS = torch.tensor([0, 3, 8], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "named"),
+    [
+        ({"q": RAGGED[0][:, :3]}, {}, "k"),
+        ({"k": RAGGED[1][:, :1]}, {}, "v"),
+        ({"q": Q}, {}, "q"),
+        ({"k": K}, {}, "k"),
+        ({"q": RAGGED[0].half()}, {}, "k"),
+        ({"v": RAGGED[2].half()}, {}, "v"),
+        ({"q": RAGGED[0][..., :32]}, {}, "k"),
+        ({}, {"mask": None}, "mask"),
+        ({}, {"mask": BlockSparse(torch.ones(3, 1, 1, dtype=torch.bool), 16)}, "mask"),
+        ({}, {"softcap": 0.0}, "softcap"),
+        ({}, {"scale": -1.0}, "scale"),
+        ({}, {"sink_logits": torch.zeros(2)}, "sink_logits"),
+        ({}, {"backend": "cuda"}, "backend"),
+    ],
+)
+def test_bad_ragged_tensors_name_their_argument(change, options, named):
+    tensors = dict(zip(("q", "k", "v"), RAGGED, strict=True)) | change
+    with pytest.raises(ValueError, match=rf"^{named}: "):
+        ragged_attention(**tensors, cu_seqlens_q=STARTS, cu_seqlens_k=STARTS, **options)
+
+
+PAGES = paged([1, 5], [20, 33], 8, 4, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "named"),
+    [
+        ({"q": PAGES[0][:, :3]}, {}, "k_pages"),
+        ({"v_pages": PAGES[2][:, :, :1]}, {}, "v_pages"),
+        ({"q": PAGES[0].half()}, {}, "k_pages"),
+        ({"v_pages": PAGES[2].half()}, {}, "v_pages"),
+        ({"q": PAGES[0][..., :32]}, {}, "k_pages"),
+        ({}, {"mask": "causal"}, "mask"),
+        ({}, {"mask": BlockSparse(torch.ones(3, 4, 4, dtype=torch.bool), 16)}, "mask"),
+        ({}, {"softcap": float("inf")}, "softcap"),
+        ({}, {"scale": 0.0}, "scale"),
+        ({}, {"sink_logits": torch.zeros(3)}, "sink_logits"),
+        ({}, {"k_scale": torch.ones(2)}, "k_scale"),
+        ({}, {"backend": "flash"}, "backend"),
+    ],
+)
+def test_bad_paged_tensors_name_their_argument(change, options, named):
+    tensors = dict(zip(("q", "k_pages", "v_pages", "batch"), PAGES, strict=True)) | change
+    with pytest.raises(ValueError, match=rf"^{named}: "):
+        paged_attention(**tensors, **options)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+def test_query_heads_share_the_heads_of_a_mask_in_runs(backend):
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("the interpreter is tested where there is no GPU")
+    mask = bigbird(70, block=16, heads=2, window=0, random_blocks=1, seed=3)
+    alike = BlockSparse(mask.layout.repeat_interleave(2, 0), 16)
+    assert not torch.equal(mask.layout[0], mask.layout[1])
+    q, k, v = (x.requires_grad_() for x in qkv(1, 4, 1, 50, 70, 64))
+    (out, grads), (expected, wanted) = (
+        (out, torch.autograd.grad(out.sum(), (q, k, v)))
+        for out in (attention(q, k, v, m, backend=backend) for m in (mask, alike))
+    )
+    assert torch.equal(out, expected)
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
+    q_pages, k_pages, v_pages, batch = paged([1, 20], [33, 70], 16, 4, 1, 64)
+    out, expected = (paged_attention(q_pages, k_pages, v_pages, batch, m, backend=backend) for m in (mask, alike))
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+def test_a_layout_that_is_too_small_is_named_in_every_form(backend):
+    if backend == "triton" and torch.cuda.is_available():
+        pytest.skip("the interpreter is tested where there is no GPU")
+    q, k_pages, v_pages, batch = PAGES
+    for mask in (BlockSparse(torch.ones(1, 1, dtype=torch.bool), 16), bigbird(32, block=16, causal=True)):
+        long = qkv(1, 4, 2, 33, 33, 64)
+        ragged = (x[0].transpose(0, 1) for x in long)
+        starts = torch.tensor([0, 0, 33], dtype=torch.int32)
+        with pytest.raises(ValueError, match=r"^layout: .*more blocks"):
+            attention(*long, mask, backend=backend)
+        with pytest.raises(ValueError, match=r"^layout: .*more blocks"):
+            ragged_attention(*ragged, starts, starts, mask, backend=backend)
+        with pytest.raises(ValueError, match=r"^layout: .*more blocks"):
+            paged_attention(q, k_pages, v_pages, batch, mask, backend=backend)
 
 
 def test_bad_ragged_input_names_its_argument():

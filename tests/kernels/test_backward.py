@@ -67,7 +67,9 @@ def test_tile_lists(name, num_queries, place):
     check_gradients(LISTED[name], list(qkv(1, 2, 1, num_queries, 150, 64, device=place[1])), place[0])
 
 
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(9, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [Full(), Causal(), Window(9, 2), *(LISTED[n] for n in ("strided", "windows", "empty rows"))], ids=repr
+)
 def test_ragged_gradients(mask, place):
     backend, device = place
     q_lens, k_lens = [5, 0, 1, 70, 0, 7], [5, 3, 60, 70, 0, 0]
@@ -164,13 +166,3 @@ def test_gpu_gradients(lengths, mask, head_dim):
     eager = torch.autograd.grad(eager_low_precision(*eager_leaves, mask, scale, None, None), eager_leaves, grad)
     for got, want, low in zip(grads, exact, eager, strict=True):
         assert (got.double() - want).abs().max() <= tolerance(want, low, torch.bfloat16)
-
-
-@pytest.mark.gpu
-def test_gpu_gradients_are_the_same_bits_every_time():
-    q, k, v = (x.requires_grad_() for x in qkv(2, 8, 2, 1000, 1000, 128, torch.bfloat16, "cuda"))
-    grad = torch.randn_like(q)
-    first = torch.autograd.grad(attention(q, k, v, backend="triton"), (q, k, v), grad)
-    for _ in range(100):
-        again = torch.autograd.grad(attention(q, k, v, backend="triton"), (q, k, v), grad)
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

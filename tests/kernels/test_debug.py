@@ -5,7 +5,7 @@ from importlib.util import module_from_spec
 
 import pytest
 import torch
-from longreach_kernels import PagedBatch, debug, paged_attention, write_pages
+from longreach_kernels import PagedBatch, debug, paged_attention, ragged_attention, write_pages
 
 from .accuracy import paged
 
@@ -86,6 +86,18 @@ def test_slots_outside_the_pages_are_named_and_nothing_is_written() -> None:
 
 
 @pytest.mark.usefixtures("debugging")
+@pytest.mark.parametrize("starts", [(0, 4, 7), (1, 4, 6), (0, 5, 4), (0, 7, 6), (0, 3, 5)])
+def test_starts_that_do_not_ascend_to_the_rows_are_named(starts: tuple[int, ...]) -> None:
+    q, (k, v) = torch.zeros(6, 2, 8), torch.zeros(2, 6, 1, 8)
+    good, bad = integers(0, 4, 6), integers(*starts)
+    assert ragged_attention(q, k, v, good, good).shape == q.shape
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q: must ascend from 0 to the 6 rows of q, got "):
+        ragged_attention(q, k, v, bad, good)
+    with pytest.raises(ValueError, match=r"^cu_seqlens_k: must ascend from 0 to the 6 rows of k, got "):
+        ragged_attention(q, k, v, good, bad)
+
+
+@pytest.mark.usefixtures("debugging")
 def test_an_empty_step_is_sound() -> None:
     k_pages, v_pages = torch.zeros(2, 3, 4, 2, 8)
     empty = torch.zeros(0, 2, 8)
@@ -109,7 +121,10 @@ def test_off_means_that_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("debugging")
 def test_capturing_a_graph_is_refused_in_words() -> None:
     slots = torch.zeros(1, dtype=torch.int64, device="cuda")
-    with pytest.raises(RuntimeError, match="run without CUDA graphs"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(ValueError, match=r"^LONGREACH_DEBUG: .*run without CUDA graphs"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         debug.check_slots(slots, 1, 1)
 
 

@@ -47,8 +47,6 @@ class Drawer:
         self._longest = longest
         self._kind = KINDS[seed % len(KINDS)]
         self._masks = rng.choice(["causal", "full", "window", "window with sinks", "blocks"])
-        if self._masks == "blocks" and self._kind not in ("dense", "backward"):
-            self._masks = "window"
         self._softcap = rng.choice([None, None, None, 15.0])
         self._sinks = rng.random() < 0.2
         self._page_size = rng.choice([16, 64, 128])
@@ -90,7 +88,7 @@ class Drawer:
             head_dim=self._head_dim,
             heads=(kv_heads * self._group, kv_heads),
             lengths=tuple(lengths),
-            mask=self._mask(lengths[0][1]),
+            mask=self._mask(max(keys for _, keys in lengths)),
             softcap=self._softcap,
             sinks=self._sinks,
             page_size=self._page_size,

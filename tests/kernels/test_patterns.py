@@ -7,7 +7,7 @@ from longreach_kernels import BlockSparse, Causal, Full, Window
 from longreach_kernels.draw import to_png, to_text
 from longreach_kernels.masks import And, Or
 from longreach_kernels.patterns import a_shape, bigbird, fixed, local_global, strided, vertical_slash
-from longreach_kernels.tile_lists import TileLists, tile_lists
+from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 from longreach_kernels.work import work
 
 from .patterns_for_tests import BANDS, LENGTH, LISTED
@@ -120,23 +120,25 @@ def test_masks_print_what_they_are():
     assert repr(mask) == "(BlockSparse(1 x 4 x 4 blocks of 16, 0.625 set) & Causal())"
 
 
-def unpack(lists: TileLists, head: int) -> torch.Tensor:
-    """The pairs that tile lists hold, bool (num_queries, num_keys)."""
+def unpack(lists: TileLists, head: int, sequence: int = 0) -> torch.Tensor:
+    """The pairs that tile lists hold for one sequence, bool (queries, keys)."""
     height, width = lists.tile_q, lists.tile_k
-    out = torch.zeros(lists.num_q_tiles * height, -(-lists.num_keys // width) * width, dtype=torch.bool)
-    head = head if lists.heads > 1 else 0
-    for i in range(lists.num_q_tiles):
-        row = head * lists.num_q_tiles + i
-        rows = slice(i * height, (i + 1) * height)
-        for t in lists.full_tiles[lists.full_start[row] : lists.full_start[row + 1]].tolist():
-            assert (t + 1) * width <= lists.num_keys
-            out[rows, t * width : (t + 1) * width] = True
-        for n in range(lists.part_start[row], lists.part_start[row + 1]):
-            t = int(lists.part_tiles[n])
-            bits = ((lists.bits[lists.part_bits[n]][:, :, None] >> torch.arange(32)) & 1).bool().flatten(1)
-            assert bits.any()
-            out[rows, t * width : (t + 1) * width] = bits
-    return out[: lists.num_queries, : lists.num_keys]
+    queries, keys = lists.queries[sequence], lists.keys[sequence]
+    num_q_tiles = -(-queries // height)
+    first_row = int(lists.first_row[sequence]) + (head * num_q_tiles if lists.heads > 1 else 0)
+    out = torch.zeros(num_q_tiles * height, -(-keys // width) * width, dtype=torch.bool)
+    for i in range(num_q_tiles):
+        row = lists.row(first_row + i)
+        assert [tile for tile, _ in row] == sorted({tile for tile, _ in row})
+        for tile, bit_tile in row:
+            bits = torch.ones(height, width, dtype=torch.bool)
+            if bit_tile >= 0:
+                bits = ((lists.bits[bit_tile][:, :, None] >> torch.arange(32)) & 1).bool().flatten(1)
+                assert bits.any()
+            else:
+                assert (tile + 1) * width <= keys
+            out[i * height : (i + 1) * height, tile * width : (tile + 1) * width] = bits
+    return out[:queries, :keys]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -155,27 +157,47 @@ def test_tile_lists_hold_exactly_the_mask(name, num_queries, num_keys):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_lists_of_sequences_are_those_of_each(name):
+    mask, queries, keys = ALL[name], (70, 0, 1, 150), (100, 64, 0, 150)
+    lists = ragged_tile_lists(mask, queries, keys, 32, 64)
+    for b, (num_queries, num_keys) in enumerate(zip(queries, keys, strict=True)):
+        allowed = mask.allowed(torch.arange(num_keys - num_queries, num_keys), torch.arange(num_keys))
+        for head in range(mask.heads):
+            expected = allowed if allowed.dim() == 2 else allowed[head]
+            assert torch.equal(unpack(lists, head, b), expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_lists_start_with_the_longest(name):
+    lists = ragged_tile_lists(ALL[name], (100, 33), (LENGTH, 33), 32, 32)
+    counts = lists.start.diff()
+    for start, num_tiles in ((0, 4), (4 * lists.heads, 2)):
+        for head in range(lists.heads):
+            rows = slice(start + head * num_tiles, start + (head + 1) * num_tiles)
+            assert sorted(lists.order[rows].tolist()) == list(range(num_tiles))
+            assert counts[rows][lists.order[rows].long()].diff().le(0).all()
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_transposed_lists_hold_the_same_tiles(name):
-    lists = tile_lists(ALL[name], 100, LENGTH, 32, 32)
-    turned = lists.transposed
-    num_k_tiles = turned.order.shape[1]
-
-    def triples(table: TileLists, start: torch.Tensor, tiles: torch.Tensor, rows: int) -> list[tuple[int, int, int]]:
-        row = torch.repeat_interleave(torch.arange(len(start) - 1), start.diff().long())
-        return list(zip((row // rows).tolist(), (row % rows).tolist(), tiles.tolist(), strict=True))
-
-    full = triples(lists, lists.full_start, lists.full_tiles, lists.num_q_tiles)
-    assert sorted((h, j, i) for h, i, j in full) == triples(turned, turned.full_start, turned.full_tiles, num_k_tiles)
-    part = triples(lists, lists.part_start, lists.part_tiles, lists.num_q_tiles)
-    with_bits = sorted((h, j, i, b) for (h, i, j), b in zip(part, lists.part_bits.tolist(), strict=True))
-    part = triples(turned, turned.part_start, turned.part_tiles, num_k_tiles)
-    assert with_bits == [(*t, b) for t, b in zip(part, turned.part_bits.tolist(), strict=True)]
+    queries, keys = (100, 40), (LENGTH, 64)
+    lists = ragged_tile_lists(ALL[name], queries, keys, 32, 32)
+    turned = ragged_tile_lists(ALL[name], queries, keys, 32, 32, by_keys=True)
+    assert torch.equal(lists.bits, turned.bits)
+    for b in range(2):
+        q_tiles, k_tiles = -(-queries[b] // 32), -(-keys[b] // 32)
+        for head in range(lists.heads):
+            first, first_turned = int(lists.first_row[b]) + head * q_tiles, int(turned.first_row[b]) + head * k_tiles
+            tiles = {(i, j, bits) for i in range(q_tiles) for j, bits in lists.row(first + i)}
+            columns = [turned.row(first_turned + j) for j in range(k_tiles)]
+            assert {(i, j, bits) for j, column in enumerate(columns) for i, bits in column} == tiles
+            assert all(column == sorted(column) for column in columns)
 
 
 def test_a_causal_pattern_needs_one_bit_tile_whatever_its_length():
     lists = tile_lists(bigbird(4096, block=64, causal=True), 4096, 4096, 64, 64)
     assert len(lists.bits) == 1
-    assert len(lists.part_tiles) == 64
+    assert (lists.bit_index >= 0).sum() == 64
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -163,10 +163,31 @@ def test_tile_lists(name, lengths, device):
     check(out, lse, q, k, v, mask)
 
 
-def test_tile_lists_need_a_dense_batch(device):
-    q, k_pages, v_pages, batch = paged([1, 9], [30, 40], 16, 2, 1, 64, device=device)
-    with pytest.raises(ValueError, match=r"^mask: .*tile lists"):
-        paged_attention(q, k_pages, v_pages, batch, LISTED["strided"], backend="triton")
+@pytest.mark.parametrize("name", LISTED)
+def test_tile_lists_of_ragged_sequences(name, device):
+    """Chunks of a prompt, a sequence alone, one without queries and one without keys."""
+    mask, q_lens, k_lens = LISTED[name], [40, 70, 0, 1, 33, 5], [150, 70, 20, 77, 65, 0]
+    parts = [qkv(1, 4, 2, n, m, 64, device=device) for n, m in zip(q_lens, k_lens, strict=True)]
+    q, k, v = (torch.cat([part[i][0].transpose(0, 1) for part in parts]) for i in range(3))
+    cu_q, cu_k = (torch.tensor([0, *x]).cumsum(0).int().to(device) for x in (q_lens, k_lens))
+    mask = mask if mask.heads == 1 else bigbird(150, block=16, heads=4, random_blocks=1, seed=1, causal=True)
+    out, lse = ragged_attention(q, k, v, cu_q, cu_k, mask, backend="triton", return_lse=True)
+    for part, out_b, lse_b in zip(parts, out.split(q_lens), lse.split(q_lens), strict=True):
+        check(out_b.transpose(0, 1)[None], lse_b.T[None], *part, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size"), [*((name, size) for name in LISTED for size in (16, 128)), ("union", 32), ("bigbird", 64)]
+)
+def test_tile_lists_of_paged_sequences(name, page_size, device):
+    """Decodes, a whole prompt, chunks of prompts and padding."""
+    mask = LISTED[name]
+    q, k_pages, v_pages, batch = paged(
+        [1, 1, 70, 33, 5, 2], [150, 33, 70, 97, 150, 0], page_size, 2, 1, 64, device=device, num_decodes=2
+    )
+    options = {"sink_logits": torch.randn(2, device=device), "softcap": 20.0} if page_size == 128 else {}
+    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="triton", return_lse=True, **options)
+    check_paged(out, lse, q, k_pages, v_pages, batch, mask, **options)
 
 
 def test_write_pages_skips_padding(device):
@@ -224,6 +245,20 @@ def test_gpu_block_sparse(block, head_dim):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("block", [16, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+def test_gpu_tile_lists_of_pages(page_size, head_dim, block):
+    mask = bigbird(3000, block=block, heads=8, random_blocks=5, causal=True)
+    q_lens, contexts = [1, 1, 1000, 513, 3000, 2], [3000, 513, 1000, 2049, 3000, 0]
+    q, k_pages, v_pages, batch = paged(
+        q_lens, contexts, page_size, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=2
+    )
+    out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="triton", return_lse=True)
+    check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+
+
+@pytest.mark.gpu
 def test_a_captured_decode_follows_the_lengths_on_the_device():
     q, k_pages, v_pages, batch = paged([1] * 4, [4000, 700, 1, 0], 16, 8, 2, 128, torch.bfloat16, "cuda")
     slots = torch.tensor([3, -1, 40, 41], device="cuda")
@@ -242,11 +277,3 @@ def test_a_captured_decode_follows_the_lengths_on_the_device():
         batch.context_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         graph.replay()
         check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
-
-
-@pytest.mark.gpu
-def test_a_hundred_runs_give_the_same_bits():
-    q, k, v = qkv(2, 8, 2, 1000, 3000, 128, torch.bfloat16, "cuda")
-    first = attention(q, k, v, Window(700, 3), backend="triton")
-    for _ in range(100):
-        assert torch.equal(attention(q, k, v, Window(700, 3), backend="triton"), first)

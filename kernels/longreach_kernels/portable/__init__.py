@@ -9,9 +9,9 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 
 from .decode import paged_decode
-from .forward import dense_forward as attention
-from .forward import paged_forward
-from .forward import ragged_forward as ragged_attention
+from .launch import dense_forward as attention
+from .launch import paged_forward
+from .launch import ragged_forward as ragged_attention
 from .pages import write_pages
 
 __all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]

@@ -83,12 +83,21 @@ def smallest_block(mask: Mask) -> int:
 
 def sparse_config(dense: Config, mask: Mask) -> Config:
     """Configuration of the forward kernel with tile lists: tiles no larger than 64 where blocks are smaller than 128,
-    so that fewer of them are partial. The load of a tile's index takes pipeline stages, as a page id does."""
-    if dense.num_stages == 1:
+    so that fewer of them are partial."""
+    if dense.num_stages == 1 or (smallest_block(mask) == 128 and dense.block_m >= 128):
         return dense
-    if smallest_block(mask) < 128 or dense.block_m < 128:
-        return Config(min(64, dense.block_m), min(64, dense.block_n), 4, 4)
-    return Config(dense.block_m, dense.block_n, dense.num_warps, dense.num_stages + 1)
+    return dense._replace(block_m=min(64, dense.block_m), block_n=min(64, dense.block_n), num_warps=4)
+
+
+# Bytes of keys and values that stay in the L2 cache (50 MB on sm_90) beside what else goes through it.
+_CACHED_BYTES = 32 << 20
+
+
+def section_heads(heads: int, kv_heads: int, bytes_of_keys: int) -> int:
+    """Query heads that go through all query tiles together: those of as many KV heads as the cache holds the keys and
+    values of, at least one; ``bytes_of_keys`` are those of one."""
+    fitting = max(1, _CACHED_BYTES // max(1, 2 * bytes_of_keys))
+    return heads // kv_heads * max(n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= fitting)
 
 
 @lru_cache(maxsize=64)

@@ -18,9 +18,10 @@ from torch import Tensor
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 
+from .arguments import logit_scales, padded, page_strides
 from .config import SPLIT_KEYS, capability, cdiv, decode_config, launch
-from .forward import logit_scales
-from .primitives import LN2, LOG2E, load_tile, online_softmax, tile_pointers
+from .launch import paged_forward
+from .primitives import LN2, LOG2E, load_rows, online_softmax, tile_pointers
 
 
 @triton.jit
@@ -55,12 +56,8 @@ def _split_kernel(
     Table,
     stride_qt,
     stride_qh,
-    stride_kp,
-    stride_kr,
-    stride_kh,
-    stride_vp,
-    stride_vr,
-    stride_vh,
+    k_strides,
+    v_strides,
     stride_table,
     window,
     sinks,
@@ -106,29 +103,25 @@ def _split_kernel(
 
     if KV_SCALES:
         scale_log2 *= tl.load(KScale + kv_head)
-    k_base = K + kv_head.to(tl.int64) * stride_kh
-    v_base = V + kv_head.to(tl.int64) * stride_vh
+    k_base = K + kv_head.to(tl.int64) * k_strides[1]
+    v_base = V + kv_head.to(tl.int64) * v_strides[1]
     table = Table + seq.to(tl.int64) * stride_table
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     row_max = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_G,), tl.float32)
     for tile in range(start // BLOCK_N, tl.cdiv(end, BLOCK_N)):
         keys = tile * BLOCK_N + offs_n
-        k_ptrs = tile_pointers(
-            k_base, table, tile, offs_n, offs_d, num_keys, stride_kp, stride_kr, PAGE_SIZE, BLOCK_N, True
-        )
-        k = load_tile(k_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, True).to(q.dtype)
+        k_ptrs = tile_pointers(k_base, table, tile, offs_n, offs_d, num_keys, k_strides, BLOCK_N, PAGE_SIZE)
+        k = load_rows(k_ptrs, keys, offs_d, num_keys, HEAD_DIM, BLOCK_D).to(q.dtype)
         qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         allowed = keys < num_keys
         if WINDOWED:
             allowed = allowed & ((keys >= low) | (keys < sinks))
         qk = tl.where(allowed[None, :], qk, float("-inf"))
-        p, alpha, row_max, row_sum = online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP, True)
+        p, alpha, row_max, row_sum = online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP)
         acc = acc * alpha[:, None]
-        v_ptrs = tile_pointers(
-            v_base, table, tile, offs_n, offs_d, num_keys, stride_vp, stride_vr, PAGE_SIZE, BLOCK_N, True
-        )
-        v = load_tile(v_ptrs, offs_d, keys, num_keys, HEAD_DIM, BLOCK_D, True).to(q.dtype)
+        v_ptrs = tile_pointers(v_base, table, tile, offs_n, offs_d, num_keys, v_strides, BLOCK_N, PAGE_SIZE)
+        v = load_rows(v_ptrs, keys, offs_d, num_keys, HEAD_DIM, BLOCK_D).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
 
     # A split that holds none of the keys in sight contributes a weight of 0.
@@ -227,10 +220,13 @@ def paged_decode(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq)."""
+    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq). Where the mask has no closed form
+    the prefill kernel computes them: it walks tile lists."""
     band = mask.band
     if band is None:
-        raise ValueError(f"mask: {mask!r} has no closed ranges")
+        options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
+        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, decodes=True, **options)
+        return
     num_seqs = batch.decodes
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = k_pages.shape[2]
@@ -240,7 +236,7 @@ def paged_decode(
     part_lse = torch.empty((num_seqs, heads, splits), dtype=torch.float32, device=q.device)
     scale_log2, softcap_log2 = logit_scales(scale, softcap)
     group = heads // kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = padded(head_dim)
     launch(
         _split_kernel,
         (splits, kv_heads, num_seqs),
@@ -255,8 +251,8 @@ def paged_decode(
         batch.page_table,
         q.stride(0),
         q.stride(1),
-        *k_pages.stride()[:3],
-        *v_pages.stride()[:3],
+        page_strides(k_pages),
+        page_strides(v_pages),
         batch.page_table.stride(0),
         band.window or 0,
         band.sinks,

@@ -1,5 +1,7 @@
-"""Device functions that the kernels share: key tiles, the mask of a tile, and the online softmax."""
+"""Device functions that the kernels share: sequences, rows of tensors, the mask of a tile, the online softmax."""
 
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# (to the stubs a constexpr has no attributes, and device functions that return tl values return nothing)
 from __future__ import annotations
 
 import triton
@@ -29,102 +31,55 @@ def find_sequence(CuQ, num_seqs, slot, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def tile_pointers(
-    base,
-    Table,
-    tile,
-    offs_n,
-    offs_d,
-    num_keys,
-    stride_page,
-    stride_row,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    CHECK: tl.constexpr,
-):
-    """Pointers (BLOCK_N, BLOCK_D) of a key tile. PAGE_SIZE 0: rows are contiguous from ``base``."""
+def tile_pointers(base, Table, tile, offs_n, offs_d, num_keys, strides, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """Pointers (BLOCK_N, BLOCK_D) of a key tile; ``strides`` are of (page, head, row). PAGE_SIZE 0: rows are contiguous
+    from ``base``."""
     start = tile * BLOCK_N
     if PAGE_SIZE == 0:
-        row0 = base + start.to(tl.int64) * stride_row
-        pointers = row0 + offs_n[:, None] * stride_row + offs_d[None, :]
+        row0 = base + start.to(tl.int64) * strides[2]
+        pointers = row0 + offs_n[:, None] * strides[2] + offs_d[None, :]
     elif PAGE_SIZE % BLOCK_N == 0:  # the tile lies inside one page
         page = tl.load(Table + start // PAGE_SIZE).to(tl.int64)
-        row0 = base + page * stride_page + (start % PAGE_SIZE) * stride_row
-        pointers = row0 + offs_n[:, None] * stride_row + offs_d[None, :]
+        row0 = base + page * strides[0] + (start % PAGE_SIZE) * strides[2]
+        pointers = row0 + offs_n[:, None] * strides[2] + offs_d[None, :]
     else:
         keys = start + offs_n
-        if CHECK:
-            page = tl.load(Table + keys // PAGE_SIZE, mask=keys < num_keys, other=0).to(tl.int64)
-        else:
-            page = tl.load(Table + keys // PAGE_SIZE).to(tl.int64)
-        rows = page * stride_page + (keys % PAGE_SIZE) * stride_row
+        page = tl.load(Table + keys // PAGE_SIZE, mask=keys < num_keys, other=0).to(tl.int64)
+        rows = page * strides[0] + (keys % PAGE_SIZE) * strides[2]
         pointers = base + rows[:, None] + offs_d[None, :]
     return pointers
 
 
 @triton.jit
-def load_tile(pointers, offs_d, keys, num_keys, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
-    """Load a key tile; rows beyond the last key (if CHECK) and channels beyond the head dim are 0."""
-    if CHECK:
-        if HEAD_DIM == BLOCK_D:
-            x = tl.load(pointers, mask=keys[:, None] < num_keys, other=0.0)
-        else:
-            x = tl.load(pointers, mask=(keys[:, None] < num_keys) & (offs_d[None, :] < HEAD_DIM), other=0.0)
-    else:
-        if HEAD_DIM == BLOCK_D:
-            x = tl.load(pointers)
-        else:
-            x = tl.load(pointers, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
-    return x
+def load_rows(pointers, rows, offs_d, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load rows of channels; rows from ``limit`` on and channels beyond the head dim are 0."""
+    inside = rows[:, None] < limit
+    if HEAD_DIM != BLOCK_D:
+        inside = inside & (offs_d[None, :] < HEAD_DIM)
+    return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
-def band_allows(q_positions, keys, num_keys, window, sinks, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """`longreach_kernels.masks.Band` for a tile, and the end of the keys."""
-    allowed = (keys < num_keys)[None, :]
-    if CAUSAL:
-        allowed = allowed & (keys[None, :] <= q_positions[:, None])
-    if WINDOWED:
-        allowed = allowed & ((keys[None, :] > q_positions[:, None] - window) | (keys < sinks)[None, :])
+def band_allows(q_positions, keys, num_keys, window, sinks, FORM: tl.constexpr):
+    """`longreach_kernels.masks.Band` for a tile, and the end of the keys; positions and keys broadcast."""
+    allowed = keys < num_keys
+    if FORM.causal:
+        allowed = allowed & (keys <= q_positions)
+    if FORM.windowed:
+        allowed = allowed & ((keys > q_positions - window) | (keys < sinks))
     return allowed
 
 
 @triton.jit
-def bits_allow(Bits, index, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def bits_allow(Bits, index, rows, columns, FORM: tl.constexpr):
     """A bit tile of `TileLists` as a bool tile; ``rows`` and ``columns`` broadcast, in either order."""
-    words: tl.constexpr = BLOCK_N // 32
-    word = tl.load(Bits + index.to(tl.int64) * (BLOCK_M * words) + rows * words + columns // 32)
+    words: tl.constexpr = FORM.block_n // 32
+    place = Bits + index.to(tl.int64) * (FORM.block_m * words) + rows * words
+    # A word a row, not one a pair: a load of the whole tile would take the registers' layout away from the product.
+    word = tl.load(place)
+    for i in tl.static_range(1, words):
+        word = tl.where(columns // 32 == i, tl.load(place + i), word)
     return ((word >> (columns % 32)) & 1) != 0
-
-
-@triton.jit
-def key_tile_ranges(
-    low,
-    high,
-    num_keys,
-    window,
-    sinks,
-    BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOWED: tl.constexpr,
-):
-    """`tiles.key_ranges` for the queries at positions ``low <= q < high``: sinks [0, sink_stop) masked,
-    [first, inner) masked, [inner, inner_end) not masked, [inner_end, stop) masked."""
-    seen_end = num_keys
-    full_end = num_keys
-    if CAUSAL:
-        seen_end = tl.maximum(tl.minimum(num_keys, high), 0)
-        full_end = tl.maximum(tl.minimum(num_keys, low + 1), 0)
-    stop = tl.cdiv(seen_end, BLOCK_N)
-    first = 0
-    inner = 0
-    sink_stop = 0
-    if WINDOWED:
-        first = tl.minimum(tl.maximum(low - window + 1, 0) // BLOCK_N, stop)
-        inner = tl.minimum(tl.cdiv(tl.maximum(high - window, 0), BLOCK_N), stop)
-        sink_stop = tl.minimum(first, tl.cdiv(tl.minimum(sinks, seen_end), BLOCK_N))
-    inner_end = tl.maximum(full_end // BLOCK_N, inner)
-    return sink_stop, first, inner, inner_end, stop
 
 
 @triton.jit
@@ -139,7 +94,7 @@ def logits_log2(qk, scale_log2, softcap_log2, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP: tl.constexpr, MASKED: tl.constexpr):
+def online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP: tl.constexpr):
     """One step: weights of the tile, the factor of what was summed before, and the new maximum and sum (log2 units).
 
     Masked entries of ``qk`` are -inf. Where a row has seen nothing, 0 is subtracted in place of its maximum, -inf, to
@@ -153,10 +108,7 @@ def online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP: tl.c
         # scale > 0, so the maximum is taken first and the scale folds into one multiply-add with the exponent.
         max_new = tl.maximum(row_max, tl.max(qk, 1) * scale_log2)
         logits = qk * scale_log2
-    if MASKED:
-        base = tl.where(max_new == float("-inf"), 0.0, max_new)
-    else:
-        base = max_new
+    base = tl.where(max_new == float("-inf"), 0.0, max_new)
     p = tl.exp2(logits - base[:, None])
     alpha = tl.exp2(row_max - base)
     return p, alpha, max_new, row_sum * alpha + tl.sum(p, 1)
