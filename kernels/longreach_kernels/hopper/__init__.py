@@ -1,7 +1,8 @@
 """The Hopper backend: Gluon kernels for sm_90 where they exist, the portable kernels for everything else.
 
-`launch.supports` says what the Gluon forward kernel computes. Decodes, other head dims, softcap, sinks and block lists
-are computed by the portable kernels, which run on this GPU too.
+`launch.supports` says what the Gluon forward kernel computes, and `decode_launch.supports` what the decode kernel does.
+Other head dims, block lists and, in the forward pass, softcap, sinks and fp8 pages are computed by the portable
+kernels, which run on this GPU too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable import write_pages
 
-from . import launch
+from . import decode_launch, launch
 
 __all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
 
@@ -65,15 +66,18 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes by the portable split-KV kernel, the other sequences by the Hopper kernel where it can."""
-    if batch.decodes == batch.size or not launch.supports(q, mask, softcap, sink_logits, k_pages.shape[1]):
-        return portable.paged_attention(
-            q, k_pages, v_pages, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
-        )
+    """Decodes and the other sequences, each by the Hopper kernel where it can, else by the portable one."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
     if batch.decodes:
-        portable.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
-    launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
+        decode = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
+        decode.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
+    if batch.decodes < batch.size:
+        if kv_scales is None and launch.supports(q, mask, softcap, sink_logits, k_pages.shape[1]):
+            launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, scale=scale)
+        else:
+            portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
     return out, lse

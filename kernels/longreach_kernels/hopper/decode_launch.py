@@ -1,0 +1,235 @@
+"""Host side of the Hopper decode kernel: what it can compute, its counters and workspace, and the launch."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.masks import Mask
+
+from .decode import decode_kernel
+
+FP8 = torch.float8_e4m3fn
+_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
+HEAD_DIMS = (64, 128, 256)
+_ROWS = 16  # of queries in a product
+_LEAST_BOX = 16  # keys that one TMA load brings
+_MAX_SEQS = 256  # of a launch: the producer warp holds their lengths in registers
+
+# Keys of the smallest split, as a power of two, and the number of splits beyond which they double in size.
+MIN_BITS = 9
+MAX_SPLITS = 128
+
+
+class Config(NamedTuple):
+    """Keys in a tile, tiles in the ring, consumer warps, and programs on a multiprocessor."""
+
+    block_n: int
+    ring: int
+    warps: int
+    programs: int = 1
+
+
+def configure(head_dim: int, fp8: bool) -> Config:
+    """The configuration for a head dim and a kind of pages; each compiles for sm_90 without spills."""
+    if head_dim == 256:
+        return Config(64, 6 if fp8 else 3, 8)
+    ring = 5 * 128 // head_dim
+    return Config(128, ring, 8) if fp8 else Config(64, ring, 4)
+
+
+def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict[str, Any]:
+    """The kernel's constants that follow from a configuration and the shapes."""
+    group_block = triton.next_power_of_2(group)
+    return {
+        "D": head_dim,
+        "GROUP": group,
+        "GROUP_BLOCK": group_block,
+        "BN": config.block_n,
+        "BOX": min(config.block_n, page_size & -page_size),
+        "RING": config.ring,
+        "PAGE_SIZE": page_size,
+        "MERGE_BLOCK": max(4, min(32, 2048 * config.warps // (group_block * head_dim))),
+        "MIN_BITS": MIN_BITS,
+        "MAX_SPLITS": MAX_SPLITS,
+        "PRODUCER_REGISTERS": 72,
+    }
+
+
+def launch_options(config: Config) -> dict[str, int]:
+    """The options that Triton's compiler takes. The producer warp is allotted the registers of four."""
+    options = {"num_warps": config.warps}
+    if config.programs > 1:
+        options["maxnreg"] = 65536 // config.programs // (32 * (config.warps + 4))
+    return options
+
+
+def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
+    """Whether the Hopper kernel computes this decode; everything else is the portable kernel's work.
+
+    It takes head dims 64, 128 and 256, queries in fp16 or bf16, pages in the same dtype or fp8, whose size is a
+    multiple of 16 tokens, at most 16 query heads for a KV head, and masks that have a closed form.
+    """
+    head_dim = q.shape[-1]
+    return (
+        head_dim in HEAD_DIMS
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and k_pages.dtype in (q.dtype, FP8)
+        and mask.band is not None
+        and q.shape[1] // k_pages.shape[2] <= _ROWS
+        and k_pages.shape[1] % _LEAST_BOX == 0
+        and all(x.stride(2) == head_dim and x.stride(1) % 16 == 0 for x in (k_pages, v_pages))
+        and k_pages.stride() == v_pages.stride()
+    )
+
+
+def most_splits(max_context_len: int, window: int | None, sinks: int) -> int:
+    """Most splits that `decode._plan` gives a query over at most ``max_context_len`` keys."""
+    size = 1 << MIN_BITS
+    if window is None:
+        return max(1, min(-(-max_context_len // size), MAX_SPLITS))
+    span = min(-(-min(window, max_context_len) // size), MAX_SPLITS)
+    return max(1, min(-(-max_context_len // size), span + 1 + -(-sinks // size)))
+
+
+class _Counters:
+    """Zeroed counters on one device. A launch leaves them zeroed, so launches on one stream share them; a launch that
+    is captured in a graph, which may be replayed on any stream, gets counters of its own."""
+
+    SIZE = 1 << 20
+
+    def __init__(self, device: torch.device) -> None:
+        self._free = torch.zeros(self.SIZE, dtype=torch.int32, device=device)
+        self._of_stream: dict[int, Tensor] = {}
+
+    def take(self, number: int) -> Tensor:
+        device = self._free.device
+        if torch.cuda.is_current_stream_capturing():
+            return self._cut(number)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        counters = self._of_stream.get(stream)
+        if counters is None or counters.shape[0] < number:
+            counters = self._of_stream[stream] = self._cut(max(number, 1 << 12))
+        return counters
+
+    def _cut(self, number: int) -> Tensor:
+        if self._free.shape[0] < number:
+            return torch.zeros(number, dtype=torch.int32, device=self._free.device)
+        counters, self._free = self._free[:number], self._free[number:]
+        return counters
+
+
+@lru_cache(maxsize=16)
+def _counters(device: torch.device) -> _Counters:
+    return _Counters(device)
+
+
+@lru_cache(maxsize=16)
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def paged_decode(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    batch: PagedBatch,
+    mask: Mask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq)."""
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
+    for first in range(0, batch.decodes, _MAX_SEQS):
+        _launch(q, k_pages, v_pages, out, lse, batch, mask, first, min(batch.decodes - first, _MAX_SEQS), **options)
+
+
+def _descriptor(pages: Tensor, box: int) -> TensorDescriptor:
+    """Pages (num_pages, page_size, Hkv, D) as a matrix with a row for each token."""
+    num_pages, page_size, heads, head_dim = pages.shape
+    rows = pages.as_strided((num_pages * page_size, heads * head_dim), (pages.stride(1), 1))
+    layout: Any = gl.NVMMASharedLayout.get_default_for([box, head_dim], _GLUON_TYPES[pages.dtype])
+    return TensorDescriptor.from_tensor(rows, [box, head_dim], layout)
+
+
+def _launch(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    batch: PagedBatch,
+    mask: Mask,
+    first: int,
+    num_seqs: int,
+    *,
+    scale: float,
+    softcap: float | None,
+    sink_logits: Tensor | None,
+    kv_scales: tuple[Tensor, Tensor] | None,
+) -> None:
+    band = mask.band
+    assert band is not None, mask
+    heads, head_dim = q.shape[1:]
+    page_size, kv_heads = k_pages.shape[1:3]
+    group = heads // kv_heads
+    config = configure(head_dim, kv_scales is not None)
+    fixed = constants(config, head_dim, group, page_size)
+    splits = most_splits(batch.max_context_len, band.window, band.sinks)
+    part_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
+    part_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)
+    counters = _counters(q.device).take(2 + num_seqs * kv_heads)
+    programs = min(_multiprocessors(q.device) * config.programs, num_seqs * kv_heads * splits)
+    scale_log2 = scale * math.log2(math.e)
+    softcap_log2 = 0.0
+    if softcap is not None:
+        # cap tanh(x) = cap (1 - 2 / (exp(2x) + 1))
+        scale_log2, softcap_log2 = 2 * scale_log2 / softcap, softcap * math.log2(math.e)
+    options: dict[str, Any] = fixed | launch_options(config)
+    decode_kernel[(programs,)](
+        _descriptor(k_pages, fixed["BOX"]),
+        _descriptor(v_pages, fixed["BOX"]),
+        q,
+        part_out,
+        part_lse,
+        out,
+        lse,
+        *(kv_scales or (None, None)),
+        sink_logits,
+        batch.cu_seqlens_q[first:],
+        batch.context_lens[first:],
+        batch.page_table[first:],
+        counters,
+        batch.page_table.stride(0),
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        lse.stride(0),
+        lse.stride(1),
+        num_seqs,
+        band.window or 0,
+        band.sinks,
+        splits,
+        scale_log2,
+        softcap_log2,
+        KV_HEADS=kv_heads,
+        MAX_SEQS=32 if num_seqs <= 32 else _MAX_SEQS,
+        WINDOWED=band.window is not None,
+        SOFTCAP=softcap is not None,
+        SINK_LOGITS=sink_logits is not None,
+        **options,
+    )
