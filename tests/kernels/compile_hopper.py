@@ -59,7 +59,7 @@ DECODE_VARIANTS = {
     "decode window": {"GROUP": 8, "PAGE_SIZE": 16, "WINDOWED": True, "SOFTCAP": True, "SINK_LOGITS": True},
 }
 _DECODE_TYPES = (
-    dict.fromkeys(("q", "out", "sink_logits"), "*bf16")
+    dict.fromkeys(("out", "sink_logits"), "*bf16")
     | dict.fromkeys(("part_out", "part_lse", "lse", "k_scale", "v_scale"), "*fp32")
     | dict.fromkeys(("cu_q", "context_lens", "table", "counters"), "*i32")
     | dict.fromkeys(("scale_log2", "softcap_log2"), "fp32")
@@ -70,7 +70,7 @@ def compile_decode(head_dim: int, fp8: bool, variant: dict[str, Any]) -> dict[st
     """The same of a decode."""
     config = decode_launch.configure(head_dim, fp8)
     constants = decode_launch.constants(config, head_dim, variant["GROUP"], variant["PAGE_SIZE"]) | variant
-    constants |= {"KV_HEADS": 8, "MAX_SEQS": 256}
+    constants |= {"KV_HEADS": 8, "MAX_SEQS": 128}
     if not fp8:
         constants |= {"k_scale": None, "v_scale": None}
     if not variant["SINK_LOGITS"]:
@@ -78,8 +78,10 @@ def compile_decode(head_dim: int, fp8: bool, variant: dict[str, Any]) -> dict[st
     name, dtype = ("fp8e4nv", gl.float8e4nv) if fp8 else ("bf16", gl.bfloat16)
     layout = gl.NVMMASharedLayout.get_default_for([constants["BOX"], head_dim], dtype)
     descriptor = f"tensordesc<{name}[{constants['BOX']}, {head_dim}],{layout!r}>"
-    types = _DECODE_TYPES | {"k_desc": descriptor, "v_desc": descriptor}
-    aligned = ("q", "out", "part_out", "part_lse", "stride_qt", "stride_qh", "stride_ot", "stride_oh")
+    block = [1, 16, head_dim]
+    queries = f"tensordesc<bf16{block},{gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)!r}>"
+    types = _DECODE_TYPES | {"q_desc": queries, "k_desc": descriptor, "v_desc": descriptor}
+    aligned = ("out", "part_out", "part_lse", "stride_ot", "stride_oh")
     return _compile(decode_kernel, types, constants, decode_launch.launch_options(config), aligned)
 
 

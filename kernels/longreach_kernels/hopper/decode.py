@@ -116,7 +116,55 @@ def _plan(num_keys, window, sinks, WINDOWED: gl.constexpr, MIN_BITS: gl.constexp
 
 
 @gluon.jit
+def _find_item(
+    item,
+    ends,
+    lengths,
+    cu_q,
+    num_seqs,
+    window,
+    sinks,
+    SEQS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    BN: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    MIN_BITS: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
+):
+    """Item number `item` of the queue; beyond its end something that may be looked up but not computed."""
+    seqs = gl.arange(0, ends.shape[0], SEQS)
+    seq = gl.minimum(gl.sum((ends <= item).to(gl.int32), 0), num_seqs - 1)
+    index = item - gl.max(gl.where(ends <= item, ends, 0), 0)
+    kv_head = index % KV_HEADS
+    part = index // KV_HEADS
+    num_keys = gl.sum(gl.where(seqs == seq, lengths, 0), 0)
+    row = gl.load(cu_q + seq)
+    bits, sink_splits, first, count, low = _plan(num_keys, window, sinks, WINDOWED, MIN_BITS, MAX_SPLITS)
+    start = part << bits
+    end = gl.minimum((part + 1) << bits, num_keys)
+    if WINDOWED:
+        if part < sink_splits:
+            # Between the sinks and the window lies nothing to see.
+            end = gl.where(end <= low, gl.minimum(end, sinks), end)
+        else:
+            start = (first + part - sink_splits) << bits
+            end = gl.minimum(start + (1 << bits), num_keys)
+            start = gl.where(start < sinks, start, gl.maximum(start, low // BN * BN))
+    first_tile = start // BN
+    return seq, row, kv_head, part, first_tile, (end + BN - 1) // BN - first_tile, num_keys, gl.maximum(count, 1), low
+
+
+@gluon.jit
+def _find_rows(table, stride_table, seq, box, num_keys, lanes, BOX: gl.constexpr, PAGE_SIZE: gl.constexpr):
+    """Rows of the pages where the 32 boxes from `box` on begin; boxes beyond the last key read that one's again."""
+    boxes = gl.minimum(box + lanes, gl.maximum(num_keys - 1, 0) // BOX)
+    pages = gl.load(table + seq.to(gl.int64) * stride_table + boxes * BOX // PAGE_SIZE)
+    return pages * PAGE_SIZE + boxes * BOX % PAGE_SIZE
+
+
+@gluon.jit
 def _produce(
+    q_desc,
     k_desc,
     v_desc,
     cu_q,
@@ -124,6 +172,7 @@ def _produce(
     table,
     stride_table,
     counters,
+    q_s,
     k_s,
     v_s,
     message_s,
@@ -135,6 +184,7 @@ def _produce(
     window,
     sinks,
     KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
     D: gl.constexpr,
     BN: gl.constexpr,
     BOX: gl.constexpr,
@@ -145,7 +195,10 @@ def _produce(
     MIN_BITS: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
 ):
-    """The producer warp: takes items, tells the consumers, and streams their tiles."""
+    """The producer warp: takes items, tells the consumers, and streams their queries and tiles.
+
+    While memory is busy a load takes longer than a tile: an item and its page ids are looked up one item ahead.
+    """
     SEQS: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     BOXES: gl.constexpr = BN // BOX
     seqs = gl.arange(0, MAX_SEQS, SEQS)
@@ -160,60 +213,53 @@ def _produce(
     fields = gl.arange(0, MESSAGE, SEQS)
     lanes = gl.arange(0, 32, SEQS)
 
+    # The first two items of each program are known; the queue on the device begins behind them.
     item = gl.program_id(0)
+    next_item = item + gl.num_programs(0)
+    seq, row, kv_head, part, first_tile, num_tiles, num_keys, count, low = _find_item(
+        item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
+    )
+    page_rows = _find_rows(table, stride_table, seq, first_tile * BOXES, num_keys, lanes, BOX, PAGE_SIZE)
     items = 0
     tiles = 0
     while item < total:
-        seq = gl.sum((ends <= item).to(gl.int32), 0)
-        index = item - gl.max(gl.where(ends <= item, ends, 0), 0)
-        kv_head = index % KV_HEADS
-        part = index // KV_HEADS
-        num_keys = gl.load(context_lens + seq)
-        row = gl.load(cu_q + seq)
-        bits, sink_splits, first, count, low = _plan(num_keys, window, sinks, WINDOWED, MIN_BITS, MAX_SPLITS)
-        start = part << bits
-        end = gl.minimum((part + 1) << bits, num_keys)
-        if WINDOWED:
-            if part < sink_splits:
-                # Between the sinks and the window lies nothing to see.
-                end = gl.where(end <= low, gl.minimum(end, sinks), end)
-            else:
-                start = (first + part - sink_splits) << bits
-                end = gl.minimum(start + (1 << bits), num_keys)
-                start = gl.where(start < sinks, start, gl.maximum(start, low // BN * BN))
-        first_tile = start // BN
-        num_tiles = (end + BN - 1) // BN - first_tile
+        seq_1, row_1, kv_head_1, part_1, first_tile_1, num_tiles_1, num_keys_1, count_1, low_1 = _find_item(
+            next_item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
+        )
+        page_rows_1 = _find_rows(table, stride_table, seq_1, first_tile_1 * BOXES, num_keys_1, lanes, BOX, PAGE_SIZE)
 
         slot = items % MESSAGES
         mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
         message = gl.where(fields == 0, seq, gl.where(fields == 1, row, gl.where(fields == 2, kv_head, part)))
         message = gl.where(fields == 4, first_tile, gl.where(fields == 5, num_tiles, message))
-        message = gl.where(fields == 6, num_keys, gl.where(fields == 7, gl.maximum(count, 1), message))
+        message = gl.where(fields == 6, num_keys, gl.where(fields == 7, count, message))
         message_s.index(slot).store(gl.where(fields == 8, low, message))
         gl.thread_barrier()
-        mbarrier.arrive(message_full.index(slot), count=1)
+        mbarrier.expect(message_full.index(slot), q_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, [row, kv_head * GROUP, 0], message_full.index(slot), q_s.index(slot))
 
-        seq_table = table + seq.to(gl.int64) * stride_table
-        first_box = first_tile * BOXES
-        last_box = gl.maximum(num_keys - 1, 0) // BOX
-        pages = lanes
         for i in range(num_tiles):
-            if i * BOXES % 32 == 0:
-                # Boxes beyond the last key, in the last tile, read the last one again.
-                boxes = gl.minimum(first_box + i * BOXES + lanes, last_box)
-                pages = gl.load(seq_table + boxes * BOX // PAGE_SIZE) * PAGE_SIZE + boxes * BOX % PAGE_SIZE
+            if (i > 0) & (i * BOXES % 32 == 0):
+                page_rows = _find_rows(
+                    table, stride_table, seq, (first_tile + i) * BOXES, num_keys, lanes, BOX, PAGE_SIZE
+                )
             stage = (tiles + i) % RING
             mbarrier.wait(empty.index(stage), (((tiles + i) // RING) & 1) ^ 1)
             mbarrier.expect(full.index(stage), 2 * BOXES * k_desc.block_type.nbytes)
             k_boxes = k_s.index(stage)._reinterpret(k_desc.dtype, [BOXES, BOX, D], k_desc.layout)
             v_boxes = v_s.index(stage)._reinterpret(k_desc.dtype, [BOXES, BOX, D], k_desc.layout)
             for j in gl.static_range(BOXES):
-                page_row = gl.sum(gl.where(lanes == i * BOXES % 32 + j, pages, 0), 0)
+                page_row = gl.sum(gl.where(lanes == i * BOXES % 32 + j, page_rows, 0), 0)
                 tma.async_copy_global_to_shared(k_desc, [page_row, kv_head * D], full.index(stage), k_boxes.index(j))
                 tma.async_copy_global_to_shared(v_desc, [page_row, kv_head * D], full.index(stage), v_boxes.index(j))
         tiles += num_tiles
         items += 1
-        item = gl.atomic_add(counters, 1, sem="relaxed") + gl.num_programs(0)  # the ring is full while this one waits
+        item = next_item
+        seq, row, kv_head, part = seq_1, row_1, kv_head_1, part_1
+        first_tile, num_tiles, num_keys, count, low = first_tile_1, num_tiles_1, num_keys_1, count_1, low_1
+        page_rows = page_rows_1
+        if next_item < total:
+            next_item = gl.atomic_add(counters, 1, sem="relaxed") + 2 * gl.num_programs(0)
     slot = items % MESSAGES
     mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
     message_s.index(slot).store(gl.full([MESSAGE], -1, gl.int32, SEQS))
@@ -232,8 +278,8 @@ def _field(message, i: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _values(tile, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
-    """The value tile (slices, keys, D) as operand of P V. Of 8-bit values the channels come in another order, that of
-    `_channels`."""
+    """The value tile (slices, keys, D) as operand of P V. Of 8-bit values the channels come in another order, which
+    `_store_sum` undoes."""
     SLICES: gl.constexpr = tile.shape[0]
     KEYS: gl.constexpr = tile.shape[1]
     D: gl.constexpr = tile.shape[2]
@@ -247,19 +293,25 @@ def _values(tile, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _channels(columns, D: gl.constexpr, D_WARPS: gl.constexpr):
-    """The channel of each column of a product with 8-bit values."""
-    return columns % 8 * (D // 8) + columns // 8 % D_WARPS * (D // 8 // D_WARPS) + columns // (8 * D_WARPS)
-
-
-@gluon.jit
-def _over_slices(x, GROUP: gl.constexpr):
-    """Sum of x (slices, ROWS, D) over the slices, of the first 8 rows only where the group has no more."""
+def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS: gl.constexpr, PERMUTED: gl.constexpr):
+    """Store the sum of x (slices, rows, columns) over the slices to (GROUP, D), where its columns begin at `first`. In
+    pieces: the sum is exchanged through shared memory, which belongs to the ring."""
     SLICES: gl.constexpr = x.shape[0]
-    D: gl.constexpr = x.shape[2]
-    if GROUP <= 8:
-        x, _ = x.reshape([SLICES, 2, 8, D]).permute([0, 2, 3, 1]).split()
-    return gl.sum(x, 0)
+    R: gl.constexpr = x.shape[1]
+    C: gl.constexpr = x.shape[2]
+    if SLICES * R * C > 2048:
+        low, high = x.reshape([SLICES, R, 2, C // 2]).permute([0, 1, 3, 2]).split()
+        _store_sum(low, pointer, first, GROUP, D, D_WARPS, PERMUTED)
+        _store_sum(high, pointer, first + C // 2, GROUP, D, D_WARPS, PERMUTED)
+    else:
+        total = gl.sum(x, 0)
+        LAYOUT: gl.constexpr = total.type.layout
+        rows = gl.arange(0, R, gl.SliceLayout(1, LAYOUT))
+        columns = first + gl.arange(0, C, gl.SliceLayout(0, LAYOUT))
+        if PERMUTED:
+            columns = columns % 8 * (D // 8) + columns // 8 % D_WARPS * (D // 8 // D_WARPS) + columns // (8 * D_WARPS)
+        mask = (rows < GROUP)[:, None] & (columns >= 0)[None, :]
+        gl.store(pointer + rows[:, None] * D + columns[None, :], total, mask=mask)
 
 
 @gluon.jit
@@ -329,7 +381,6 @@ def _merge(
 
 @gluon.jit
 def _consume(
-    q,
     part_out,
     part_lse,
     out,
@@ -338,12 +389,11 @@ def _consume(
     v_scale,
     sink_logits,
     arrivals,
-    stride_qt,
-    stride_qh,
     stride_ot,
     stride_oh,
     stride_lt,
     stride_lh,
+    q_s,
     k_s,
     v_s,
     message_s,
@@ -381,7 +431,6 @@ def _consume(
     K_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 4 if FP8 else 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
-    Q_ROWS: gl.constexpr = gl.SliceLayout(0, Q_OPERAND)
     MESSAGE_LAYOUT: gl.constexpr = _replicated(MESSAGE, WARPS)
     K_VIEW: gl.constexpr = _shared_view(BITS, D, BN, BOX, SLICES, True)
     V_VIEW: gl.constexpr = _shared_view(BITS, D, BN, BOX, SLICES, False)
@@ -392,8 +441,7 @@ def _consume(
     v_part = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, V_OPERAND)))[:, None][:, :, None]
     v_key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, V_OPERAND)))[None, :][:, :, None]
     v_offsets = v_part * KEYS + v_key
-    q_rows = gl.arange(0, ROWS, gl.SliceLayout(1, Q_ROWS))
-    q_columns = gl.arange(0, D, gl.SliceLayout(0, Q_ROWS))
+    q_rows = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, Q_OPERAND)))[None, :][:, :, None]
 
     items = 0
     tiles = 0
@@ -411,22 +459,21 @@ def _consume(
         num_keys = _field(message, 6, MESSAGE_LAYOUT)
         count = _field(message, 7, MESSAGE_LAYOUT)
         low = _field(message, 8, MESSAGE_LAYOUT)
+        q_tile = q_s.index(slot).load(Q_OPERAND)
         gl.thread_barrier()
         mbarrier.arrive(message_empty.index(slot), count=1)
         items += 1
         if seq >= 0:
-            q_offsets = ((kv_head * GROUP + q_rows) * stride_qh)[:, None] + q_columns[None, :]
-            q_mask = (q_rows < GROUP)[:, None] & (q_columns >= 0)[None, :]
-            q_tile = gl.load(q + row.to(gl.int64) * stride_qt + q_offsets, mask=q_mask, other=0.0)
             scale = scale_log2
             if FP8:
                 # Queries may exceed the range of fp16, but not after this.
-                largest = gl.max(gl.max(gl.abs(q_tile.to(gl.float32)), 1), 0)
-                largest = gl.maximum(largest, 1e-30)
-                q_tile = (q_tile.to(gl.float32) / largest).to(COMPUTE)
+                wide = gl.where(q_rows < GROUP, q_tile.to(gl.float32), 0.0)
+                largest = gl.maximum(gl.max(gl.max(gl.max(gl.abs(wide), 2), 1), 0), 1e-30)
+                scaled = (wide / largest).to(COMPUTE)
                 scale = scale_log2 * largest * gl.load(k_scale + kv_head)
-            q_operand = gl.expand_dims(q_tile, 0)
-            q_operand, _ = gl.broadcast(q_operand, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
+            else:
+                scaled = q_tile
+            q_operand, _ = gl.broadcast(scaled, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
             row_max = gl.full([SLICES, ROWS], float("-inf"), gl.float32, gl.SliceLayout(2, S))
             row_sum = gl.full([SLICES, ROWS], 0.0, gl.float32, gl.SliceLayout(2, S))
             acc = gl.zeros([SLICES, ROWS, D], gl.float32, S)
@@ -475,15 +522,11 @@ def _consume(
             part_weights = weights / safe_total[None, :]
             if FP8:
                 part_weights = part_weights * gl.load(v_scale + kv_head)
-            result = _over_slices(acc * part_weights[:, :, None], GROUP)
-            RESULT: gl.constexpr = result.type.layout
-            rows = gl.arange(0, result.shape[0], gl.SliceLayout(1, RESULT))
-            columns = gl.arange(0, D, gl.SliceLayout(0, RESULT))
-            if FP8:
-                columns = _channels(columns, D, D_WARPS)
+            x = acc * part_weights[:, :, None]
+            if GROUP <= 8:  # half of the rows are of no use
+                x, _ = x.reshape([SLICES, 2, 8, D]).permute([0, 2, 3, 1]).split()
             base = (seq * KV_HEADS + kv_head).to(gl.int64) * num_splits
-            pointers = part_out + (base + part) * (GROUP * D) + rows[:, None] * D + columns[None, :]
-            gl.store(pointers, result, mask=(rows < GROUP)[:, None] & (columns >= 0)[None, :])
+            _store_sum(x, part_out + (base + part) * (GROUP * D), 0, GROUP, D, D_WARPS, FP8)
             LSE: gl.constexpr = total.type.layout
             heads = gl.arange(0, ROWS, LSE)
             part_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
@@ -518,9 +561,9 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"])
 def decode_kernel(
+    q_desc,
     k_desc,
     v_desc,
-    q,
     part_out,
     part_lse,
     out,
@@ -533,8 +576,6 @@ def decode_kernel(
     table,
     counters,
     stride_table,
-    stride_qt,
-    stride_qh,
     stride_ot,
     stride_oh,
     stride_lt,
@@ -568,6 +609,7 @@ def decode_kernel(
     WARPS: gl.constexpr = gl.num_warps()
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
+    q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)
     message_s = gl.allocate_shared_memory(gl.int32, [MESSAGES, MESSAGE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
@@ -583,13 +625,13 @@ def decode_kernel(
     # fmt: off
     gl.warp_specialize([
         (_consume, (
-            q, part_out, part_lse, out, lse, k_scale, v_scale, sink_logits, counters + 2, stride_qt, stride_qh,
-            stride_ot, stride_oh, stride_lt, stride_lh, k_s, v_s, message_s, full, empty, message_full, message_empty,
-            sinks, num_splits, scale_log2, softcap_log2, KV_HEADS, GROUP, GROUP_BLOCK, D, BN, BOX, RING, WARPS,
-            MERGE_BLOCK, WINDOWED, SOFTCAP, SINK_LOGITS)),
+            part_out, part_lse, out, lse, k_scale, v_scale, sink_logits, counters + 2, stride_ot, stride_oh, stride_lt,
+            stride_lh, q_s, k_s, v_s, message_s, full, empty, message_full, message_empty, sinks, num_splits,
+            scale_log2, softcap_log2, KV_HEADS, GROUP, GROUP_BLOCK, D, BN, BOX, RING, WARPS, MERGE_BLOCK, WINDOWED,
+            SOFTCAP, SINK_LOGITS)),
         (_produce, (
-            k_desc, v_desc, cu_q, context_lens, table, stride_table, counters, k_s, v_s, message_s, full, empty,
-            message_full, message_empty, num_seqs, window, sinks, KV_HEADS, D, BN, BOX, RING, PAGE_SIZE, MAX_SEQS,
-            WINDOWED, MIN_BITS, MAX_SPLITS)),
+            q_desc, k_desc, v_desc, cu_q, context_lens, table, stride_table, counters, q_s, k_s, v_s, message_s, full,
+            empty, message_full, message_empty, num_seqs, window, sinks, KV_HEADS, GROUP, D, BN, BOX, RING, PAGE_SIZE,
+            MAX_SEQS, WINDOWED, MIN_BITS, MAX_SPLITS)),
     ], [1], [PRODUCER_REGISTERS])
     # fmt: on

@@ -22,7 +22,7 @@ _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.
 HEAD_DIMS = (64, 128, 256)
 _ROWS = 16  # of queries in a product
 _LEAST_BOX = 16  # keys that one TMA load brings
-_MAX_SEQS = 256  # of a launch: the producer warp holds their lengths in registers
+_MAX_SEQS = 128  # of a launch: the producer warp holds their lengths in registers
 
 # Keys of the smallest split, as a power of two, and the number of splits beyond which they double in size.
 MIN_BITS = 9
@@ -30,20 +30,25 @@ MAX_SPLITS = 128
 
 
 class Config(NamedTuple):
-    """Keys in a tile, tiles in the ring, consumer warps, and programs on a multiprocessor."""
+    """Keys in a tile, tiles in the ring, consumer warps, programs on a multiprocessor, registers of the producer."""
 
     block_n: int
     ring: int
     warps: int
-    programs: int = 1
+    programs: int
+    producer_registers: int = 48
 
 
 def configure(head_dim: int, fp8: bool) -> Config:
-    """The configuration for a head dim and a kind of pages; each compiles for sm_90 without spills."""
+    """The configuration for a head dim and a kind of pages; each compiles for sm_90 without spills.
+
+    Two programs on a multiprocessor: the end of one's split, which waits for memory thrice, runs beside the other's
+    products.
+    """
+    ring = 6 if fp8 else 3
     if head_dim == 256:
-        return Config(64, 6 if fp8 else 3, 8)
-    ring = 5 * 128 // head_dim
-    return Config(128, ring, 8) if fp8 else Config(64, ring, 4)
+        return Config(64, ring, 8, 1, 40 if fp8 else 48)
+    return Config(64 * 128 // head_dim, ring, 4, 2)
 
 
 def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict[str, Any]:
@@ -57,10 +62,10 @@ def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict
         "BOX": min(config.block_n, page_size & -page_size),
         "RING": config.ring,
         "PAGE_SIZE": page_size,
-        "MERGE_BLOCK": max(4, min(32, 2048 * config.warps // (group_block * head_dim))),
+        "MERGE_BLOCK": max(4, min(32, 4096 * config.warps // (group_block * head_dim))),
         "MIN_BITS": MIN_BITS,
         "MAX_SPLITS": MAX_SPLITS,
-        "PRODUCER_REGISTERS": 72,
+        "PRODUCER_REGISTERS": config.producer_registers,
     }
 
 
@@ -165,6 +170,15 @@ def _descriptor(pages: Tensor, box: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(rows, [box, head_dim], layout)
 
 
+def _query_descriptor(q: Tensor) -> TensorDescriptor:
+    """Queries (T, Hq, D), a box of one token's group; copied where TMA cannot address them."""
+    if q.data_ptr() % 16 or q.stride(0) % 8 or q.stride(1) % 8:
+        q = q.clone(memory_format=torch.contiguous_format)
+    block = [1, _ROWS, q.shape[2]]
+    layout: Any = gl.NVMMASharedLayout.get_default_for(block, _GLUON_TYPES[q.dtype])
+    return TensorDescriptor.from_tensor(q, block, layout)
+
+
 def _launch(
     q: Tensor,
     k_pages: Tensor,
@@ -200,9 +214,9 @@ def _launch(
         scale_log2, softcap_log2 = 2 * scale_log2 / softcap, softcap * math.log2(math.e)
     options: dict[str, Any] = fixed | launch_options(config)
     decode_kernel[(programs,)](
+        _query_descriptor(q),
         _descriptor(k_pages, fixed["BOX"]),
         _descriptor(v_pages, fixed["BOX"]),
-        q,
         part_out,
         part_lse,
         out,
@@ -214,8 +228,6 @@ def _launch(
         batch.page_table[first:],
         counters,
         batch.page_table.stride(0),
-        q.stride(0),
-        q.stride(1),
         out.stride(0),
         out.stride(1),
         lse.stride(0),
