@@ -151,7 +151,9 @@ def _find_item(
             end = gl.minimum(start + (1 << bits), num_keys)
             start = gl.where(start < sinks, start, gl.maximum(start, low // BN * BN))
     first_tile = start // BN
-    return seq, row, kv_head, part, first_tile, (end + BN - 1) // BN - first_tile, num_keys, gl.maximum(count, 1), low
+    # A sequence without keys has a tile too, all of it masked.
+    num_tiles = gl.maximum((end + BN - 1) // BN - first_tile, 1)
+    return seq, row, kv_head, part, first_tile, num_tiles, num_keys, gl.maximum(count, 1), low
 
 
 @gluon.jit
@@ -274,6 +276,35 @@ def _produce(
 @gluon.jit
 def _field(message, i: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.sum(gl.where(gl.arange(0, MESSAGE, LAYOUT) == i, message, 0), 0)
+
+
+@gluon.jit
+def _scores(q_operand, tile, S: gl.constexpr):
+    """Q K^T of a key tile (slices, D, keys), in the layout S."""
+    SLICES: gl.constexpr = tile.shape[0]
+    KEYS: gl.constexpr = tile.shape[2]
+    K_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, q_operand.type.layout.k_width)
+    return mma_v2(q_operand, tile.load(K_OPERAND).to(q_operand.dtype), gl.zeros([SLICES, ROWS, KEYS], gl.float32, S))
+
+
+@gluon.jit
+def _logits(qk, scale_log2, softcap_log2, SOFTCAP: gl.constexpr):
+    """Logits in log2 units; of a softcap see `portable.primitives.logits_log2`."""
+    if SOFTCAP:
+        logits = softcap_log2 * (1.0 - 2.0 / (gl.exp2(qk * scale_log2) + 1.0))
+    else:
+        logits = qk * scale_log2
+    return logits
+
+
+@gluon.jit
+def _softmax(logits, row_max, row_sum):
+    """One step of the online softmax, of each slice: p, the factor of what was summed before, maximum and sum."""
+    new_max = gl.maximum(row_max, gl.max(logits, 2))
+    safe = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet: no inf - inf
+    p = gl.exp2(logits - safe[:, :, None])
+    alpha = gl.exp2(row_max - safe)
+    return p, alpha, new_max, row_sum * alpha + gl.sum(p, 2)
 
 
 @gluon.jit
@@ -428,7 +459,6 @@ def _consume(
     KEYS: gl.constexpr = BN // SLICES
     S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, 1, D_WARPS], [1, 16, 8])
     Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 4 if FP8 else 2)
-    K_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 4 if FP8 else 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     MESSAGE_LAYOUT: gl.constexpr = _replicated(MESSAGE, WARPS)
@@ -477,41 +507,43 @@ def _consume(
             row_max = gl.full([SLICES, ROWS], float("-inf"), gl.float32, gl.SliceLayout(2, S))
             row_sum = gl.full([SLICES, ROWS], 0.0, gl.float32, gl.SliceLayout(2, S))
             acc = gl.zeros([SLICES, ROWS, D], gl.float32, S)
-            for i in range(num_tiles):
+            mbarrier.wait(full.index(tiles % RING), (tiles // RING) & 1)
+            qk = _scores(q_operand, k_s.index(tiles % RING)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW), S)
+            for i in range(num_tiles - 1):
+                # The next tile's product runs beside this one's softmax.
                 stage = (tiles + i) % RING
-                mbarrier.wait(full.index(stage), ((tiles + i) // RING) & 1)
-                k = k_s.index(stage)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW).load(K_OPERAND)
-                zero = gl.zeros([SLICES, ROWS, KEYS], gl.float32, S)
-                qk = mma_v2(q_operand, k.to(COMPUTE), zero)
+                following = (tiles + i + 1) % RING
+                mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)
+                k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
                 v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
+                next_qk = _scores(q_operand, k_tile, S)
                 v = _values(v_tile, V_OPERAND, D_WARPS)
                 gl.thread_barrier()
                 mbarrier.arrive(empty.index(stage), count=1)
-                if SOFTCAP:
-                    logits = softcap_log2 * (1.0 - 2.0 / (gl.exp2(qk * scale) + 1.0))
-                else:
-                    logits = qk * scale
+                logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
-                if (tile_start + BN > num_keys) | (tile_start < low):
-                    keys = tile_start + key_offsets
-                    allowed = keys < num_keys
-                    if WINDOWED:
-                        allowed = allowed & ((keys >= low) | (keys < sinks))
-                    logits = gl.where(allowed, logits, float("-inf"))
-                new_max = gl.maximum(row_max, gl.max(logits, 2))
-                safe = gl.where(new_max == float("-inf"), 0.0, new_max)
-                p = gl.exp2(logits - safe[:, :, None])
-                alpha = gl.exp2(row_max - safe)
-                row_sum = row_sum * alpha + gl.sum(p, 2)
-                row_max = new_max
-                acc = acc * alpha[:, :, None]
-                p_operand = gl.convert_layout(p.to(COMPUTE), P_OPERAND)
-                if tile_start + BN > num_keys:
-                    # Rows beyond the end may hold anything, and 0 times NaN is NaN.
-                    acc = mma_v2(p_operand, gl.where(tile_start + v_offsets < num_keys, v, 0.0), acc)
-                else:
-                    acc = mma_v2(p_operand, v, acc)
+                if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
+                    if tile_start < low:
+                        keys = tile_start + key_offsets
+                        logits = gl.where((keys >= low) | (keys < sinks), logits, float("-inf"))
+                p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
+                acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+                qk = next_qk
             tiles += num_tiles
+            stage = (tiles - 1) % RING
+            v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
+            v = _values(v_tile, V_OPERAND, D_WARPS)
+            gl.thread_barrier()
+            mbarrier.arrive(empty.index(stage), count=1)
+            keys = (first_tile + num_tiles - 1) * BN + key_offsets
+            allowed = keys < num_keys
+            if WINDOWED:
+                allowed = allowed & ((keys >= low) | (keys < sinks))
+            logits = gl.where(allowed, _logits(qk, scale, softcap_log2, SOFTCAP), float("-inf"))
+            p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
+            # Rows beyond the end may hold anything, and 0 times NaN is NaN.
+            v = gl.where((first_tile + num_tiles - 1) * BN + v_offsets < num_keys, v, 0.0)
+            acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
 
             largest_max = gl.max(row_max, 0)
             safe = gl.where(largest_max == float("-inf"), 0.0, largest_max)

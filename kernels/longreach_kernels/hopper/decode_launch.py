@@ -22,6 +22,7 @@ _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.
 HEAD_DIMS = (64, 128, 256)
 _ROWS = 16  # of queries in a product
 _LEAST_BOX = 16  # keys that one TMA load brings
+_PRODUCER_REGISTERS = 48
 _MAX_SEQS = 128  # of a launch: the producer warp holds their lengths in registers
 
 # Keys of the smallest split, as a power of two, and the number of splits beyond which they double in size.
@@ -30,13 +31,12 @@ MAX_SPLITS = 128
 
 
 class Config(NamedTuple):
-    """Keys in a tile, tiles in the ring, consumer warps, programs on a multiprocessor, registers of the producer."""
+    """Keys in a tile, tiles in the ring, consumer warps, and programs on a multiprocessor."""
 
     block_n: int
     ring: int
     warps: int
     programs: int
-    producer_registers: int = 48
 
 
 def configure(head_dim: int, fp8: bool) -> Config:
@@ -47,7 +47,7 @@ def configure(head_dim: int, fp8: bool) -> Config:
     """
     ring = 6 if fp8 else 3
     if head_dim == 256:
-        return Config(64, ring, 8, 1, 40 if fp8 else 48)
+        return Config(64, ring, 8, 1)
     return Config(64 * 128 // head_dim, ring, 4, 2)
 
 
@@ -65,7 +65,7 @@ def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict
         "MERGE_BLOCK": max(4, min(32, 4096 * config.warps // (group_block * head_dim))),
         "MIN_BITS": MIN_BITS,
         "MAX_SPLITS": MAX_SPLITS,
-        "PRODUCER_REGISTERS": config.producer_registers,
+        "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
     }
 
 
