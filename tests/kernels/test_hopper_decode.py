@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,23 @@ from torch import Tensor
 from .accuracy import check_paged, paged
 
 FP8 = torch.float8_e4m3fn
+
+
+def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.kernels.compile_hopper_decode"]
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    compiled = json.loads(done.stdout)
+    assert len(compiled) == 4 * len(decode_launch.HEAD_DIMS)
+    for name, facts in compiled.items():
+        assert facts["spills"] == 0, (name, facts)
+        # A multiprocessor has 228 KB of shared memory, 1 KB of which each block keeps, and 64 K registers.
+        assert facts["programs"] * (facts["shared_bytes"] + 1024) <= 228 * 1024, (name, facts)
+        assert facts["mma"] > 0, (name, facts)
+        assert facts["tma_loads"] > 0, (name, facts)
 
 
 def splits_of(num_keys: int, window: int | None, sinks: int) -> list[range]:

@@ -25,6 +25,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name until Triton 3.6
+
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 ROWS = gl.constexpr(16)  # of queries in a product
@@ -236,7 +238,7 @@ def _produce(
         message = gl.where(fields == 4, first_tile, gl.where(fields == 5, num_tiles, message))
         message = gl.where(fields == 6, num_keys, gl.where(fields == 7, count, message))
         message_s.index(slot).store(gl.where(fields == 8, low, message))
-        gl.thread_barrier()
+        _barrier()
         mbarrier.expect(message_full.index(slot), q_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(q_desc, [row, kv_head * GROUP, 0], message_full.index(slot), q_s.index(slot))
 
@@ -265,7 +267,7 @@ def _produce(
     slot = items % MESSAGES
     mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
     message_s.index(slot).store(gl.full([MESSAGE], -1, gl.int32, SEQS))
-    gl.thread_barrier()
+    _barrier()
     mbarrier.arrive(message_full.index(slot), count=1)
     # The last program to find the queue empty leaves it as it was for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
@@ -490,7 +492,7 @@ def _consume(
         count = _field(message, 7, MESSAGE_LAYOUT)
         low = _field(message, 8, MESSAGE_LAYOUT)
         q_tile = q_s.index(slot).load(Q_OPERAND)
-        gl.thread_barrier()
+        _barrier()
         mbarrier.arrive(message_empty.index(slot), count=1)
         items += 1
         if seq >= 0:
@@ -518,7 +520,7 @@ def _consume(
                 v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
                 next_qk = _scores(q_operand, k_tile, S)
                 v = _values(v_tile, V_OPERAND, D_WARPS)
-                gl.thread_barrier()
+                _barrier()
                 mbarrier.arrive(empty.index(stage), count=1)
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
@@ -533,7 +535,7 @@ def _consume(
             stage = (tiles - 1) % RING
             v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
             v = _values(v_tile, V_OPERAND, D_WARPS)
-            gl.thread_barrier()
+            _barrier()
             mbarrier.arrive(empty.index(stage), count=1)
             keys = (first_tile + num_tiles - 1) * BN + key_offsets
             allowed = keys < num_keys
@@ -564,7 +566,7 @@ def _consume(
             part_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
             gl.store(part_lse + (base + part) * GROUP + heads, part_result, mask=heads < GROUP)
 
-            gl.thread_barrier()  # all of this program's stores come before its arrival
+            _barrier()  # all of this program's stores come before its arrival
             arrival = arrivals + seq * KV_HEADS + kv_head
             if gl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
                 gl.store(arrival, 0)
