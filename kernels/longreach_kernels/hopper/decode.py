@@ -167,6 +167,15 @@ def _find_rows(table, stride_table, seq, box, num_keys, lanes, BOX: gl.constexpr
 
 
 @gluon.jit
+def _find_factor(scales, kv_head):
+    """The bits of a head's scale; 0 where pages have none."""
+    factor = 0
+    if scales is not None:
+        factor = gl.load(scales + kv_head).to(gl.int32, bitcast=True)
+    return factor
+
+
+@gluon.jit
 def _produce(
     q_desc,
     k_desc,
@@ -175,6 +184,8 @@ def _produce(
     context_lens,
     table,
     stride_table,
+    k_scale,
+    v_scale,
     counters,
     q_s,
     k_s,
@@ -224,6 +235,8 @@ def _produce(
         item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
     )
     page_rows = _find_rows(table, stride_table, seq, first_tile * BOXES, num_keys, lanes, BOX, PAGE_SIZE)
+    k_factor = _find_factor(k_scale, kv_head)
+    v_factor = _find_factor(v_scale, kv_head)
     items = 0
     tiles = 0
     while item < total:
@@ -231,13 +244,18 @@ def _produce(
             next_item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
         )
         page_rows_1 = _find_rows(table, stride_table, seq_1, first_tile_1 * BOXES, num_keys_1, lanes, BOX, PAGE_SIZE)
+        k_factor_1 = _find_factor(k_scale, kv_head_1)
+        v_factor_1 = _find_factor(v_scale, kv_head_1)
 
         slot = items % MESSAGES
         mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
         message = gl.where(fields == 0, seq, gl.where(fields == 1, row, gl.where(fields == 2, kv_head, part)))
         message = gl.where(fields == 4, first_tile, gl.where(fields == 5, num_tiles, message))
         message = gl.where(fields == 6, num_keys, gl.where(fields == 7, count, message))
-        message_s.index(slot).store(gl.where(fields == 8, low, message))
+        message = gl.where(fields == 8, low, message)
+        if k_desc.dtype == gl.float8e4nv:
+            message = gl.where(fields == 9, k_factor, gl.where(fields == 10, v_factor, message))
+        message_s.index(slot).store(message)
         _barrier()
         mbarrier.expect(message_full.index(slot), q_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(q_desc, [row, kv_head * GROUP, 0], message_full.index(slot), q_s.index(slot))
@@ -261,7 +279,7 @@ def _produce(
         item = next_item
         seq, row, kv_head, part = seq_1, row_1, kv_head_1, part_1
         first_tile, num_tiles, num_keys, count, low = first_tile_1, num_tiles_1, num_keys_1, count_1, low_1
-        page_rows = page_rows_1
+        page_rows, k_factor, v_factor = page_rows_1, k_factor_1, v_factor_1
         if next_item < total:
             next_item = gl.atomic_add(counters, 1, sem="relaxed") + 2 * gl.num_programs(0)
     slot = items % MESSAGES
@@ -418,8 +436,6 @@ def _consume(
     part_lse,
     out,
     lse,
-    k_scale,
-    v_scale,
     sink_logits,
     arrivals,
     stride_ot,
@@ -491,6 +507,7 @@ def _consume(
         num_keys = _field(message, 6, MESSAGE_LAYOUT)
         count = _field(message, 7, MESSAGE_LAYOUT)
         low = _field(message, 8, MESSAGE_LAYOUT)
+        v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
         q_tile = q_s.index(slot).load(Q_OPERAND)
         _barrier()
         mbarrier.arrive(message_empty.index(slot), count=1)
@@ -498,11 +515,13 @@ def _consume(
         if seq >= 0:
             scale = scale_log2
             if FP8:
-                # Queries may exceed the range of fp16, but not after this.
+                # Queries may exceed the range of fp16; a power of two brings them into it and loses nothing.
                 wide = gl.where(q_rows < GROUP, q_tile.to(gl.float32), 0.0)
-                largest = gl.maximum(gl.max(gl.max(gl.max(gl.abs(wide), 2), 1), 0), 1e-30)
-                scaled = (wide / largest).to(COMPUTE)
-                scale = scale_log2 * largest * gl.load(k_scale + kv_head)
+                largest = gl.max(gl.max(gl.max(gl.abs(wide), 2), 1), 0).to(gl.int32, bitcast=True) & 0x7F800000
+                largest = gl.minimum(gl.maximum(largest, 1 << 23), 253 << 23)
+                scaled = (wide * ((254 << 23) - largest).to(gl.float32, bitcast=True)).to(COMPUTE)
+                k_factor = _field(message, 9, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
+                scale = scale_log2 * largest.to(gl.float32, bitcast=True) * k_factor
             else:
                 scaled = q_tile
             q_operand, _ = gl.broadcast(scaled, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
@@ -555,7 +574,7 @@ def _consume(
             safe_total = gl.where(seen, total, 1.0)
             part_weights = weights / safe_total[None, :]
             if FP8:
-                part_weights = part_weights * gl.load(v_scale + kv_head)
+                part_weights = part_weights * v_factor
             x = acc * part_weights[:, :, None]
             if GROUP <= 8:  # half of the rows are of no use
                 x, _ = x.reshape([SLICES, 2, 8, D]).permute([0, 2, 3, 1]).split()
@@ -659,13 +678,13 @@ def decode_kernel(
     # fmt: off
     gl.warp_specialize([
         (_consume, (
-            part_out, part_lse, out, lse, k_scale, v_scale, sink_logits, counters + 2, stride_ot, stride_oh, stride_lt,
+            part_out, part_lse, out, lse, sink_logits, counters + 2, stride_ot, stride_oh, stride_lt,
             stride_lh, q_s, k_s, v_s, message_s, full, empty, message_full, message_empty, sinks, num_splits,
             scale_log2, softcap_log2, KV_HEADS, GROUP, GROUP_BLOCK, D, BN, BOX, RING, WARPS, MERGE_BLOCK, WINDOWED,
             SOFTCAP, SINK_LOGITS)),
         (_produce, (
-            q_desc, k_desc, v_desc, cu_q, context_lens, table, stride_table, counters, q_s, k_s, v_s, message_s, full,
-            empty, message_full, message_empty, num_seqs, window, sinks, KV_HEADS, GROUP, D, BN, BOX, RING, PAGE_SIZE,
-            MAX_SEQS, WINDOWED, MIN_BITS, MAX_SPLITS)),
+            q_desc, k_desc, v_desc, cu_q, context_lens, table, stride_table, k_scale, v_scale, counters, q_s, k_s, v_s,
+            message_s, full, empty, message_full, message_empty, num_seqs, window, sinks, KV_HEADS, GROUP, D, BN, BOX,
+            RING, PAGE_SIZE, MAX_SEQS, WINDOWED, MIN_BITS, MAX_SPLITS)),
     ], [1], [PRODUCER_REGISTERS])
     # fmt: on

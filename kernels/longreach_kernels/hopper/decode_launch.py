@@ -25,9 +25,10 @@ _LEAST_BOX = 16  # keys that one TMA load brings
 _PRODUCER_REGISTERS = 48
 _MAX_SEQS = 128  # of a launch: the producer warp holds their lengths in registers
 
-# Keys of the smallest split, as a power of two, and the number of splits beyond which they double in size.
-MIN_BITS = 9
-MAX_SPLITS = 128
+# Keys of the smallest split, as a power of two, and the number of splits beyond which they double in size. Between 16
+# and 31 splits of 8 KV heads keep all programs of an H200 busy with one sequence; each costs as much as 8 tiles.
+MIN_BITS = 10
+MAX_SPLITS = 31
 
 
 class Config(NamedTuple):
@@ -40,15 +41,16 @@ class Config(NamedTuple):
 
 
 def configure(head_dim: int, fp8: bool) -> Config:
-    """The configuration for a head dim and a kind of pages; each compiles for sm_90 without spills.
+    """The configuration for a head dim and a kind of pages; the loops over tiles compile for sm_90 without spills.
 
     Two programs on a multiprocessor: the end of one's split, which waits for memory thrice, runs beside the other's
     products.
     """
-    ring = 6 if fp8 else 3
     if head_dim == 256:
-        return Config(64, ring, 8, 1)
-    return Config(64 * 128 // head_dim, ring, 4, 2)
+        return Config(64, 6 if fp8 else 3, 8, 1)
+    if head_dim == 64:
+        return Config(128, 6 if fp8 else 3, 4, 2)
+    return Config(128 if fp8 else 64, 3, 4, 2)
 
 
 def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict[str, Any]:
