@@ -211,7 +211,11 @@ class TestOnHopper:
         assert all(torch.equal(out, first) for out in results)
 
     @pytest.mark.parametrize("mask", [Causal(), Window(300, 5)], ids=repr)
-    def test_a_captured_decode_follows_the_lengths_on_the_device(self, mask: Mask) -> None:
+    @pytest.mark.parametrize("first", [False, True])
+    def test_a_captured_decode_follows_the_lengths_on_the_device(
+        self, mask: Mask, first: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where the capture is the first call of all, but for the kernel's compilation."""
         q, k_pages, v_pages, batch = paged([1] * 4, [4000, 700, 1, 0], 16, 8, 2, 128, torch.bfloat16, "cuda")
         slots = torch.tensor([3, -1, 40, 41], device="cuda")
         k_new, v_new = torch.randn(2, 4, 2, 128, device="cuda").bfloat16()
@@ -222,6 +226,8 @@ class TestOnHopper:
 
         step()
         torch.cuda.synchronize()
+        if first:
+            monkeypatch.setattr(decode_launch, "_counters", {})
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out, lse = step()

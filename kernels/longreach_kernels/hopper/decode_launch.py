@@ -115,28 +115,36 @@ class _Counters:
 
     def __init__(self, device: torch.device) -> None:
         self._free = torch.zeros(self.SIZE, dtype=torch.int32, device=device)
+        torch.cuda.current_stream(device).synchronize()  # other streams use them too
         self._of_stream: dict[int, Tensor] = {}
 
-    def take(self, number: int) -> Tensor:
-        device = self._free.device
-        if torch.cuda.is_current_stream_capturing():
-            return self._cut(number)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        counters = self._of_stream.get(stream)
-        if counters is None or counters.shape[0] < number:
-            counters = self._of_stream[stream] = self._cut(max(number, 1 << 12))
-        return counters
-
-    def _cut(self, number: int) -> Tensor:
+    def cut(self, number: int) -> Tensor:
+        """Counters that nobody else has."""
         if self._free.shape[0] < number:
             return torch.zeros(number, dtype=torch.int32, device=self._free.device)
         counters, self._free = self._free[:number], self._free[number:]
         return counters
 
+    def of_stream(self, number: int) -> Tensor:
+        """The counters of the current stream."""
+        stream = torch.cuda.current_stream(self._free.device).cuda_stream
+        counters = self._of_stream.get(stream)
+        if counters is None or counters.shape[0] < number:
+            counters = self._of_stream[stream] = self.cut(max(number, 1 << 12))
+        return counters
 
-@lru_cache(maxsize=16)
-def _counters(device: torch.device) -> _Counters:
-    return _Counters(device)
+
+_counters: dict[torch.device, _Counters] = {}
+
+
+def _take_counters(number: int, device: torch.device) -> Tensor:
+    capturing = torch.cuda.is_current_stream_capturing()
+    counters = _counters.get(device)
+    if counters is None:
+        if capturing:  # zeroed by the graph, in each replay
+            return torch.zeros(number, dtype=torch.int32, device=device)
+        counters = _counters[device] = _Counters(device)
+    return counters.cut(number) if capturing else counters.of_stream(number)
 
 
 @lru_cache(maxsize=16)
@@ -207,7 +215,7 @@ def _launch(
     splits = most_splits(batch.max_context_len, band.window, band.sinks)
     part_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)
-    counters = _counters(q.device).take(2 + num_seqs * kv_heads)
+    counters = _take_counters(2 + num_seqs * kv_heads, q.device)
     programs = min(_multiprocessors(q.device) * config.programs, num_seqs * kv_heads * splits)
     scale_log2 = scale * math.log2(math.e)
     softcap_log2 = 0.0
