@@ -43,13 +43,11 @@ def _module(backend: str, q: Tensor) -> ModuleType:
 
 
 def _fp8_module(backend: str, q: Tensor) -> ModuleType:
-    """The module for fp8 pages, which the portable kernels read on Hopper too."""
+    """The module for fp8 pages."""
     name = resolve_backend(backend, q.device, q.dtype).name
-    if name not in ("triton", "hopper"):
-        return _module(backend, q)
-    if q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) < (8, 9):
+    if name == "triton" and q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) < (8, 9):
         raise ValueError("k_pages: fp8 pages need compute capability 8.9 or later; use bf16 or fp16 pages")
-    return _module("triton", q)
+    return _module(backend, q)
 
 
 def _run(

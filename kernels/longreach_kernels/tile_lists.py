@@ -1,7 +1,7 @@
 """Lists of key tiles for masks without a closed form: which tiles a query tile visits, and which need masking.
 
-For each query tile of each sequence there is one ascending list in CSR form. A tile where nothing is masked is full; a
-partial tile carries an index into a table of bit tiles, from which equal ones are shared (the diagonal of a causal
+For each query tile of each sequence there is one list in CSR form. A tile where nothing is masked is full; a partial
+tile carries an index into a table of bit tiles, from which equal ones are shared (the diagonal of a causal
 pattern is one entry, whatever the length). So the kernels evaluate no predicate and know no pattern, and lists that
 were made on the device serve as well as these.
 """
@@ -34,7 +34,8 @@ class TileLists:
         heads: H.
         first_row: (B,) the first row of each sequence.
         start: (rows + 1,) where each row's tiles start in ``tiles``.
-        tiles: (entries,) key tiles, ascending in each row: ``t`` where tile t is full, ``-1 - t`` where it is partial.
+        partial: (rows,) where each row's partial tiles start in ``tiles``; its full ones come before them.
+        tiles: (entries,) key tiles: ``t`` where tile t is full, ``-1 - t`` where it is partial. Both kinds ascend.
         bit_index: (entries,) the bit tile of a partial tile, -1 of a full one.
         bits: (unique, tile_q, tile_k // 32); bit ``c % 32`` of word ``c // 32`` of row r: does query r see key c?
         order: (rows,) at each sequence's and head's rows: its tiles by falling number of entries, to start them in.
@@ -47,6 +48,7 @@ class TileLists:
     heads: int
     first_row: Tensor
     start: Tensor
+    partial: Tensor
     tiles: Tensor
     bit_index: Tensor
     bits: Tensor
@@ -79,6 +81,9 @@ class TileLists:
 def _csr(like: TileLists, rows: Tensor, tiles: Tensor, bit_index: Tensor, num_tiles: int) -> TileLists:
     """Lists of one sequence from ascending rows, ``num_tiles`` of each head; sizes and bit tiles as in ``like``."""
     counts = torch.bincount(rows, minlength=like.heads * num_tiles)
+    full = torch.bincount(rows[tiles >= 0], minlength=like.heads * num_tiles)
+    by_kind = torch.argsort(2 * rows + (tiles < 0), stable=True)
+    start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     order = torch.argsort(counts.view(like.heads, num_tiles), dim=1, descending=True, stable=True)
     return TileLists(
         tile_q=like.tile_q,
@@ -87,9 +92,10 @@ def _csr(like: TileLists, rows: Tensor, tiles: Tensor, bit_index: Tensor, num_ti
         keys=like.keys,
         heads=like.heads,
         first_row=like.first_row,
-        start=torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int(),
-        tiles=tiles.int(),
-        bit_index=bit_index.int(),
+        start=start.int(),
+        partial=(start[:-1] + full).int(),
+        tiles=tiles[by_kind].int(),
+        bit_index=bit_index[by_kind].int(),
         bits=like.bits,
         order=order.flatten().int(),
     )
@@ -142,10 +148,11 @@ def _join(
     parts = [_build(mask, n, m, tile_q, tile_k) for n, m in zip(queries, keys, strict=True)]
     if by_keys:
         parts = [part.transposed for part in parts]
-    start, bit_index, first_row = [torch.zeros(1, dtype=torch.int32)], [], []
+    start, partial, bit_index, first_row = [torch.zeros(1, dtype=torch.int32)], [], [], []
     rows = entries = bits = 0
     for part in parts:
         start.append(part.start[1:] + entries)
+        partial.append(part.partial + entries)
         bit_index.append(torch.where(part.bit_index < 0, -1, part.bit_index + bits))
         first_row.append(rows)
         rows, entries, bits = rows + len(part.order), entries + len(part.tiles), bits + len(part.bits)
@@ -157,6 +164,7 @@ def _join(
         heads=mask.heads,
         first_row=torch.tensor(first_row, dtype=torch.int32).to(device),
         start=torch.cat(start).to(device),
+        partial=torch.cat(partial).to(device),
         tiles=torch.cat([part.tiles for part in parts]).to(device),
         bit_index=torch.cat(bit_index).to(device),
         bits=torch.cat([part.bits for part in parts]).to(device),
@@ -200,6 +208,7 @@ def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int
         heads=mask.heads,
         first_row=torch.zeros(1, dtype=torch.int32),
         start=index,
+        partial=index,
         tiles=tile,
         bit_index=index,
         bits=bits[used],

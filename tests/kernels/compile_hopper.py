@@ -32,8 +32,8 @@ VARIANTS = {
     "ragged causal with softcap": (Causal(), {"RAGGED": True, "SOFTCAP": True}),
 }
 _INDICES = (
-    *("counter", "cu_q", "cu_k", "context_lens", "table", "order"),
-    *("full_start", "full_tiles", "part_start", "part_tiles", "part_bits", "bits"),
+    *("counter", "cu_q", "cu_k", "context_lens", "table", "bits", "bit_index"),
+    *("first_row", "list_start", "list_partial", "list_tiles", "list_order"),
 )
 _FLOATS = {"lse": "*fp32", "sink_logits": "*fp32", "scale_log2": "fp32", "softcap_log2": "fp32"}
 

@@ -68,7 +68,7 @@ class TestOnHopper:
     def test_dense(self, lengths: tuple[int, int], mask: Mask, head_dim: int) -> None:
         for dtype, heads in ((torch.bfloat16, (8, 2)), (torch.float16, (3, 3))):
             q, k, v = qkv(2, *heads, *lengths, head_dim, dtype, "cuda")
-            assert launch.supports(q, mask)
+            assert launch.supports(q, k, mask)
             out, lse = attention(q, k, v, mask, backend="hopper", return_lse=True)
             check(out, lse, q, k, v, mask)
 
@@ -91,9 +91,22 @@ class TestOnHopper:
         empty = BLOCKS.clone()
         empty[:, -1] = False  # rows that see nothing at all
         for mask in (BlockSparse(BLOCKS), BlockSparse(BLOCKS) & Causal(), BlockSparse(empty[:1])):
-            assert launch.supports(q, mask)
+            assert launch.supports(q, k, mask)
             out, lse = attention(q, k, v, mask, backend="hopper", return_lse=True)
             check(out, lse, q, k, v, mask)
+
+    def test_block_lists_of_ragged_and_paged_batches(self) -> None:
+        mask = BlockSparse(BLOCKS) & Causal()
+        queries, contexts = [1, 100, 256, 33, 700], [513, 100, 2000, 40, 700]
+        q, k_pages, v_pages, batch = paged(queries, contexts, 128, 4, 2, 128, torch.bfloat16, "cuda", num_decodes=1)
+        out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="hopper", return_lse=True)
+        check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+        starts = torch.tensor([0, 130, 130, 900], dtype=torch.int32, device="cuda")
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in qkv(1, 4, 2, 900, 900, 128, torch.bfloat16, "cuda"))
+        together = ragged_attention(q, k, v, starts, starts, mask, backend="hopper")
+        for start, end in ((0, 130), (130, 900)):
+            part = (x[start:end].transpose(0, 1)[None].contiguous() for x in (q, k, v))
+            assert torch.equal(together[start:end], attention(*part, mask, backend="hopper")[0].transpose(0, 1))
 
     @pytest.mark.parametrize("scale", [1.0, 100.0, 1e4])
     def test_large_logits(self, scale: float) -> None:

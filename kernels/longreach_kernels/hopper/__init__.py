@@ -1,7 +1,7 @@
 """The Hopper backend: Gluon kernels for sm_90 where they exist, the portable kernels for everything else.
 
-`launch.supports` says what the Gluon forward kernel computes; the portable kernels, which run on this GPU too, compute
-the rest.
+`launch.supports` says what the Gluon forward kernel computes, and `decode_launch.supports` what the decode kernel does;
+the portable kernels, which run on this GPU too, compute the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable import write_pages
 
-from . import launch
+from . import decode_launch, launch
 
 __all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
 
@@ -30,7 +30,7 @@ def attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
-    if launch.supports(q, mask):
+    if launch.supports(q, k, mask):
         return launch.dense_forward(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
     return portable.attention(q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits)
 
@@ -48,7 +48,7 @@ def ragged_attention(
     sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32."""
-    if launch.supports(q, mask, ragged=True):
+    if launch.supports(q, k, mask):
         return launch.ragged_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
         )
@@ -67,19 +67,18 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes by the portable split-KV kernel, the other sequences by the Hopper kernel where it can."""
-    if batch.decodes == batch.size or not launch.supports(q, mask, ragged=True, page_size=k_pages.shape[1]):
-        return portable.paged_attention(
-            q, k_pages, v_pages, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
-        )
+    """Decodes and the other sequences, each by the Hopper kernel where it can, else by the portable one."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits}
     if batch.decodes:
-        portable.paged_decode(
-            q, k_pages, v_pages, out, lse, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
-        )
-    launch.paged_forward(
-        q, k_pages, v_pages, out, lse, batch, mask, scale=scale, softcap=softcap, sink_logits=sink_logits
-    )
+        decode = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
+        decode.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
+    if batch.decodes < batch.size:
+        if kv_scales is None and launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]):
+            launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
+        else:
+            portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
     return out, lse

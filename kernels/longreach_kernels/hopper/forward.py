@@ -168,7 +168,7 @@ def _mask(qk, rows, step, batch, item, logits, S: gl.constexpr):
         words: gl.constexpr = BN // 32
         allowed = (columns < item.num_keys)[None, :] & (rows >= 0)[:, None]  # nothing, if the item has no tiles
         if step < item.right:
-            bit_tile = gl.load(logits.part_bits + item.parts - step).to(gl.int64)
+            bit_tile = gl.load(logits.bit_index + item.last_entry - step).to(gl.int64)
             pointers = logits.bits + bit_tile * (batch.BM * words) + rows[:, None] * words + columns[None, :] // 32
             allowed = ((gl.load(pointers) >> (columns % 32)[None, :]) & 1) != 0
     else:
@@ -348,7 +348,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
         "num_items",
         "window",
         "sinks",
-        "list_stride",
+        "sharing",
         "stride_lh",
         "stride_lt",
         "stride_oh",
@@ -382,14 +382,14 @@ def forward_kernel(
     num_items,
     window,
     sinks,
-    full_start,
-    full_tiles,
-    part_start,
-    part_tiles,
-    order,
-    list_stride,
+    first_row,
+    list_start,
+    list_partial,
+    list_tiles,
+    list_order,
+    sharing,
     bits,
-    part_bits,
+    bit_index,
     sink_logits,
     scale_log2,
     softcap_log2,
@@ -418,11 +418,11 @@ def forward_kernel(
     # fmt: off
     batch = Batch(
         cu_q, cu_k, context_lens, table, stride_table, num_seqs, num_queries, num_keys, heads, section, num_items,
-        window, sinks, full_start, full_tiles, part_start, part_tiles, order, list_stride,
+        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing,
         GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED,
     )
     # fmt: on
-    logits = Logits(scale_log2, softcap_log2, sink_logits, bits, part_bits, SOFTCAP, SINK_LOGITS)
+    logits = Logits(scale_log2, softcap_log2, sink_logits, bits, bit_index, SOFTCAP, SINK_LOGITS)
     q = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
     o = q
     if OWN_OUT:

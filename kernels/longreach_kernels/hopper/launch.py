@@ -12,9 +12,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
+from longreach_kernels.portable.arguments import logit_scales
 from longreach_kernels.portable.config import smallest_block
-from longreach_kernels.portable.forward import logit_scales
-from longreach_kernels.tile_lists import TileLists, tile_lists
+from longreach_kernels.portable.launch import pair_lengths, refuse_capture
+from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
 from .forward import forward_kernel
 
@@ -78,20 +79,19 @@ class Rows(NamedTuple):
         return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
 
-def supports(q: Tensor, mask: Mask, *, ragged: bool = False, page_size: int | None = None) -> bool:
+def supports(q: Tensor, k: Tensor, mask: Mask, *, page_size: int | None = None) -> bool:
     """Whether the Hopper kernel computes this; everything else is the portable kernels' work.
 
-    It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, pages that hold whole tiles of 128 keys,
-    and every mask that has a closed form or, in dense batches, blocks of 128. Softcaps and learned sinks are no limit.
+    It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, at least one key, pages that hold whole
+    tiles of 128 keys, and every mask that has a closed form or blocks of 128. Softcaps and learned sinks are no limit.
     """
     band = mask.band
-    if band is None:
-        mask_fits = not ragged and smallest_block(mask) >= 128 and min(q.shape) > 0
-    else:
-        mask_fits = band.window is None or band.causal
+    mask_fits = smallest_block(mask) >= 128 if band is None else band.window is None or band.causal
     return (
         mask_fits
         and q.dtype in _GLUON_TYPES
+        and k.dtype == q.dtype
+        and k.numel() > 0
         and q.shape[-1] % 8 == 0
         and 32 < q.shape[-1] <= 256
         and (page_size is None or page_size % _PAGE_MULTIPLE == 0)
@@ -154,6 +154,11 @@ def ragged_forward(
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     config = configure(q.shape[-1], mask)
     num_seqs = cu_seqlens_q.shape[0] - 1
+    lists = None
+    if mask.band is None:
+        refuse_capture(mask, q.device)
+        lengths = pair_lengths(cu_seqlens_q, cu_seqlens_k)
+        lists = ragged_tile_lists(mask, *lengths, _ROWS * config.consumers, config.block_n, q.device)
     _launch(
         _token_rows(q),
         _token_rows(k),
@@ -166,6 +171,7 @@ def ragged_forward(
         num_seqs=num_seqs,
         config=config,
         mask=mask,
+        lists=lists,
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,
@@ -188,10 +194,16 @@ def paged_forward(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
 ) -> None:
-    """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq)."""
+    """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq). Waits for the
+    lengths, once a batch, if the mask has no closed form."""
     skip = batch.decodes
     num_seqs = batch.size - skip
     config = configure(q.shape[-1], mask)
+    lists = None
+    if mask.band is None:
+        refuse_capture(mask, q.device)
+        queries, keys = batch.host_lengths
+        lists = ragged_tile_lists(mask, queries[skip:], keys[skip:], _ROWS * config.consumers, config.block_n, q.device)
     _launch(
         _token_rows(q),
         _token_rows(k_pages.flatten(0, 1)),
@@ -204,6 +216,7 @@ def paged_forward(
         num_seqs=num_seqs,
         config=config,
         mask=mask,
+        lists=lists,
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,
@@ -302,7 +315,7 @@ def _launch(
         num_items,
         0 if band is None else band.window or 0,
         0 if band is None else band.sinks,
-        *_list_arguments(lists, unused),
+        *_list_arguments(lists, heads[0], unused),
         unused if sink_logits is None else sink_logits,
         scale_log2,
         softcap_log2,
@@ -325,16 +338,16 @@ def _launch(
     )
 
 
-def _list_arguments(lists: TileLists | None, unused: Tensor) -> tuple[Any, ...]:
+def _list_arguments(lists: TileLists | None, heads: int, unused: Tensor) -> tuple[Any, ...]:
     if lists is None:
-        return unused, unused, unused, unused, unused, 0, unused, unused
+        return unused, unused, unused, unused, unused, 1, unused, unused
     return (
-        lists.full_start,
-        lists.full_tiles,
-        lists.part_start,
-        lists.part_tiles,
+        lists.first_row,
+        lists.start,
+        lists.partial,
+        lists.tiles,
         lists.order,
-        lists.num_q_tiles if lists.heads > 1 else 0,
+        heads // lists.heads,
         lists.bits,
-        lists.part_bits,
+        lists.bit_index,
     )

@@ -20,17 +20,17 @@ class Logits:
     softcap: gl.tensor
     sinks: gl.tensor
     bits: gl.tensor
-    part_bits: gl.tensor
+    bit_index: gl.tensor
     SOFTCAP: gl.constexpr
     SINKS: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, scale, softcap, sinks, bits, part_bits, SOFTCAP, SINKS):
+    def __init__(self, scale, softcap, sinks, bits, bit_index, SOFTCAP, SINKS):
         self.scale = scale
         self.softcap = softcap
         self.sinks = sinks
         self.bits = bits
-        self.part_bits = part_bits
+        self.bit_index = bit_index
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.SINKS = gl.constexpr(SINKS)
 

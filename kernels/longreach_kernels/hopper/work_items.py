@@ -6,7 +6,7 @@ from its number, so nothing but that and the tiles themselves has to pass betwee
 
 Steps go from the right to the left, for a mask is densest at its right edge: first the tiles cut by the diagonal or by
 the end of the keys, then those that need no mask, then those cut by the window's left edge, then the sinks. A mask that
-is given as lists of tiles has its partial tiles first.
+is given as tile lists has its partial tiles first, from the last on.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
@@ -39,12 +39,12 @@ class Batch:
     num_items: gl.tensor
     window: gl.tensor
     sinks: gl.tensor
-    full_start: gl.tensor
-    full_tiles: gl.tensor
-    part_start: gl.tensor
-    part_tiles: gl.tensor
+    first_row: gl.tensor
+    start: gl.tensor
+    partial: gl.tensor
+    tiles: gl.tensor
     order: gl.tensor
-    list_stride: gl.tensor
+    sharing: gl.tensor
     GROUP: gl.constexpr
     BM: gl.constexpr
     BN: gl.constexpr
@@ -70,12 +70,12 @@ class Batch:
         num_items,
         window,
         sinks,
-        full_start,
-        full_tiles,
-        part_start,
-        part_tiles,
+        first_row,
+        start,
+        partial,
+        tiles,
         order,
-        list_stride,
+        sharing,
         GROUP,
         BM,
         BN,
@@ -98,12 +98,12 @@ class Batch:
         self.num_items = num_items
         self.window = window
         self.sinks = sinks
-        self.full_start = full_start
-        self.full_tiles = full_tiles
-        self.part_start = part_start
-        self.part_tiles = part_tiles
+        self.first_row = first_row
+        self.start = start
+        self.partial = partial
+        self.tiles = tiles
         self.order = order
-        self.list_stride = list_stride
+        self.sharing = sharing
         self.GROUP = gl.constexpr(GROUP)
         self.BM = gl.constexpr(BM)
         self.BN = gl.constexpr(BN)
@@ -123,7 +123,8 @@ class Item:
         right, middle: steps before `right` and from `middle` on need a mask.
         last_tile, num_band: step i < num_band is key tile `last_tile - i`; the steps after that are the sinks'.
         sink_end: one past the last tile of the sinks.
-        parts, fulls: where the item's lists begin, for a mask given as lists.
+        last_entry: of the item's row, for a mask given as lists, which is walked from its end: step i is entry
+            `last_entry - i`.
         head: of the queries, within its sequence; kv_head likewise.
         q_outer, kv_outer: the head's index in the tensors of queries and of keys.
         q_row, k_row: first row of the tile, and of the sequence's keys, in those tensors.
@@ -138,8 +139,7 @@ class Item:
     last_tile: gl.tensor
     num_band: gl.tensor
     sink_end: gl.tensor
-    parts: gl.tensor
-    fulls: gl.tensor
+    last_entry: gl.tensor
     head: gl.tensor
     q_outer: gl.tensor
     kv_outer: gl.tensor
@@ -159,8 +159,7 @@ class Item:
         last_tile,
         num_band,
         sink_end,
-        parts,
-        fulls,
+        last_entry,
         head,
         q_outer,
         kv_outer,
@@ -177,8 +176,7 @@ class Item:
         self.last_tile = last_tile
         self.num_band = num_band
         self.sink_end = sink_end
-        self.parts = parts
-        self.fulls = fulls
+        self.last_entry = last_entry
         self.head = head
         self.q_outer = q_outer
         self.kv_outer = kv_outer
@@ -239,10 +237,17 @@ def find_item(batch, index):
         head = q_outer % batch.heads
         kv_outer = q_outer // batch.GROUP
         tile = tiles - 1 - inside // size
-        if batch.LISTED:
-            tile = gl.load(batch.order + head * batch.list_stride + inside // size)
         q_start = gl.to_tensor(0)
         k_row = gl.to_tensor(0)
+    row = gl.to_tensor(0)
+    if batch.LISTED:
+        tiles = gl.cdiv(num_queries, BM)
+        row = head // batch.sharing * tiles
+        if batch.RAGGED:
+            row += gl.load(batch.first_row + seq)
+        if tile < tiles:  # of a sequence's tiles those with the longest lists first
+            tile = gl.load(batch.order + row + tiles - 1 - tile)
+        row += tile
     first = tile * BM
     exists = first < num_queries
 
@@ -251,17 +256,13 @@ def find_item(batch, index):
     last_tile = zero
     num_band = zero
     sink_end = zero
-    parts = zero
-    fulls = zero
+    last_entry = zero
     right = zero
     if batch.LISTED:
-        row = gl.where(exists, head * batch.list_stride + tile, 0)
-        parts = gl.load(batch.part_start + row)
-        fulls = gl.load(batch.full_start + row)
-        part_end = gl.load(batch.part_start + row + 1)
-        right = part_end - parts
-        num_steps = right + gl.load(batch.full_start + row + 1) - fulls
-        parts = part_end - 1  # walked backwards: the tile that holds the end of the keys comes first
+        row = gl.where(exists, row, 0)
+        last_entry = gl.load(batch.start + row + 1) - 1
+        right = last_entry + 1 - gl.load(batch.partial + row)
+        num_steps = last_entry + 1 - gl.load(batch.start + row)
         if num_steps == 0:  # rows that see nothing visit one tile and mask all of it
             num_keys = zero
             num_steps = gl.to_tensor(1)
@@ -290,7 +291,7 @@ def find_item(batch, index):
     num_steps = gl.where(exists, num_steps, 0)
     # fmt: off
     return Item(
-        num_steps, right, middle, last_tile, num_band, sink_end, parts, fulls, head, q_outer, kv_outer,
+        num_steps, right, middle, last_tile, num_band, sink_end, last_entry, head, q_outer, kv_outer,
         q_start + first, k_row, first, num_queries, num_keys, seq,
     )
     # fmt: on
@@ -302,10 +303,8 @@ def tile_of(batch, item, step):
     if batch.LISTED:
         tile = gl.to_tensor(0)
         if item.num_keys > 0:
-            if step < item.right:
-                tile = gl.load(batch.part_tiles + item.parts - step)
-            else:
-                tile = gl.load(batch.full_tiles + item.fulls + step - item.right)
+            entry = gl.load(batch.tiles + item.last_entry - step)
+            tile = gl.where(entry < 0, -1 - entry, entry)
     else:
         tile = item.last_tile - step
         if batch.WINDOWED:

@@ -155,7 +155,7 @@ def ragged_forward(
     lists = None
     if mask.band is None:
         config = sparse_config(config, mask)
-        _refuse_capture(mask, q.device)
+        refuse_capture(mask, q.device)
         lengths = pair_lengths(cu_seqlens_q, cu_seqlens_k)
         lists = ragged_tile_lists(mask, *lengths, config.block_m, config.block_n, q.device)
     _launch(
@@ -202,7 +202,7 @@ def paged_forward(
     lists = None
     if mask.band is None:
         config = sparse_config(config, mask)
-        _refuse_capture(mask, q.device)
+        refuse_capture(mask, q.device)
         queries, keys = batch.host_lengths
         lists = ragged_tile_lists(mask, queries[these], keys[these], config.block_m, config.block_n, q.device)
     _launch(
@@ -227,7 +227,8 @@ def paged_forward(
     )
 
 
-def _refuse_capture(mask: Mask, device: torch.device) -> None:
+def refuse_capture(mask: Mask, device: torch.device) -> None:
+    """Raises a ValueError while a CUDA graph is captured: tile lists of ragged batches need lengths on the host."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             f"mask: {mask!r} is described by tile lists, which wait for the lengths of a ragged or paged batch; "

@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The key tiles that a query tile visits, ascending, at places ``start <= i < end``; or query tiles by key tile.
+    """The key tiles that a query tile visits, at places ``start <= i < end``; or query tiles by key tile.
 
     With lists, places are entries of them. Else the tile is ``i``, or ``i + skip`` from place ``sink_stop`` on, and
     tiles ``inner <= t < inner_end`` need no masking.

@@ -1,0 +1,690 @@
+"""Paged decode for Hopper (sm_90), in Gluon: persistent programs, fed by the tensor memory accelerator (TMA).
+
+Flash-Decoding (Dao et al. 2023): a sequence's keys are cut into splits whose size depends on its own length alone and
+which lie at absolute positions, so its result has the same bits in any batch. A program takes items (sequence, KV head,
+split) from a queue on the device until none is left: one warp of it, the producer, streams the items' keys and values
+through a deep ring in shared memory without a pause between items, and the other warps, the consumers, compute. The
+program that finishes the last split of a (sequence, KV head) merges all of them, in ascending order and in fp32.
+
+The queries of one KV head's group are the 16 rows of a product on the tensor cores. Each consumer warp computes its own
+keys of a tile, with a softmax of its own: it waits for the others only where a tile's memory is handed back, and the
+warps' results are merged once a split.
+
+Pages of 8-bit floats are converted to fp16 in registers. There the tensor cores want two keys' numbers of one channel
+side by side, where pages hold two channels' numbers of one key: a thread reads 16 channels of each of its keys, and
+its instructions that pair the bytes do the transpose (`_values`).
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# (the stubs describe host functions; device functions take and return other types)
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name until Triton 3.6
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+ROWS = gl.constexpr(16)  # of queries in a product
+MESSAGE = gl.constexpr(16)  # numbers that tell the consumers of an item
+MESSAGES = gl.constexpr(2)
+DOUBLINGS = gl.constexpr(16)  # of a split's size, at most
+
+
+@gluon.constexpr_function
+def _shared_view(bits, head_dim, tile, box, slices, transposed):
+    """The shared memory of a key tile as (slice, key, channel), or (slice, channel, key): boxes of `box` keys one
+    behind another, each as TMA writes it, in columns of 128 bytes whose 16-byte chunks are swizzled by the row."""
+    size = bits // 8
+    width = min(128, head_dim * size)
+    chunk = 16 // size
+    keys = tile // slices
+
+    def place(row, channel):
+        part, key = row // keys, row % keys
+        return [part, channel, key] if transposed else [part, key, channel]
+
+    def powers(start, end):
+        return [1 << i for i in range(start.bit_length() - 1, end.bit_length() - 1)]
+
+    bases = [place(0, channel) for channel in powers(1, width // size)]
+    lines = 128 // width  # rows that share a line of 128 bytes
+    bases += [place(row, row // lines * chunk if lines <= row < 8 else 0) for row in powers(1, box)]
+    bases += [place(0, channel) for channel in powers(width // size, head_dim)]
+    bases += [place(row, 0) for row in powers(box, tile)]
+    return gl.SharedLinearLayout(bases, [], 1024)
+
+
+@gluon.constexpr_function
+def _paired_layout(head_dim, keys, slices, d_warps):
+    """Registers of an 8-bit value tile (slice, key, channel): a thread holds `head_dim / 8 / d_warps` channels in a
+    row, of the keys that it multiplies."""
+    channels = head_dim // 8
+    registers = [[0, 1, 0], [0, 8, 0]] + [[0, 0, 1 << i] for i in range((channels // d_warps).bit_length() - 1)]
+    registers += [[0, 1 << i, 0] for i in range(4, keys.bit_length() - 1)]
+    lanes = [[0, 2, 0], [0, 4, 0], [0, 0, channels], [0, 0, 2 * channels], [0, 0, 4 * channels]]
+    warps = [[0, 0, channels >> i + 1] for i in reversed(range(d_warps.bit_length() - 1))]
+    warps += [[1 << i, 0, 0] for i in range(slices.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [slices, keys, head_dim])
+
+
+@gluon.constexpr_function
+def _replicated(size, warps):
+    """A vector whole in every thread."""
+    registers = [[1 << i] for i in range(size.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, [[0]] * 5, [[0]] * (warps.bit_length() - 1), [], [size])
+
+
+@gluon.constexpr_function
+def _merge_layout(group, head_dim, warps):
+    """(splits, group, channels): a thread holds all splits of its channels where the group has rows enough."""
+    lanes = min(32, head_dim // 4)
+    rows = 32 // lanes
+    warp_rows = min(warps, max(1, group // rows))
+    return gl.BlockedLayout([1, 1, 4], [1, rows, lanes], [warps // warp_rows, warp_rows, 1], [2, 1, 0])
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _plan(num_keys, window, sinks, WINDOWED: gl.constexpr, MIN_BITS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+    """Splits of a query at the end of `num_keys` keys; `decode_launch.most_splits` bounds their count.
+
+    The logarithm of a split's size; how many splits hold sinks; the first split of the window; the count of both; and
+    the window's first key. Works on scalars and on vectors of lengths.
+    """
+    low = num_keys * 0
+    span = num_keys
+    if WINDOWED:
+        low = gl.maximum(num_keys - window, 0)
+        span = num_keys - low
+    bits = num_keys * 0 + MIN_BITS
+    for i in gl.static_range(DOUBLINGS):
+        bits += (span > (MAX_SPLITS << (MIN_BITS + i))).to(gl.int32)
+    size = 1 << bits
+    sink_splits = low
+    first = low
+    if WINDOWED:
+        sink_splits = (gl.minimum(low, sinks) + size - 1) >> bits
+        first = gl.maximum(low >> bits, sink_splits)
+    return bits, sink_splits, first, sink_splits + gl.maximum(((num_keys + size - 1) >> bits) - first, 0), low
+
+
+@gluon.jit
+def _find_item(
+    item,
+    ends,
+    lengths,
+    cu_q,
+    num_seqs,
+    window,
+    sinks,
+    SEQS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    BN: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    MIN_BITS: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
+):
+    """Item number `item` of the queue; beyond its end something that may be looked up but not computed."""
+    seqs = gl.arange(0, ends.shape[0], SEQS)
+    seq = gl.minimum(gl.sum((ends <= item).to(gl.int32), 0), num_seqs - 1)
+    index = item - gl.max(gl.where(ends <= item, ends, 0), 0)
+    kv_head = index % KV_HEADS
+    part = index // KV_HEADS
+    num_keys = gl.sum(gl.where(seqs == seq, lengths, 0), 0)
+    row = gl.load(cu_q + seq)
+    bits, sink_splits, first, count, low = _plan(num_keys, window, sinks, WINDOWED, MIN_BITS, MAX_SPLITS)
+    start = part << bits
+    end = gl.minimum((part + 1) << bits, num_keys)
+    if WINDOWED:
+        if part < sink_splits:
+            # Between the sinks and the window lies nothing to see.
+            end = gl.where(end <= low, gl.minimum(end, sinks), end)
+        else:
+            start = (first + part - sink_splits) << bits
+            end = gl.minimum(start + (1 << bits), num_keys)
+            start = gl.where(start < sinks, start, gl.maximum(start, low // BN * BN))
+    first_tile = start // BN
+    # A sequence without keys has a tile too, all of it masked.
+    num_tiles = gl.maximum((end + BN - 1) // BN - first_tile, 1)
+    return seq, row, kv_head, part, first_tile, num_tiles, num_keys, gl.maximum(count, 1), low
+
+
+@gluon.jit
+def _find_rows(table, stride_table, seq, box, num_keys, lanes, BOX: gl.constexpr, PAGE_SIZE: gl.constexpr):
+    """Rows of the pages where the 32 boxes from `box` on begin; boxes beyond the last key read that one's again."""
+    boxes = gl.minimum(box + lanes, gl.maximum(num_keys - 1, 0) // BOX)
+    pages = gl.load(table + seq.to(gl.int64) * stride_table + boxes * BOX // PAGE_SIZE)
+    return pages * PAGE_SIZE + boxes * BOX % PAGE_SIZE
+
+
+@gluon.jit
+def _find_factor(scales, kv_head):
+    """The bits of a head's scale; 0 where pages have none."""
+    factor = 0
+    if scales is not None:
+        factor = gl.load(scales + kv_head).to(gl.int32, bitcast=True)
+    return factor
+
+
+@gluon.jit
+def _produce(
+    q_desc,
+    k_desc,
+    v_desc,
+    cu_q,
+    context_lens,
+    table,
+    stride_table,
+    k_scale,
+    v_scale,
+    counters,
+    q_s,
+    k_s,
+    v_s,
+    message_s,
+    full,
+    empty,
+    message_full,
+    message_empty,
+    num_seqs,
+    window,
+    sinks,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    D: gl.constexpr,
+    BN: gl.constexpr,
+    BOX: gl.constexpr,
+    RING: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    MAX_SEQS: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    MIN_BITS: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
+):
+    """The producer warp: takes items, tells the consumers, and streams their queries and tiles.
+
+    While memory is busy a load takes longer than a tile: an item and its page ids are looked up one item ahead.
+    """
+    SEQS: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    BOXES: gl.constexpr = BN // BOX
+    seqs = gl.arange(0, MAX_SEQS, SEQS)
+    inside = seqs < num_seqs
+    lengths = gl.load(context_lens + seqs, mask=inside, other=0)
+    has_row = gl.load(cu_q + seqs + 1, mask=inside, other=0) > gl.load(cu_q + seqs, mask=inside, other=0)
+    _, _, _, counts, _ = _plan(lengths, window, sinks, WINDOWED, MIN_BITS, MAX_SPLITS)
+    # A sequence without keys still has an output to write; padding without a row has none.
+    counts = gl.where(has_row, gl.maximum(counts, 1) * KV_HEADS, 0)
+    ends = gl.associative_scan(counts, 0, _add)
+    total = gl.sum(counts, 0)
+    fields = gl.arange(0, MESSAGE, SEQS)
+    lanes = gl.arange(0, 32, SEQS)
+
+    # The first two items of each program are known; the queue on the device begins behind them.
+    item = gl.program_id(0)
+    next_item = item + gl.num_programs(0)
+    seq, row, kv_head, part, first_tile, num_tiles, num_keys, count, low = _find_item(
+        item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
+    )
+    page_rows = _find_rows(table, stride_table, seq, first_tile * BOXES, num_keys, lanes, BOX, PAGE_SIZE)
+    k_factor = _find_factor(k_scale, kv_head)
+    v_factor = _find_factor(v_scale, kv_head)
+    items = 0
+    tiles = 0
+    while item < total:
+        seq_1, row_1, kv_head_1, part_1, first_tile_1, num_tiles_1, num_keys_1, count_1, low_1 = _find_item(
+            next_item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
+        )
+        page_rows_1 = _find_rows(table, stride_table, seq_1, first_tile_1 * BOXES, num_keys_1, lanes, BOX, PAGE_SIZE)
+        k_factor_1 = _find_factor(k_scale, kv_head_1)
+        v_factor_1 = _find_factor(v_scale, kv_head_1)
+
+        slot = items % MESSAGES
+        mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
+        message = gl.where(fields == 0, seq, gl.where(fields == 1, row, gl.where(fields == 2, kv_head, part)))
+        message = gl.where(fields == 4, first_tile, gl.where(fields == 5, num_tiles, message))
+        message = gl.where(fields == 6, num_keys, gl.where(fields == 7, count, message))
+        message = gl.where(fields == 8, low, message)
+        if k_desc.dtype == gl.float8e4nv:
+            message = gl.where(fields == 9, k_factor, gl.where(fields == 10, v_factor, message))
+        message_s.index(slot).store(message)
+        _barrier()
+        mbarrier.expect(message_full.index(slot), q_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, [row, kv_head * GROUP, 0], message_full.index(slot), q_s.index(slot))
+
+        for i in range(num_tiles):
+            if (i > 0) & (i * BOXES % 32 == 0):
+                page_rows = _find_rows(
+                    table, stride_table, seq, (first_tile + i) * BOXES, num_keys, lanes, BOX, PAGE_SIZE
+                )
+            stage = (tiles + i) % RING
+            mbarrier.wait(empty.index(stage), (((tiles + i) // RING) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), 2 * BOXES * k_desc.block_type.nbytes)
+            k_boxes = k_s.index(stage)._reinterpret(k_desc.dtype, [BOXES, BOX, D], k_desc.layout)
+            v_boxes = v_s.index(stage)._reinterpret(k_desc.dtype, [BOXES, BOX, D], k_desc.layout)
+            for j in gl.static_range(BOXES):
+                page_row = gl.sum(gl.where(lanes == i * BOXES % 32 + j, page_rows, 0), 0)
+                tma.async_copy_global_to_shared(k_desc, [page_row, kv_head * D], full.index(stage), k_boxes.index(j))
+                tma.async_copy_global_to_shared(v_desc, [page_row, kv_head * D], full.index(stage), v_boxes.index(j))
+        tiles += num_tiles
+        items += 1
+        item = next_item
+        seq, row, kv_head, part = seq_1, row_1, kv_head_1, part_1
+        first_tile, num_tiles, num_keys, count, low = first_tile_1, num_tiles_1, num_keys_1, count_1, low_1
+        page_rows, k_factor, v_factor = page_rows_1, k_factor_1, v_factor_1
+        if next_item < total:
+            next_item = gl.atomic_add(counters, 1, sem="relaxed") + 2 * gl.num_programs(0)
+    slot = items % MESSAGES
+    mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
+    message_s.index(slot).store(gl.full([MESSAGE], -1, gl.int32, SEQS))
+    _barrier()
+    mbarrier.arrive(message_full.index(slot), count=1)
+    # The last program to find the queue empty leaves it as it was for the next launch.
+    if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
+
+
+@gluon.jit
+def _field(message, i: gl.constexpr, LAYOUT: gl.constexpr):
+    return gl.sum(gl.where(gl.arange(0, MESSAGE, LAYOUT) == i, message, 0), 0)
+
+
+@gluon.jit
+def _scores(q_operand, tile, S: gl.constexpr):
+    """Q K^T of a key tile (slices, D, keys), in the layout S."""
+    SLICES: gl.constexpr = tile.shape[0]
+    KEYS: gl.constexpr = tile.shape[2]
+    K_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, q_operand.type.layout.k_width)
+    return mma_v2(q_operand, tile.load(K_OPERAND).to(q_operand.dtype), gl.zeros([SLICES, ROWS, KEYS], gl.float32, S))
+
+
+@gluon.jit
+def _logits(qk, scale_log2, softcap_log2, SOFTCAP: gl.constexpr):
+    """Logits in log2 units; of a softcap see `portable.primitives.logits_log2`."""
+    if SOFTCAP:
+        logits = softcap_log2 * (1.0 - 2.0 / (gl.exp2(qk * scale_log2) + 1.0))
+    else:
+        logits = qk * scale_log2
+    return logits
+
+
+@gluon.jit
+def _softmax(logits, row_max, row_sum):
+    """One step of the online softmax, of each slice: p, the factor of what was summed before, maximum and sum."""
+    new_max = gl.maximum(row_max, gl.max(logits, 2))
+    safe = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet: no inf - inf
+    p = gl.exp2(logits - safe[:, :, None])
+    alpha = gl.exp2(row_max - safe)
+    return p, alpha, new_max, row_sum * alpha + gl.sum(p, 2)
+
+
+@gluon.jit
+def _values(tile, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
+    """The value tile (slices, keys, D) as operand of P V. Of 8-bit values the channels come in another order, which
+    `_store_sum` undoes."""
+    SLICES: gl.constexpr = tile.shape[0]
+    KEYS: gl.constexpr = tile.shape[1]
+    D: gl.constexpr = tile.shape[2]
+    if tile.dtype == gl.float8e4nv:
+        v = tile.load(_paired_layout(D, KEYS, SLICES, D_WARPS))
+        v = v.reshape([SLICES, KEYS, 8, D_WARPS, D // 8 // D_WARPS]).permute([0, 1, 4, 3, 2])
+        v = gl.convert_layout(v.reshape([SLICES, KEYS, D]), V_OPERAND).to(gl.float16)
+    else:
+        v = tile.load(V_OPERAND)
+    return v
+
+
+@gluon.jit
+def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS: gl.constexpr, PERMUTED: gl.constexpr):
+    """Store the sum of x (slices, rows, columns) over the slices to (GROUP, D), where its columns begin at `first`. In
+    pieces: the sum is exchanged through shared memory, which belongs to the ring."""
+    SLICES: gl.constexpr = x.shape[0]
+    R: gl.constexpr = x.shape[1]
+    C: gl.constexpr = x.shape[2]
+    if SLICES * R * C > 2048:
+        low, high = x.reshape([SLICES, R, 2, C // 2]).permute([0, 1, 3, 2]).split()
+        _store_sum(low, pointer, first, GROUP, D, D_WARPS, PERMUTED)
+        _store_sum(high, pointer, first + C // 2, GROUP, D, D_WARPS, PERMUTED)
+    else:
+        total = gl.sum(x, 0)
+        LAYOUT: gl.constexpr = total.type.layout
+        rows = gl.arange(0, R, gl.SliceLayout(1, LAYOUT))
+        columns = first + gl.arange(0, C, gl.SliceLayout(0, LAYOUT))
+        if PERMUTED:
+            columns = columns % 8 * (D // 8) + columns // 8 % D_WARPS * (D // 8 // D_WARPS) + columns // (8 * D_WARPS)
+        mask = (rows < GROUP)[:, None] & (columns >= 0)[None, :]
+        gl.store(pointer + rows[:, None] * D + columns[None, :], total, mask=mask)
+
+
+@gluon.jit
+def _merge(
+    part_out,
+    part_lse,
+    out,
+    lse,
+    sink_logits,
+    base,
+    count,
+    row,
+    kv_head,
+    stride_ot,
+    stride_oh,
+    stride_lt,
+    stride_lh,
+    GROUP: gl.constexpr,
+    D: gl.constexpr,
+    WARPS: gl.constexpr,
+    GROUP_BLOCK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SINK_LOGITS: gl.constexpr,
+):
+    """Merge `count` splits, whose results begin at `base`, in blocks of BLOCK, ascending."""
+    L: gl.constexpr = _merge_layout(GROUP_BLOCK, D, WARPS)
+    L2: gl.constexpr = gl.SliceLayout(2, L)
+    O: gl.constexpr = gl.SliceLayout(0, L)  # noqa: E741
+    R: gl.constexpr = gl.SliceLayout(0, L2)
+    splits = gl.arange(0, BLOCK, gl.SliceLayout(1, L2))
+    group = gl.arange(0, GROUP_BLOCK, R)
+    row_max = gl.full([GROUP_BLOCK], float("-inf"), gl.float32, R)
+    row_sum = gl.full([GROUP_BLOCK], 0.0, gl.float32, R)
+    if SINK_LOGITS:
+        logits = gl.load(sink_logits + kv_head * GROUP + group, mask=group < GROUP, other=0.0)
+        row_max = logits.to(gl.float32) * LOG2E
+        row_sum = row_sum + 1.0
+    acc = gl.zeros([GROUP_BLOCK, D], gl.float32, O)
+    rows = gl.arange(0, GROUP_BLOCK, gl.SliceLayout(1, O))
+    columns = gl.arange(0, D, gl.SliceLayout(0, O))
+    offsets = rows[:, None] * D + columns[None, :]
+    for start in range(0, count, BLOCK):
+        inside = (start + splits < count)[:, None] & (group < GROUP)[None, :]
+        index = (start + splits)[:, None] * GROUP + group[None, :]
+        # Other programs wrote these: past the first-level cache.
+        part = gl.load(part_lse + base * GROUP + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        index = gl.convert_layout((start + splits) * (GROUP * D), gl.SliceLayout(1, gl.SliceLayout(2, L)))
+        pointers = part_out + base * (GROUP * D) + index[:, None][:, :, None] + offsets[None, :, :]
+        wide = gl.expand_dims(inside, 2) & gl.expand_dims(columns[None, :] >= 0, 0)
+        x = gl.load(pointers, mask=wide, other=0.0, cache_modifier=".cg")
+        new_max = gl.maximum(row_max, gl.max(part, 0))
+        safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = gl.exp2(part - safe[None, :])
+        alpha = gl.exp2(row_max - safe)
+        row_sum = row_sum * alpha + gl.sum(weights, 0)
+        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None] + gl.sum(x * weights[:, :, None], 0)
+        row_max = new_max
+    seen = row_sum > 0.0
+    safe_sum = gl.where(seen, row_sum, 1.0)
+    heads = kv_head * GROUP + group
+    result = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
+    gl.store(lse + row.to(gl.int64) * stride_lt + heads * stride_lh, result, mask=group < GROUP)
+    acc = acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]
+    pointers = out + row.to(gl.int64) * stride_ot + ((kv_head * GROUP + rows) * stride_oh)[:, None] + columns[None, :]
+    gl.store(pointers, acc.to(out.dtype.element_ty), mask=(rows < GROUP)[:, None] & (columns >= 0)[None, :])
+
+
+@gluon.jit
+def _consume(
+    part_out,
+    part_lse,
+    out,
+    lse,
+    sink_logits,
+    arrivals,
+    stride_ot,
+    stride_oh,
+    stride_lt,
+    stride_lh,
+    q_s,
+    k_s,
+    v_s,
+    message_s,
+    full,
+    empty,
+    message_full,
+    message_empty,
+    sinks,
+    num_splits,
+    scale_log2,
+    softcap_log2,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    GROUP_BLOCK: gl.constexpr,
+    D: gl.constexpr,
+    BN: gl.constexpr,
+    BOX: gl.constexpr,
+    RING: gl.constexpr,
+    WARPS: gl.constexpr,
+    MERGE_BLOCK: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    SOFTCAP: gl.constexpr,
+    SINK_LOGITS: gl.constexpr,
+):
+    """The consumer warps: each item's product with its keys, and the merge of those whose last split it was."""
+    FP8: gl.constexpr = k_s.dtype == gl.float8e4nv
+    BITS: gl.constexpr = k_s.dtype.primitive_bitwidth
+    COMPUTE: gl.constexpr = gl.float16 if FP8 else k_s.dtype
+    # A slice of a tile's keys belongs to one warp, or at large head dims to two, which halve the channels of P V.
+    D_WARPS: gl.constexpr = max(1, D // 128)
+    SLICES: gl.constexpr = WARPS // D_WARPS
+    KEYS: gl.constexpr = BN // SLICES
+    S: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [SLICES, 1, D_WARPS], [1, 16, 8])
+    Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 4 if FP8 else 2)
+    P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
+    MESSAGE_LAYOUT: gl.constexpr = _replicated(MESSAGE, WARPS)
+    K_VIEW: gl.constexpr = _shared_view(BITS, D, BN, BOX, SLICES, True)
+    V_VIEW: gl.constexpr = _shared_view(BITS, D, BN, BOX, SLICES, False)
+
+    part_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
+    key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, S)))[None, :]
+    key_offsets = part_of_tile * KEYS + gl.expand_dims(key, 1)
+    v_part = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, V_OPERAND)))[:, None][:, :, None]
+    v_key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, V_OPERAND)))[None, :][:, :, None]
+    v_offsets = v_part * KEYS + v_key
+    q_rows = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, Q_OPERAND)))[None, :][:, :, None]
+
+    items = 0
+    tiles = 0
+    seq = 0
+    while seq >= 0:
+        slot = items % MESSAGES
+        mbarrier.wait(message_full.index(slot), (items // MESSAGES) & 1)
+        message = message_s.index(slot).load(MESSAGE_LAYOUT)
+        seq = _field(message, 0, MESSAGE_LAYOUT)
+        row = _field(message, 1, MESSAGE_LAYOUT)
+        kv_head = _field(message, 2, MESSAGE_LAYOUT)
+        part = _field(message, 3, MESSAGE_LAYOUT)
+        first_tile = _field(message, 4, MESSAGE_LAYOUT)
+        num_tiles = _field(message, 5, MESSAGE_LAYOUT)
+        num_keys = _field(message, 6, MESSAGE_LAYOUT)
+        count = _field(message, 7, MESSAGE_LAYOUT)
+        low = _field(message, 8, MESSAGE_LAYOUT)
+        v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
+        q_tile = q_s.index(slot).load(Q_OPERAND)
+        _barrier()
+        mbarrier.arrive(message_empty.index(slot), count=1)
+        items += 1
+        if seq >= 0:
+            scale = scale_log2
+            if FP8:
+                # Queries may exceed the range of fp16; a power of two brings them into it and loses nothing.
+                wide = gl.where(q_rows < GROUP, q_tile.to(gl.float32), 0.0)
+                largest = gl.max(gl.max(gl.max(gl.abs(wide), 2), 1), 0).to(gl.int32, bitcast=True) & 0x7F800000
+                largest = gl.minimum(gl.maximum(largest, 1 << 23), 253 << 23)
+                scaled = (wide * ((254 << 23) - largest).to(gl.float32, bitcast=True)).to(COMPUTE)
+                k_factor = _field(message, 9, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
+                scale = scale_log2 * largest.to(gl.float32, bitcast=True) * k_factor
+            else:
+                scaled = q_tile
+            q_operand, _ = gl.broadcast(scaled, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
+            row_max = gl.full([SLICES, ROWS], float("-inf"), gl.float32, gl.SliceLayout(2, S))
+            row_sum = gl.full([SLICES, ROWS], 0.0, gl.float32, gl.SliceLayout(2, S))
+            acc = gl.zeros([SLICES, ROWS, D], gl.float32, S)
+            mbarrier.wait(full.index(tiles % RING), (tiles // RING) & 1)
+            qk = _scores(q_operand, k_s.index(tiles % RING)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW), S)
+            for i in range(num_tiles - 1):
+                # The next tile's product runs beside this one's softmax.
+                stage = (tiles + i) % RING
+                following = (tiles + i + 1) % RING
+                mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)
+                k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
+                v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
+                next_qk = _scores(q_operand, k_tile, S)
+                v = _values(v_tile, V_OPERAND, D_WARPS)
+                _barrier()
+                mbarrier.arrive(empty.index(stage), count=1)
+                logits = _logits(qk, scale, softcap_log2, SOFTCAP)
+                tile_start = (first_tile + i) * BN
+                if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
+                    if tile_start < low:
+                        keys = tile_start + key_offsets
+                        logits = gl.where((keys >= low) | (keys < sinks), logits, float("-inf"))
+                p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
+                acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+                qk = next_qk
+            tiles += num_tiles
+            stage = (tiles - 1) % RING
+            v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
+            v = _values(v_tile, V_OPERAND, D_WARPS)
+            _barrier()
+            mbarrier.arrive(empty.index(stage), count=1)
+            keys = (first_tile + num_tiles - 1) * BN + key_offsets
+            allowed = keys < num_keys
+            if WINDOWED:
+                allowed = allowed & ((keys >= low) | (keys < sinks))
+            logits = gl.where(allowed, _logits(qk, scale, softcap_log2, SOFTCAP), float("-inf"))
+            p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
+            # Rows beyond the end may hold anything, and 0 times NaN is NaN.
+            v = gl.where((first_tile + num_tiles - 1) * BN + v_offsets < num_keys, v, 0.0)
+            acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+
+            largest_max = gl.max(row_max, 0)
+            safe = gl.where(largest_max == float("-inf"), 0.0, largest_max)
+            weights = gl.exp2(row_max - safe[None, :])
+            total = gl.sum(row_sum * weights, 0)
+            seen = total > 0.0
+            safe_total = gl.where(seen, total, 1.0)
+            part_weights = weights / safe_total[None, :]
+            if FP8:
+                part_weights = part_weights * v_factor
+            x = acc * part_weights[:, :, None]
+            if GROUP <= 8:  # half of the rows are of no use
+                x, _ = x.reshape([SLICES, 2, 8, D]).permute([0, 2, 3, 1]).split()
+            base = (seq * KV_HEADS + kv_head).to(gl.int64) * num_splits
+            _store_sum(x, part_out + (base + part) * (GROUP * D), 0, GROUP, D, D_WARPS, FP8)
+            LSE: gl.constexpr = total.type.layout
+            heads = gl.arange(0, ROWS, LSE)
+            part_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
+            gl.store(part_lse + (base + part) * GROUP + heads, part_result, mask=heads < GROUP)
+
+            _barrier()  # all of this program's stores come before its arrival
+            arrival = arrivals + seq * KV_HEADS + kv_head
+            if gl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
+                gl.store(arrival, 0)
+                _merge(
+                    part_out,
+                    part_lse,
+                    out,
+                    lse,
+                    sink_logits,
+                    base,
+                    count,
+                    row,
+                    kv_head,
+                    stride_ot,
+                    stride_oh,
+                    stride_lt,
+                    stride_lh,
+                    GROUP,
+                    D,
+                    WARPS,
+                    GROUP_BLOCK,
+                    MERGE_BLOCK,
+                    SINK_LOGITS,
+                )
+
+
+@gluon.jit(do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"])
+def decode_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    part_out,
+    part_lse,
+    out,
+    lse,
+    k_scale,
+    v_scale,
+    sink_logits,
+    cu_q,
+    context_lens,
+    table,
+    counters,
+    stride_table,
+    stride_ot,
+    stride_oh,
+    stride_lt,
+    stride_lh,
+    num_seqs,
+    window,
+    sinks,
+    num_splits,
+    scale_log2,
+    softcap_log2,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    GROUP_BLOCK: gl.constexpr,
+    D: gl.constexpr,
+    BN: gl.constexpr,
+    BOX: gl.constexpr,
+    RING: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    MAX_SEQS: gl.constexpr,
+    MERGE_BLOCK: gl.constexpr,
+    MIN_BITS: gl.constexpr,
+    MAX_SPLITS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    SOFTCAP: gl.constexpr,
+    SINK_LOGITS: gl.constexpr,
+):
+    """Any number of programs. Partial results (num_seqs, Hkv, num_splits, GROUP, D), normalised, and their lse in log2
+    units. `counters`, all 0 before and after: the queue's next item, programs that are done, and for each (sequence, KV
+    head) the splits that are done."""
+    WARPS: gl.constexpr = gl.num_warps()
+    k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
+    v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
+    q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)
+    message_s = gl.allocate_shared_memory(gl.int32, [MESSAGES, MESSAGE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+    message_full = gl.allocate_shared_memory(gl.int64, [MESSAGES, 1], mbarrier.MBarrierLayout())
+    message_empty = gl.allocate_shared_memory(gl.int64, [MESSAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(RING):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(MESSAGES):
+        mbarrier.init(message_full.index(i), count=1)
+        mbarrier.init(message_empty.index(i), count=1)
+    fence_async_shared()
+    # fmt: off
+    gl.warp_specialize([
+        (_consume, (
+            part_out, part_lse, out, lse, sink_logits, counters + 2, stride_ot, stride_oh, stride_lt,
+            stride_lh, q_s, k_s, v_s, message_s, full, empty, message_full, message_empty, sinks, num_splits,
+            scale_log2, softcap_log2, KV_HEADS, GROUP, GROUP_BLOCK, D, BN, BOX, RING, WARPS, MERGE_BLOCK, WINDOWED,
+            SOFTCAP, SINK_LOGITS)),
+        (_produce, (
+            q_desc, k_desc, v_desc, cu_q, context_lens, table, stride_table, k_scale, v_scale, counters, q_s, k_s, v_s,
+            message_s, full, empty, message_full, message_empty, num_seqs, window, sinks, KV_HEADS, GROUP, D, BN, BOX,
+            RING, PAGE_SIZE, MAX_SEQS, WINDOWED, MIN_BITS, MAX_SPLITS)),
+    ], [1], [PRODUCER_REGISTERS])
+    # fmt: on

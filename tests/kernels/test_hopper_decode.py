@@ -1,0 +1,256 @@
+"""The Hopper decode kernel, where there is a Hopper GPU; and what its host side promises, anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from longreach_kernels import Causal, Full, Mask, PagedBatch, Window, paged_attention, reference, write_pages
+from longreach_kernels.hopper import decode_launch
+from torch import Tensor
+
+from .accuracy import check_paged, paged
+
+FP8 = torch.float8_e4m3fn
+
+
+def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.kernels.compile_hopper_decode"]
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    compiled = json.loads(done.stdout)
+    assert len(compiled) == 4 * len(decode_launch.HEAD_DIMS)
+    for name, facts in compiled.items():
+        # Of 128 8-bit keys at D=128 a few values spill in the last tile of a split, once for its 16 KB or more.
+        assert facts["spills"] <= (16 if name.startswith("D128") and name.endswith("fp8") else 2), (name, facts)
+        # A multiprocessor has 228 KB of shared memory, 1 KB of which each block keeps, and 64 K registers.
+        assert facts["programs"] * (facts["shared_bytes"] + 1024) <= 228 * 1024, (name, facts)
+        assert facts["mma"] > 0, (name, facts)
+        assert facts["tma_loads"] > 0, (name, facts)
+
+
+def splits_of(num_keys: int, window: int | None, sinks: int) -> list[range]:
+    """The keys of each split of a query at the end of `num_keys` keys, from the description in `decode._plan`."""
+    low = max(num_keys - window, 0) if window else 0
+    size = 1 << decode_launch.MIN_BITS
+    while num_keys - low > decode_launch.MAX_SPLITS * size:
+        size *= 2
+    starts = range(0, num_keys, size)
+    return [range(s, min(s + size, num_keys)) for s in starts if s < min(sinks, low) or s + size > low]
+
+
+@pytest.mark.parametrize("window", [None, 1, 4096, 1 << 17])
+@pytest.mark.parametrize("sinks", [0, 4, 3000])
+def test_the_workspace_holds_every_split(window: int | None, sinks: int) -> None:
+    longest = 1 << 18
+    bound = decode_launch.most_splits(longest, window, sinks)
+    lengths = [0, 1, 1024, 1025, 31 * 1024, 31 * 1024 + 1, 62 * 1024, 62 * 1024 + 1, 131073, longest - 1, longest]
+    assert max(len(splits_of(n, window, sinks)) for n in lengths) <= bound
+    assert bound <= 2 * decode_launch.MAX_SPLITS
+
+
+def quantized(pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Pages in fp8 and the scales (Hkv,) that take them back."""
+    scale = pages.float().abs().amax((0, 1, 3)) / 448
+    return (pages.float() / scale[:, None]).to(FP8), scale
+
+
+def stored(k_pages: Tensor, v_pages: Tensor, fp8: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """The pages as they are or in fp8, and the scales that a call takes then."""
+    if not fp8:
+        return k_pages, v_pages, {}
+    (k_pages, k_scale), (v_pages, v_scale) = quantized(k_pages), quantized(v_pages)
+    return k_pages, v_pages, {"k_scale": k_scale, "v_scale": v_scale}
+
+
+def check_fp8(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: Mask, **options: Any) -> None:
+    """fp8 pages, held to the rule for the numbers that they stand for, in the precision of the queries."""
+    (k8, k_scale), (v8, v_scale) = quantized(k_pages), quantized(v_pages)
+    assert decode_launch.supports(q, k8, v8, mask)
+    out, lse = paged_attention(
+        q, k8, v8, batch, mask, k_scale=k_scale, v_scale=v_scale, backend="hopper", return_lse=True, **options
+    )
+    exact, exact_lse = reference.paged_attention(
+        q,
+        k8,
+        v8,
+        batch,
+        mask,
+        scale=q.shape[-1] ** -0.5,
+        kv_scales=(k_scale, v_scale),
+        compute_dtype=torch.float64,
+        **options,
+    )
+    k_low, v_low = (x.float().mul(s[:, None]).to(q.dtype) for x, s in ((k8, k_scale), (v8, v_scale)))
+    eager, _ = reference.paged_attention(
+        q,
+        k_low,
+        v_low,
+        batch,
+        mask,
+        scale=q.shape[-1] ** -0.5,
+        compute_dtype=torch.float64,
+        **options,
+    )
+    rounded = exact.to(q.dtype)
+    nudged = (rounded + 0.3 - 0.3 - rounded).abs().max().item()
+    allowed = 2 * (eager.to(q.dtype).double() - exact).abs().max().item() + 2 * nudged
+    error = (out.double() - exact).abs().max().item()
+    assert error <= allowed, f"out is off by {error:.3g}, {allowed:.3g} allowed"
+    finite = exact_lse.isfinite()
+    assert torch.equal(lse.isfinite(), finite)
+    largest = exact_lse[finite].abs().max().item()
+    assert (lse[finite].double() - exact_lse[finite]).abs().max().item() <= 1e-5 * (1 + largest)
+
+
+CONTEXTS = [1, 700, 16_000, 0, 64, 1025, 4096, 70_001]
+MASKS = [
+    Causal(),
+    Full(),
+    Window(1),
+    Window(100),
+    Window(1000, 7),
+    Window(31 * 1024, 1500),
+]  # the last: more splits than are merged at once
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+)
+class TestOnHopper:
+    @pytest.mark.parametrize("page_size", [16, 48, 64, 128, 256])
+    @pytest.mark.parametrize("mask", MASKS, ids=repr)
+    def test_lengths_pages_and_masks(self, mask: Mask, page_size: int) -> None:
+        q, k_pages, v_pages, batch = paged([1] * 8, CONTEXTS, page_size, 8, 2, 128, torch.bfloat16, "cuda")
+        assert decode_launch.supports(q, k_pages, v_pages, mask)
+        sinks = torch.randn(8, device="cuda")
+        every: tuple[dict[str, Any], ...] = ({}, {"sink_logits": sinks, "softcap": 20.0})
+        for options in every:
+            out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="hopper", return_lse=True, **options)
+            check_paged(out, lse, q, k_pages, v_pages, batch, mask, **options)
+            check_fp8(q, k_pages, v_pages, batch, mask, **options)
+
+    @pytest.mark.parametrize("head_dim", decode_launch.HEAD_DIMS)
+    @pytest.mark.parametrize("heads", [(2, 2), (5, 1), (8, 1), (36, 3), (16, 1)])
+    def test_head_dims_and_groups(self, heads: tuple[int, int], head_dim: int) -> None:
+        for dtype in (torch.bfloat16, torch.float16) if heads == (8, 1) else (torch.bfloat16,):
+            q, k_pages, v_pages, batch = paged([1] * 4, [1025, 40, 0, 3000], 64, *heads, head_dim, dtype, "cuda")
+            assert decode_launch.supports(q, k_pages, v_pages, Causal())
+            out, lse = paged_attention(q, k_pages, v_pages, batch, backend="hopper", return_lse=True)
+            check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
+            check_fp8(q, k_pages, v_pages, batch, Causal())
+
+    @pytest.mark.parametrize("factor", [30.0, 3000.0])
+    def test_outliers(self, factor: float) -> None:
+        """A few channels far larger than the others, in queries and keys, as models have them; beyond fp16's range."""
+        q, k_pages, v_pages, batch = paged([1] * 3, [700, 5000, 100], 64, 8, 2, 128, torch.bfloat16, "cuda")
+        q[..., 3] *= factor * 10
+        k_pages[..., 3] *= 0.1
+        q[..., 70] *= 0.1
+        k_pages[..., 70] *= 30
+        v_pages[:, 5] *= 100
+        out, lse = paged_attention(q, k_pages, v_pages, batch, backend="hopper", return_lse=True)
+        check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
+        check_fp8(q, k_pages, v_pages, batch, Causal())
+
+    @pytest.mark.parametrize("fp8", [False, True])
+    def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(self, fp8: bool) -> None:
+        contexts = [700, 90, 70_000, 520]
+        _, k_pages, v_pages, few = paged([1] * 4, contexts, 64, 8, 2, 128, torch.bfloat16, "cuda")
+        batch = PagedBatch(  # more sequences than one launch takes
+            torch.arange(321, dtype=torch.int32, device="cuda"),
+            few.context_lens.repeat(80),
+            few.page_table.repeat(80, 1),
+            max_seqlen_q=1,
+            max_context_len=70_000,
+        )
+        q = torch.randn(320, 8, 128, device="cuda").bfloat16()
+        k_pages, v_pages, scales = stored(k_pages, v_pages, fp8)
+        together = paged_attention(q, k_pages, v_pages, batch, backend="hopper", **scales)
+        for b in (0, 1, 2, 3, 255, 256, 319):
+            alone = PagedBatch(
+                torch.tensor([0, 1], dtype=torch.int32, device="cuda"),
+                batch.context_lens[b : b + 1].clone(),
+                batch.page_table[b : b + 1].clone(),
+                max_seqlen_q=1,
+                max_context_len=contexts[b % 4],
+            )
+            out = paged_attention(q[b : b + 1], k_pages, v_pages, alone, backend="hopper", **scales)
+            assert torch.equal(out[0], together[b])
+
+    @pytest.mark.parametrize("fp8", [False, True])
+    def test_a_hundred_runs_give_the_same_bits(self, fp8: bool) -> None:
+        q, k_pages, v_pages, batch = paged([1] * 8, CONTEXTS, 64, 8, 2, 128, torch.bfloat16, "cuda")
+        k_pages, v_pages, scales = stored(k_pages, v_pages, fp8)
+        first = paged_attention(q, k_pages, v_pages, batch, Window(9000, 3), backend="hopper", **scales)
+        for _ in range(100):
+            again = paged_attention(q, k_pages, v_pages, batch, Window(9000, 3), backend="hopper", **scales)
+            assert torch.equal(again, first)
+
+    def test_launches_on_two_streams_do_not_disturb_each_other(self) -> None:
+        q, k_pages, v_pages, batch = paged([1] * 8, CONTEXTS, 64, 8, 2, 128, torch.bfloat16, "cuda")
+        first = paged_attention(q, k_pages, v_pages, batch, backend="hopper")
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        results = []
+        for _ in range(20):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    results.append(paged_attention(q, k_pages, v_pages, batch, backend="hopper"))
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, first) for out in results)
+
+    @pytest.mark.parametrize("mask", [Causal(), Window(300, 5)], ids=repr)
+    @pytest.mark.parametrize("first", [False, True])
+    def test_a_captured_decode_follows_the_lengths_on_the_device(
+        self, mask: Mask, first: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where the capture is the first call of all, but for the kernel's compilation."""
+        q, k_pages, v_pages, batch = paged([1] * 4, [4000, 700, 1, 0], 16, 8, 2, 128, torch.bfloat16, "cuda")
+        slots = torch.tensor([3, -1, 40, 41], device="cuda")
+        k_new, v_new = torch.randn(2, 4, 2, 128, device="cuda").bfloat16()
+
+        def step() -> tuple[Tensor, Tensor]:
+            write_pages(k_new, v_new, k_pages, v_pages, slots)
+            return paged_attention(q, k_pages, v_pages, batch, mask, backend="hopper", return_lse=True)
+
+        step()
+        torch.cuda.synchronize()
+        if first:
+            monkeypatch.setattr(decode_launch, "_counters", {})
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, lse = step()
+        for lengths in ([4000, 700, 1, 0], [1, 2, 3, 4], [0, 3999, 1024, 1025], [0, 0, 0, 0]):
+            batch.context_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+            for _ in range(2):
+                graph.replay()
+            check_paged(out, lse, q, k_pages, v_pages, batch, mask)
+
+    @pytest.mark.parametrize("fp8", [False, True])
+    @pytest.mark.parametrize("page_size", [16, 128])
+    def test_nan_beyond_the_end_does_no_harm(self, page_size: int, fp8: bool) -> None:
+        """Pages are reused: what lies behind a sequence's last key may be anything, another sequence's NaN too."""
+        contexts = [1, 700, 4001, 63, 1025]
+        q, k_pages, v_pages, batch = paged([1] * 5, contexts, page_size, 8, 2, 128, torch.bfloat16, "cuda")
+        owned = torch.zeros(k_pages.shape[0] * page_size, dtype=torch.bool, device="cuda")
+        for pages, length in zip(batch.page_table.long(), contexts, strict=True):
+            rows = (pages[:, None] * page_size + torch.arange(page_size, device="cuda")).flatten()
+            owned[rows[:length]] = True
+        k_pages, v_pages, scales = stored(k_pages, v_pages, fp8)
+        before = paged_attention(q, k_pages, v_pages, batch, backend="hopper", **scales)
+        poison = torch.tensor(float("nan"), device="cuda").to(k_pages.dtype).view(torch.uint8 if fp8 else torch.int16)
+        for pages in (k_pages, v_pages):
+            pages.flatten(0, 1).view(poison.dtype)[~owned] = poison
+        assert not before.isnan().any()
+        assert torch.equal(paged_attention(q, k_pages, v_pages, batch, backend="hopper", **scales), before)
