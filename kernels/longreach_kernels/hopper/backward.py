@@ -145,6 +145,7 @@ def _accumulate(
     BM: gl.constexpr,
     BN: gl.constexpr,
     D: gl.constexpr,
+    PARTS: gl.constexpr,
     GROUP: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
@@ -156,7 +157,8 @@ def _accumulate(
         if WINDOWED:
             before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
         counter = counters + padded_tile + tile
-        mbarrier.wait(dq_full, i & 1)
+        part = i % PARTS
+        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         while _read_counter(counter) < before:
             pass
         row = (padded_tile + tile) * BM
@@ -164,11 +166,11 @@ def _accumulate(
             dq_row = row if D == 128 else row + c * 64
             dq_col = c * 64 if D == 128 else 0
             if before == 0:  # the buffer holds nothing yet
-                tma.async_copy_shared_to_global(dq_desc, [dq_row, dq_col], dq_s.index(c))
+                tma.async_copy_shared_to_global(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
             else:
-                _reduce_add(dq_desc, [dq_row, dq_col], dq_s.index(c))
+                _reduce_add(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
         tma.store_wait(0)
-        mbarrier.arrive(dq_empty, count=1)
+        mbarrier.arrive(dq_empty.index(part), count=1)
         _wait_for_writes()
         gl.atomic_add(counter, 1, sem="release", scope="gpu")
         back += 1
@@ -178,13 +180,10 @@ def _accumulate(
 
 
 @gluon.jit
-def _store(x, tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr):
-    """Write the first num_rows rows of x (64, D), through shared memory that nobody needs any more."""
-    tile_s.store(x)
-    fence_async_shared()
+def _store(tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr):
+    """Write the first num_rows rows of a tile of shared memory (64, D)."""
     if num_rows >= KEYS:
         tma.async_copy_shared_to_global(desc, [row, col], tile_s)
-        tma.store_wait(0)
     else:  # the box would write over the next sequence
         layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
         rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
@@ -194,30 +193,28 @@ def _store(x, tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr
 
 
 @gluon.jit
-def _mask(st, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
+def _mask(st, iota_s, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
     """Logits of one tile, -inf where the query may not see the key; `position` is the first query's."""
-    cols = gl.arange(0, BM, gl.SliceLayout(0, st.type.layout))
+    cols = iota_s.load(gl.SliceLayout(0, st.type.layout))
     from_col = gl.full(keys.shape, 0, gl.int32, keys.type.layout)
     if CAUSAL:
         from_col = keys - position
-    to_col = gl.where(keys < num_keys, BM, 0)
+    from_col = gl.where(keys < num_keys, from_col, BM)
+    st = gl.where(cols[None, :] >= from_col[:, None], st, float("-inf"))
     if WINDOWED:
-        to_col = gl.minimum(to_col, keys - position + window)
-    return gl.where((cols[None, :] >= from_col[:, None]) & (cols[None, :] < to_col[:, None]), st, float("-inf"))
+        st = gl.where(cols[None, :] < (keys - position + window)[:, None], st, float("-inf"))
+    return st
 
 
 @gluon.jit
 def _consume(
     c: gl.constexpr,
-    dk_desc,
-    dv_desc,
-    dk_ptr,
-    dv_ptr,
     q_s,
     k_s,
     v_s,
     grad_s,
     stats_s,
+    iota_s,
     ds_s,
     dq_s,
     kv_full,
@@ -225,9 +222,6 @@ def _consume(
     empty,
     dq_full,
     dq_empty,
-    dkv_row,
-    dkv_col,
-    stride_dkv,
     tile_n,
     first,
     inner,
@@ -241,6 +235,7 @@ def _consume(
     BM: gl.constexpr,
     D: gl.constexpr,
     RING: gl.constexpr,
+    PARTS: gl.constexpr,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     WINDOWED: gl.constexpr,
@@ -269,16 +264,18 @@ def _consume(
         mbarrier.wait(full.index(slot), (i // RING) & 1)
         st = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         dpt = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
-        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
         st = warpgroup_mma_wait(1, deps=(st,))
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
+        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
         if (tile < inner) | (tile >= inner_end):
-            st = _mask(st, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
+            st = _mask(st, iota_s, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
         p = gl.exp2(st * scale_log2 - lse)
-        p_op = gl.convert_layout(p.to(dtype), P)
+        dpt, p = warpgroup_mma_wait(0, deps=(dpt, p))
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
         delta = stats_s.index(slot).slice(1, 1, dim=0).load(S)
-        dpt = warpgroup_mma_wait(0, deps=(dpt,))
-        dv_next = warpgroup_mma(p_op, grad, dv, is_async=True)
         ds = (p * (dpt - delta)).to(dtype)
+        p_op = gl.convert_layout(p.to(dtype), P)  # not before: in fp32 and in 16 bits at once it takes too many registers
+        dv_next = warpgroup_mma(p_op, grad, dv, is_async=True)
         stage = (i & 1) * CONSUMERS
         ds_s.index(stage + c).store(ds)
         fence_async_shared()
@@ -302,46 +299,48 @@ def _consume(
             )
         dk_next = warpgroup_mma(ds_op, q, dk, is_async=True)
         dq, dv, p_op = warpgroup_mma_wait(1, deps=(dq, dv_next, p_op))
-        mbarrier.wait(dq_empty, (i & 1) ^ 1)
-        dq_s.index(c).store(dq)
+        part = i % PARTS
+        mbarrier.wait(dq_empty.index(part), ((i // PARTS) & 1) ^ 1)
+        dq_s.index(part * CONSUMERS + c).store(dq)
         fence_async_shared()
-        mbarrier.arrive(dq_full, count=1)
+        mbarrier.arrive(dq_full.index(part), count=1)
         dk, ds_op = warpgroup_mma_wait(0, deps=(dk_next, ds_op))
         mbarrier.arrive(empty.index(slot), count=1)
         back += 1
         if back == num_tiles:
             back = 0
 
-    _store(dv.to(dtype), v, dv_desc, dv_ptr, dkv_row + c * KEYS, dkv_col, stride_dkv, num_keys - key_in_seq, D)
-    _store((dk * scale).to(dtype), v, dk_desc, dk_ptr, dkv_row + c * KEYS, dkv_col, stride_dkv, num_keys - key_in_seq, D)
+    v.store(dv.to(dtype))  # neither the values nor, once both consumers are here, the keys are needed any more
+    _meet()
+    k.store((dk * scale).to(dtype))
 
 
 # fmt: off
 @gluon.jit
 def _consume_0(
-    dk_desc, dv_desc, dk_ptr, dv_ptr, q_s, k_s, v_s, grad_s, stats_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
-    dkv_row, dkv_col, stride_dkv, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
-    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
+    q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
+    tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
+    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
     _consume(
-        0, dk_desc, dv_desc, dk_ptr, dv_ptr, q_s, k_s, v_s, grad_s, stats_s, ds_s, dq_s, kv_full, full, empty, dq_full,
-        dq_empty, dkv_row, dkv_col, stride_dkv, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
-        scale_log2, BM, D, RING, GROUP, CAUSAL, WINDOWED,
+        0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
+        dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
+        scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED,
     )
 
 
 @gluon.jit
 def _consume_1(
-    dk_desc, dv_desc, dk_ptr, dv_ptr, q_s, k_s, v_s, grad_s, stats_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
-    dkv_row, dkv_col, stride_dkv, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
-    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
+    q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
+    tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
+    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
     _consume(
-        1, dk_desc, dv_desc, dk_ptr, dv_ptr, q_s, k_s, v_s, grad_s, stats_s, ds_s, dq_s, kv_full, full, empty, dq_full,
-        dq_empty, dkv_row, dkv_col, stride_dkv, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
-        scale_log2, BM, D, RING, GROUP, CAUSAL, WINDOWED,
+        1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
+        dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
+        scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED,
     )
 # fmt: on
 
@@ -384,6 +383,7 @@ def backward_kernel(
     D: gl.constexpr,
     BM: gl.constexpr,
     RING: gl.constexpr,
+    PARTS: gl.constexpr,
     REGISTERS: gl.constexpr,
     WORKER_REGISTERS: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -423,20 +423,25 @@ def backward_kernel(
         k_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], k_desc.layout)
         v_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], v_desc.layout)
         stats_s = gl.allocate_shared_memory(gl.float32, [RING, 2, BM], stats_desc.layout)
+        # Numbers of columns, for the mask: as constants they would be held in registers, or spilled, for the whole loop.
+        iota_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        iota_s = gl.allocate_shared_memory(
+            gl.int32, [BM], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.arange(0, BM, iota_layout)
+        )
         ds_s = gl.allocate_shared_memory(q_desc.dtype, [2 * CONSUMERS, KEYS, BM], q_desc.layout)
-        dq_s = gl.allocate_shared_memory(gl.float32, [CONSUMERS, 64, 64], dq_desc.layout)
+        dq_s = gl.allocate_shared_memory(gl.float32, [PARTS * CONSUMERS, 64, 64], dq_desc.layout)
         full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-        others = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-        kv_full = others.index(0)
-        dq_full = others.index(1)
-        dq_empty = others.index(2)
+        kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        dq_full = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+        dq_empty = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(kv_full, count=1)
         for i in gl.static_range(RING):
             mbarrier.init(full.index(i), count=1)
             mbarrier.init(empty.index(i), count=CONSUMERS)
-        mbarrier.init(kv_full, count=1)
-        mbarrier.init(dq_full, count=CONSUMERS)
-        mbarrier.init(dq_empty, count=1)
+        for i in gl.static_range(PARTS):
+            mbarrier.init(dq_full.index(i), count=CONSUMERS)
+            mbarrier.init(dq_empty.index(i), count=1)
         fence_async_shared()
 
         # Query tiles `first <= tile < stop` see keys of this tile, those `inner <= tile < inner_end` see all of them.
@@ -471,19 +476,26 @@ def backward_kernel(
         # fmt: off
         gl.warp_specialize([
             (_consume_0, (
-                dk_desc, dv_desc, dk_ptr, dv_ptr, q_s, k_s, v_s, grad_s, stats_s, ds_s, dq_s, kv_full, full, empty,
-                dq_full, dq_empty, dkv_row, dkv_col, stride_dkv, tile_n, first, inner, inner_end, num_tiles, num_keys,
-                offset, window, scale, scale_log2, BM, D, RING, GROUP, CAUSAL, WINDOWED)),
+                q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
+                dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
+                offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
             (_consume_1, (
-                dk_desc, dv_desc, dk_ptr, dv_ptr, q_s, k_s, v_s, grad_s, stats_s, ds_s, dq_s, kv_full, full, empty,
-                dq_full, dq_empty, dkv_row, dkv_col, stride_dkv, tile_n, first, inner, inner_end, num_tiles, num_keys,
-                offset, window, scale, scale_log2, BM, D, RING, GROUP, CAUSAL, WINDOWED)),
+                q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
+                dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
+                offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
             (_produce, (
                 q_desc, k_desc, v_desc, grad_desc, stats_desc, q_s, k_s, v_s, grad_s, stats_s, kv_full, full, empty,
                 q_row, q_col, q_head_row, q_head_col, g_row, g_col, g_head_row, g_head_col, kv_row, kv_col,
                 padded_tile, padded_head, first, num_tiles, BM, RING, GROUP)),
             (_accumulate, (
                 dq_desc, dq_s, dq_full, dq_empty, tile_counters, padded_tile, padded_head, first, num_tiles, tile_n,
-                offset, window, BM, BN, D, GROUP, WINDOWED)),
+                offset, window, BM, BN, D, PARTS, GROUP, WINDOWED)),
         ], [4, 1, 1], [REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS])
         # fmt: on
+        fence_async_shared()
+        for c in gl.static_range(CONSUMERS):
+            row = dkv_row + c * KEYS
+            num_rows = num_keys - first_key - c * KEYS
+            _store(v_s.index(c), dv_desc, dv_ptr, row, dkv_col, stride_dkv, num_rows, D)
+            _store(k_s.index(c), dk_desc, dk_ptr, row, dkv_col, stride_dkv, num_rows, D)
+        tma.store_wait(0)

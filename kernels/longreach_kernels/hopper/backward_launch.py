@@ -24,17 +24,18 @@ _L2_BYTES = 32 << 20  # of the cache's 50 MB, for what the heads of a section re
 
 
 class Config(NamedTuple):
-    """Queries in a tile, tiles in shared memory, and the registers of a consumer's and of the other warps' threads."""
+    """Queries in a tile, tiles and parts of dQ in shared memory, and the registers of a consumer's and of the other warps' threads."""
 
     block_m: int
     ring: int
+    parts: int
     registers: int
     worker_registers: int
 
 
 def configure(head_dim: int) -> Config:
     """The configuration for a head dim; each compiles for sm_90 without spills."""
-    return Config(64 if head_dim == 128 else 128, 2, 240, 24)
+    return Config(64 if head_dim == 128 else 128, 2, 2, 240, 24)
 
 
 def supports(q: Tensor, mask: Mask, softcap: float | None) -> bool:
@@ -175,6 +176,7 @@ def backward(
         D=head_dim,
         BM=block_m,
         RING=config.ring,
+        PARTS=config.parts,
         REGISTERS=config.registers,
         WORKER_REGISTERS=config.worker_registers,
         RAGGED=ragged,
