@@ -32,6 +32,7 @@ from .forward import _find_sequence
 
 KEYS = gl.constexpr(64)  # of keys, a consumer warpgroup: the M of one wgmma
 CONSUMERS = gl.constexpr(2)
+NEVER = gl.constexpr(1 << 30)
 
 
 @builtin
@@ -39,6 +40,12 @@ def _reduce_add(desc, coord, source, _semantic=None):
     """Add a tile of shared memory to global memory (`cp.reduce.async.bulk.tensor`, section 9.7.9.27 of the PTX ISA)."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
+
+
+@gluon.jit
+def _hold():
+    """No load of shared memory moves up beyond this: what it fetches would take registers that others still need."""
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -101,31 +108,26 @@ def _produce(
     RING: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """The producer warp: keys and values once, then every query tile of each head of the group, downwards."""
+    """The producer warp: keys and values once, then every query tile, downwards, of each head of the group."""
     kv_bytes: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
     step_bytes: gl.constexpr = q_desc.block_type.nbytes + grad_desc.block_type.nbytes + stats_desc.block_type.nbytes
     mbarrier.expect(kv_full, CONSUMERS * kv_bytes)
     for c in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(k_desc, [kv_row + KEYS * c, kv_col], kv_full, k_s.index(c))
         tma.async_copy_global_to_shared(v_desc, [kv_row + KEYS * c, kv_col], kv_full, v_s.index(c))
-    back = 0
     for i in range(num_tiles * GROUP):
         slot = i % RING
-        tile = first + num_tiles - 1 - back
+        member = i % GROUP
+        tile = first + num_tiles - 1 - i // GROUP
+        q_place = [q_row + member * q_head_row + tile * BM, q_col + member * q_head_col]
+        g_place = [g_row + member * g_head_row + tile * BM, g_col + member * g_head_col]
         bar = full.index(slot)
         mbarrier.wait(empty.index(slot), ((i // RING) & 1) ^ 1)
         mbarrier.expect(bar, step_bytes)
-        tma.async_copy_global_to_shared(q_desc, [q_row + tile * BM, q_col], bar, q_s.index(slot))
-        tma.async_copy_global_to_shared(stats_desc, [2 * (padded_tile + tile), 0], bar, stats_s.index(slot))
-        tma.async_copy_global_to_shared(grad_desc, [g_row + tile * BM, g_col], bar, grad_s.index(slot))
-        back += 1
-        if back == num_tiles:
-            back = 0
-            q_row += q_head_row
-            q_col += q_head_col
-            g_row += g_head_row
-            g_col += g_head_col
-            padded_tile += padded_head
+        tma.async_copy_global_to_shared(q_desc, q_place, bar, q_s.index(slot))
+        stats_row = 2 * (padded_tile + member * padded_head + tile)
+        tma.async_copy_global_to_shared(stats_desc, [stats_row, 0], bar, stats_s.index(slot))
+        tma.async_copy_global_to_shared(grad_desc, g_place, bar, grad_s.index(slot))
 
 
 @gluon.jit
@@ -150,18 +152,18 @@ def _accumulate(
     WINDOWED: gl.constexpr,
 ):
     """The warp that adds each step's part of dQ to the sum, when those of all key tiles before this one are in it."""
-    back = 0
     for i in range(num_tiles * GROUP):
-        tile = first + num_tiles - 1 - back
+        tile = first + num_tiles - 1 - i // GROUP
+        padded = padded_tile + i % GROUP * padded_head + tile
         before = tile_n  # key tiles that see this query tile and come before ours
         if WINDOWED:
             before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
-        counter = counters + padded_tile + tile
+        counter = counters + padded
         part = i % PARTS
         mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         while _read_counter(counter) < before:
             pass
-        row = (padded_tile + tile) * BM
+        row = padded * BM
         for c in gl.static_range(CONSUMERS):
             dq_row = row if D == 128 else row + c * 64
             dq_col = c * 64 if D == 128 else 0
@@ -173,10 +175,6 @@ def _accumulate(
         mbarrier.arrive(dq_empty.index(part), count=1)
         _wait_for_writes()
         gl.atomic_add(counter, 1, sem="release", scope="gpu")
-        back += 1
-        if back == num_tiles:
-            back = 0
-            padded_tile += padded_head
 
 
 @gluon.jit
@@ -193,16 +191,13 @@ def _store(tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr):
 
 
 @gluon.jit
-def _mask(st, iota_s, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
-    """Logits of one tile, -inf where the query may not see the key; `position` is the first query's."""
+def _mask(st, iota_s, oldest, first_query, window, WINDOWED: gl.constexpr):
+    """Logits of one tile, -inf where a query comes before `oldest`, the first that sees the key, or beyond its window."""
+    from_col = oldest - first_query
     cols = iota_s.load(gl.SliceLayout(0, st.type.layout))
-    from_col = gl.full(keys.shape, 0, gl.int32, keys.type.layout)
-    if CAUSAL:
-        from_col = keys - position
-    from_col = gl.where(keys < num_keys, from_col, BM)
     st = gl.where(cols[None, :] >= from_col[:, None], st, float("-inf"))
     if WINDOWED:
-        st = gl.where(cols[None, :] < (keys - position + window)[:, None], st, float("-inf"))
+        st = gl.where(cols[None, :] < (from_col + window)[:, None], st, float("-inf"))
     return st
 
 
@@ -248,30 +243,33 @@ def _consume(
     Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     key_in_seq = tile_n * (CONSUMERS * KEYS) + c * KEYS
     keys = key_in_seq + gl.arange(0, KEYS, gl.SliceLayout(1, S))
+    oldest = gl.full([KEYS], 0, gl.int32, gl.SliceLayout(1, S))  # the first query that sees a key; none does after the last
+    if CAUSAL:
+        oldest = keys - offset
+    oldest = gl.where(keys < num_keys, oldest, NEVER)
     dk = gl.zeros([KEYS, D], gl.float32, O)
     dv = gl.zeros([KEYS, D], gl.float32, O)
     zero = gl.zeros([KEYS, BM], gl.float32, S)
     no_dq = gl.zeros([64, 64], gl.float32, Q)
     k = k_s.index(c)
     v = v_s.index(c)
-    back = 0
     mbarrier.wait(kv_full, 0)
     for i in range(num_tiles * GROUP):
         slot = i % RING
-        tile = first + num_tiles - 1 - back
+        tile = first + num_tiles - 1 - i // GROUP
         q = q_s.index(slot)
         grad = grad_s.index(slot)
         mbarrier.wait(full.index(slot), (i // RING) & 1)
         st = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         dpt = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
         st = warpgroup_mma_wait(1, deps=(st,))
-        mbarrier.wait(full.index(slot), (i // RING) & 1)
-        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
         if (tile < inner) | (tile >= inner_end):
-            st = _mask(st, iota_s, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
+            st = _mask(st, iota_s, oldest, tile * BM, window, WINDOWED)
+        _hold()
+        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
         p = gl.exp2(st * scale_log2 - lse)
         dpt, p = warpgroup_mma_wait(0, deps=(dpt, p))
-        mbarrier.wait(full.index(slot), (i // RING) & 1)
+        _hold()
         delta = stats_s.index(slot).slice(1, 1, dim=0).load(S)
         ds = (p * (dpt - delta)).to(dtype)
         p_op = gl.convert_layout(p.to(dtype), P)  # not before: in fp32 and in 16 bits at once it takes too many registers
@@ -306,9 +304,6 @@ def _consume(
         mbarrier.arrive(dq_full.index(part), count=1)
         dk, ds_op = warpgroup_mma_wait(0, deps=(dk_next, ds_op))
         mbarrier.arrive(empty.index(slot), count=1)
-        back += 1
-        if back == num_tiles:
-            back = 0
 
     v.store(dv.to(dtype))  # neither the values nor, once both consumers are here, the keys are needed any more
     _meet()
