@@ -16,6 +16,7 @@ so a program waits for such only as started before it, and seldom, because they 
 # (the stubs describe host functions; device functions take and return other types)
 from __future__ import annotations
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -26,13 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton._C.libtriton import ir
-
-from .forward import _find_sequence
 
 KEYS = gl.constexpr(64)  # of keys, a consumer warpgroup: the M of one wgmma
 CONSUMERS = gl.constexpr(2)
-NEVER = gl.constexpr(1 << 30)
 
 
 @builtin
@@ -43,9 +40,18 @@ def _reduce_add(desc, coord, source, _semantic=None):
 
 
 @gluon.jit
-def _hold():
-    """No load of shared memory moves up beyond this: what it fetches would take registers that others still need."""
-    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+def _find_sequence(cu_k, num_seqs, slot, BN: gl.constexpr):
+    """The sequence whose key tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
+    origin = gl.load(cu_k)
+    low = 0
+    high = num_seqs
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if (gl.load(cu_k + middle) - origin) // BN + middle <= slot:
+            low = middle
+        else:
+            high = middle
+    return low, (gl.load(cu_k + low) - origin) // BN + low
 
 
 @gluon.jit
@@ -108,26 +114,31 @@ def _produce(
     RING: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """The producer warp: keys and values once, then every query tile, downwards, of each head of the group."""
+    """The producer warp: keys and values once, then every query tile of each head of the group, downwards."""
     kv_bytes: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
     step_bytes: gl.constexpr = q_desc.block_type.nbytes + grad_desc.block_type.nbytes + stats_desc.block_type.nbytes
     mbarrier.expect(kv_full, CONSUMERS * kv_bytes)
     for c in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(k_desc, [kv_row + KEYS * c, kv_col], kv_full, k_s.index(c))
         tma.async_copy_global_to_shared(v_desc, [kv_row + KEYS * c, kv_col], kv_full, v_s.index(c))
+    back = 0
     for i in range(num_tiles * GROUP):
         slot = i % RING
-        member = i % GROUP
-        tile = first + num_tiles - 1 - i // GROUP
-        q_place = [q_row + member * q_head_row + tile * BM, q_col + member * q_head_col]
-        g_place = [g_row + member * g_head_row + tile * BM, g_col + member * g_head_col]
+        tile = first + num_tiles - 1 - back
         bar = full.index(slot)
         mbarrier.wait(empty.index(slot), ((i // RING) & 1) ^ 1)
         mbarrier.expect(bar, step_bytes)
-        tma.async_copy_global_to_shared(q_desc, q_place, bar, q_s.index(slot))
-        stats_row = 2 * (padded_tile + member * padded_head + tile)
-        tma.async_copy_global_to_shared(stats_desc, [stats_row, 0], bar, stats_s.index(slot))
-        tma.async_copy_global_to_shared(grad_desc, g_place, bar, grad_s.index(slot))
+        tma.async_copy_global_to_shared(q_desc, [q_row + tile * BM, q_col], bar, q_s.index(slot))
+        tma.async_copy_global_to_shared(stats_desc, [2 * (padded_tile + tile), 0], bar, stats_s.index(slot))
+        tma.async_copy_global_to_shared(grad_desc, [g_row + tile * BM, g_col], bar, grad_s.index(slot))
+        back += 1
+        if back == num_tiles:
+            back = 0
+            q_row += q_head_row
+            q_col += q_head_col
+            g_row += g_head_row
+            g_col += g_head_col
+            padded_tile += padded_head
 
 
 @gluon.jit
@@ -152,18 +163,18 @@ def _accumulate(
     WINDOWED: gl.constexpr,
 ):
     """The warp that adds each step's part of dQ to the sum, when those of all key tiles before this one are in it."""
+    back = 0
     for i in range(num_tiles * GROUP):
-        tile = first + num_tiles - 1 - i // GROUP
-        padded = padded_tile + i % GROUP * padded_head + tile
+        tile = first + num_tiles - 1 - back
         before = tile_n  # key tiles that see this query tile and come before ours
         if WINDOWED:
             before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
-        counter = counters + padded
+        counter = counters + padded_tile + tile
         part = i % PARTS
         mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         while _read_counter(counter) < before:
             pass
-        row = padded * BM
+        row = (padded_tile + tile) * BM
         for c in gl.static_range(CONSUMERS):
             dq_row = row if D == 128 else row + c * 64
             dq_col = c * 64 if D == 128 else 0
@@ -175,6 +186,10 @@ def _accumulate(
         mbarrier.arrive(dq_empty.index(part), count=1)
         _wait_for_writes()
         gl.atomic_add(counter, 1, sem="release", scope="gpu")
+        back += 1
+        if back == num_tiles:
+            back = 0
+            padded_tile += padded_head
 
 
 @gluon.jit
@@ -191,13 +206,16 @@ def _store(tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr):
 
 
 @gluon.jit
-def _mask(st, iota_s, oldest, first_query, window, WINDOWED: gl.constexpr):
-    """Logits of one tile, -inf where a query comes before `oldest`, the first that sees the key, or beyond its window."""
-    from_col = oldest - first_query
+def _mask(st, iota_s, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
+    """Logits of one tile, -inf where the query may not see the key; `position` is the first query's."""
     cols = iota_s.load(gl.SliceLayout(0, st.type.layout))
+    from_col = gl.full(keys.shape, 0, gl.int32, keys.type.layout)
+    if CAUSAL:
+        from_col = keys - position
+    from_col = gl.where(keys < num_keys, from_col, BM)
     st = gl.where(cols[None, :] >= from_col[:, None], st, float("-inf"))
     if WINDOWED:
-        st = gl.where(cols[None, :] < (from_col + window)[:, None], st, float("-inf"))
+        st = gl.where(cols[None, :] < (keys - position + window)[:, None], st, float("-inf"))
     return st
 
 
@@ -243,36 +261,35 @@ def _consume(
     Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     key_in_seq = tile_n * (CONSUMERS * KEYS) + c * KEYS
     keys = key_in_seq + gl.arange(0, KEYS, gl.SliceLayout(1, S))
-    oldest = gl.full([KEYS], 0, gl.int32, gl.SliceLayout(1, S))  # the first query that sees a key; none does after the last
-    if CAUSAL:
-        oldest = keys - offset
-    oldest = gl.where(keys < num_keys, oldest, NEVER)
     dk = gl.zeros([KEYS, D], gl.float32, O)
     dv = gl.zeros([KEYS, D], gl.float32, O)
     zero = gl.zeros([KEYS, BM], gl.float32, S)
     no_dq = gl.zeros([64, 64], gl.float32, Q)
     k = k_s.index(c)
     v = v_s.index(c)
+    back = 0
     mbarrier.wait(kv_full, 0)
     for i in range(num_tiles * GROUP):
         slot = i % RING
-        tile = first + num_tiles - 1 - i // GROUP
+        tile = first + num_tiles - 1 - back
         q = q_s.index(slot)
         grad = grad_s.index(slot)
         mbarrier.wait(full.index(slot), (i // RING) & 1)
         st = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         dpt = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
         st = warpgroup_mma_wait(1, deps=(st,))
-        if (tile < inner) | (tile >= inner_end):
-            st = _mask(st, iota_s, oldest, tile * BM, window, WINDOWED)
-        _hold()
+        # Waiting again costs little and keeps the loads that follow from moving up, where they would take registers
+        # that the products in flight still need.
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
         lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
+        if (tile < inner) | (tile >= inner_end):
+            st = _mask(st, iota_s, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
         p = gl.exp2(st * scale_log2 - lse)
-        dpt, p = warpgroup_mma_wait(0, deps=(dpt, p))
-        _hold()
+        dpt = warpgroup_mma_wait(0, deps=(dpt,))
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
         delta = stats_s.index(slot).slice(1, 1, dim=0).load(S)
         ds = (p * (dpt - delta)).to(dtype)
-        p_op = gl.convert_layout(p.to(dtype), P)  # not before: in fp32 and in 16 bits at once it takes too many registers
+        p_op = gl.convert_layout(p.to(dtype), P)
         dv_next = warpgroup_mma(p_op, grad, dv, is_async=True)
         stage = (i & 1) * CONSUMERS
         ds_s.index(stage + c).store(ds)
@@ -281,7 +298,10 @@ def _consume(
         ds_op = gl.convert_layout(ds, P)
         if D == 128:  # 64 queries, each consumer its half of the head dim
             dq = warpgroup_mma(
-                ds_s.index(stage).permute((1, 0)), k_s.index(0).slice(c * 64, 64, dim=1), no_dq, use_acc=False,
+                ds_s.index(stage).permute((1, 0)),
+                k_s.index(0).slice(c * 64, 64, dim=1),
+                no_dq,
+                use_acc=False,
                 is_async=True,
             )
             dq = warpgroup_mma(
@@ -289,7 +309,10 @@ def _consume(
             )
         else:  # each consumer its half of 128 queries
             dq = warpgroup_mma(
-                ds_s.index(stage).slice(c * 64, 64, dim=1).permute((1, 0)), k_s.index(0), no_dq, use_acc=False,
+                ds_s.index(stage).slice(c * 64, 64, dim=1).permute((1, 0)),
+                k_s.index(0),
+                no_dq,
+                use_acc=False,
                 is_async=True,
             )
             dq = warpgroup_mma(
@@ -304,6 +327,9 @@ def _consume(
         mbarrier.arrive(dq_full.index(part), count=1)
         dk, ds_op = warpgroup_mma_wait(0, deps=(dk_next, ds_op))
         mbarrier.arrive(empty.index(slot), count=1)
+        back += 1
+        if back == num_tiles:
+            back = 0
 
     v.store(dv.to(dtype))  # neither the values nor, once both consumers are here, the keys are needed any more
     _meet()
@@ -315,8 +341,8 @@ def _consume(
 def _consume_0(
     q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
     tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
-    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
 ):
     _consume(
         0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
@@ -329,8 +355,8 @@ def _consume_0(
 def _consume_1(
     q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
     tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
-    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
 ):
     _consume(
         1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
@@ -340,7 +366,18 @@ def _consume_1(
 # fmt: on
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "dense_queries", "dense_keys", "window", "num_heads", "num_slots", "section_heads", "padded_head"])
+@gluon.jit(
+    do_not_specialize=[
+        "num_seqs",
+        "dense_queries",
+        "dense_keys",
+        "window",
+        "num_heads",
+        "num_slots",
+        "section_heads",
+        "padded_head",
+    ]
+)
 def backward_kernel(
     q_desc,
     k_desc,
@@ -418,7 +455,7 @@ def backward_kernel(
         k_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], k_desc.layout)
         v_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], v_desc.layout)
         stats_s = gl.allocate_shared_memory(gl.float32, [RING, 2, BM], stats_desc.layout)
-        # Numbers of columns, for the mask: as constants they would be held in registers, or spilled, for the whole loop.
+        # The columns' numbers, for the mask: as constants they would take registers all through the loop.
         iota_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
         iota_s = gl.allocate_shared_memory(
             gl.int32, [BM], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.arange(0, BM, iota_layout)

@@ -15,16 +15,18 @@ from longreach_kernels.portable import backward as portable
 from longreach_kernels.portable.config import cdiv, launch
 
 from .backward import backward_kernel
-from .launch import HEAD_DIMS, _descriptor, _Rows, _token_rows
 from .padded import grad_q_kernel, statistics_kernel
 
+HEAD_DIMS = (64, 128)
+_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _BLOCK_N = 128  # keys of a program
 _KEYS = 64  # of them, of one consumer warpgroup
 _L2_BYTES = 32 << 20  # of the cache's 50 MB, for what the heads of a section read and add up
 
 
 class Config(NamedTuple):
-    """Queries in a tile, tiles and parts of dQ in shared memory, and the registers of a consumer's and of the other warps' threads."""
+    """Queries in a tile, how many tiles and how many parts of dQ shared memory holds, and the registers of a consumer's
+    threads and of the other warps'."""
 
     block_m: int
     ring: int
@@ -34,7 +36,11 @@ class Config(NamedTuple):
 
 
 def configure(head_dim: int) -> Config:
-    """The configuration for a head dim; each compiles for sm_90 without spills."""
+    """The configuration for a head dim.
+
+    What the compiler spills are addresses and bounds that stay the same in the loop, under 150 bytes of stack; the
+    accumulators stay in registers.
+    """
     return Config(64 if head_dim == 128 else 128, 2, 2, 240, 24)
 
 
@@ -46,7 +52,7 @@ def supports(q: Tensor, mask: Mask, softcap: float | None) -> bool:
     band = mask.band
     return (
         q.shape[-1] in HEAD_DIMS
-        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.dtype in _GLUON_TYPES
         and band is not None
         and not (band.window is not None and (band.sinks or not band.causal))
         and softcap is None
@@ -135,19 +141,18 @@ def backward(
         **fixed,
     )
     q_rows, k_rows, v_rows, g_rows, dk_rows, dv_rows = (rows(x) for x in (q, k, v, grad_out, dk, dv))
-    assert (k_rows.head_row, k_rows.head_col) == (v_rows.head_row, v_rows.head_col), "k and v must be laid out alike"
     num_heads = batch * kv_heads
     group = heads // kv_heads
     options: dict[str, Any] = {"num_warps": 4}
     backward_kernel[(num_heads * slots,)](
-        _descriptor(q_rows.matrix, block_m, head_dim),
-        _descriptor(k_rows.matrix, _KEYS, head_dim),
-        _descriptor(v_rows.matrix, _KEYS, head_dim),
-        _descriptor(g_rows.matrix, block_m, head_dim),
+        q_rows.descriptor(block_m, head_dim),
+        k_rows.descriptor(_KEYS, head_dim),
+        v_rows.descriptor(_KEYS, head_dim),
+        g_rows.descriptor(block_m, head_dim),
         TensorDescriptor.from_tensor(statistics, [2, block_m], _PLAIN),
         TensorDescriptor.from_tensor(sums, [64, 64], _SUMS),
-        _descriptor(dk_rows.matrix, _KEYS, head_dim),
-        _descriptor(dv_rows.matrix, _KEYS, head_dim),
+        dk_rows.descriptor(_KEYS, head_dim),
+        dv_rows.descriptor(_KEYS, head_dim),
         dk_rows.matrix,
         dv_rows.matrix,
         counters,
@@ -202,17 +207,42 @@ def backward(
 
 
 def section(group: int, tokens: int, head_dim: int, num_heads: int) -> int:
-    """How many KV heads to go through at a time: their Q and dO in 16 bits and the sums of dQ in 32 fit the L2 cache."""
-    return max(1, min(num_heads, _L2_BYTES // (group * tokens * head_dim * 8)))
+    """How many KV heads to go through at a time: as many as the L2 cache holds Q and dO of (16 bits) and sums of dQ
+    (32 bits), but not fewer than the query heads of a group. Of a group's heads, the key tiles wait for one another at
+    each change of head, and the longer the more of them run at once (32/8 heads at 16K: 1 at a time 360, 4 469)."""
+    fitting = _L2_BYTES // (group * tokens * head_dim * 8)
+    return max(1, min(num_heads, max(fitting, group)))
 
 
 _PLAIN: Any = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 _SUMS: Any = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
 
 
+class _Rows(NamedTuple):
+    """A tensor as a matrix: head h begins `head_row * h` rows down and `head_col * h` columns across."""
+
+    matrix: Tensor
+    head_row: int
+    head_col: int
+
+    def descriptor(self, rows: int, head_dim: int) -> TensorDescriptor:
+        layout: Any = gl.NVMMASharedLayout.get_default_for([rows, head_dim], _GLUON_TYPES[self.matrix.dtype])
+        return TensorDescriptor.from_tensor(self.matrix, [rows, head_dim], layout)
+
+
 def _head_rows(x: Tensor) -> _Rows:
-    """x (B, H, N, D) as a matrix, whose heads lie one below another."""
-    return _Rows(x.contiguous().view(-1, x.shape[3]), x.shape[2], 0)
+    """x (B, H, N, D): heads lie one below another."""
+    return _Rows(_aligned(x.contiguous()).view(-1, x.shape[3]), x.shape[2], 0)
+
+
+def _token_rows(x: Tensor) -> _Rows:
+    """x (T, H, D): heads lie side by side."""
+    return _Rows(_aligned(x.contiguous()).view(x.shape[0], -1), 0, x.shape[2])
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x, or a copy where it does not begin on 16 bytes, as the tensor memory accelerator needs it."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def _strides(x: Tensor, ragged: bool) -> tuple[int, int, int]:
