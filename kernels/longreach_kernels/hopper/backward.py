@@ -16,6 +16,8 @@ so a program waits for such only as started before it, and seldom, because they 
 # (the stubs describe host functions; device functions take and return other types)
 from __future__ import annotations
 
+from typing import Any
+
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,7 +35,7 @@ CONSUMERS = gl.constexpr(2)
 
 
 @builtin
-def _reduce_add(desc, coord, source, _semantic=None):
+def _reduce_add(desc, coord, source, _semantic: Any = None):
     """Add a tile of shared memory to global memory (`cp.reduce.async.bulk.tensor`, section 9.7.9.27 of the PTX ISA)."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
