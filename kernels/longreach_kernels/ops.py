@@ -21,7 +21,7 @@ _MODULES = {
     ("triton", "forward"): ".portable",
     ("triton", "backward"): ".portable.backward",
     ("hopper", "forward"): ".hopper",
-    ("hopper", "backward"): ".portable.backward",
+    ("hopper", "backward"): ".hopper.backward_launch",
 }
 
 

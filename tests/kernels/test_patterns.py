@@ -129,7 +129,9 @@ def unpack(lists: TileLists, head: int, sequence: int = 0) -> torch.Tensor:
     out = torch.zeros(num_q_tiles * height, -(-keys // width) * width, dtype=torch.bool)
     for i in range(num_q_tiles):
         row = lists.row(first_row + i)
-        assert [tile for tile, _ in row] == sorted({tile for tile, _ in row})
+        assert row == sorted(row, key=lambda entry: (entry[1] >= 0, entry[0]))  # full ones, then partial ones
+        assert len({tile for tile, _ in row}) == len(row)
+        assert int(lists.partial[first_row + i] - lists.start[first_row + i]) == sum(bits < 0 for _, bits in row)
         for tile, bit_tile in row:
             bits = torch.ones(height, width, dtype=torch.bool)
             if bit_tile >= 0:
@@ -191,7 +193,7 @@ def test_transposed_lists_hold_the_same_tiles(name):
             tiles = {(i, j, bits) for i in range(q_tiles) for j, bits in lists.row(first + i)}
             columns = [turned.row(first_turned + j) for j in range(k_tiles)]
             assert {(i, j, bits) for j, column in enumerate(columns) for i, bits in column} == tiles
-            assert all(column == sorted(column) for column in columns)
+            assert all(column == sorted(column, key=lambda entry: (entry[1] >= 0, entry[0])) for column in columns)
 
 
 def test_a_causal_pattern_needs_one_bit_tile_whatever_its_length():

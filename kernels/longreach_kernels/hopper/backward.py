@@ -1,0 +1,535 @@
+"""The backward kernel for Hopper (sm_90), in Gluon: one pass of five products, deterministic.
+
+FlashAttention-2 (Dao 2023, algorithm 2), warp-specialised as in FlashAttention-3 (Shah et al. 2024): a program owns a
+tile of 128 keys, 64 for each of two consumer warpgroups, and walks the query tiles that see them. Scores stand
+transposed, keys down and queries across, so that P^T and dS^T feed dV = P^T dO and dK = dS^T Q from registers; only
+dS goes through shared memory, for dQ = dS K.
+
+A query tile's dQ is a sum over key tiles, and so over programs. A partition of its own adds each program's part to an
+fp32 buffer with the tensor memory accelerator, in ascending order of the key tiles: a counter for each query tile says
+how many have been added. Programs walk their query tiles downwards and are numbered in the order in which they start,
+so a program waits for such only as started before it, and seldom, because they are ahead of it on the same path.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# (the stubs describe host functions; device functions take and return other types)
+from __future__ import annotations
+
+from typing import Any
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+KEYS = gl.constexpr(64)  # of keys, a consumer warpgroup: the M of one wgmma
+CONSUMERS = gl.constexpr(2)
+
+
+@builtin
+def _reduce_add(desc, coord, source, _semantic: Any = None):
+    """Add a tile of shared memory to global memory (`cp.reduce.async.bulk.tensor`, section 9.7.9.27 of the PTX ISA)."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
+
+
+@gluon.jit
+def _find_sequence(cu_k, num_seqs, slot, BN: gl.constexpr):
+    """The sequence whose key tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
+    origin = gl.load(cu_k)
+    low = 0
+    high = num_seqs
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if (gl.load(cu_k + middle) - origin) // BN + middle <= slot:
+            low = middle
+        else:
+            high = middle
+    return low, (gl.load(cu_k + low) - origin) // BN + low
+
+
+@gluon.jit
+def _meet():
+    """Both consumers' threads wait for each other."""
+    gl.inline_asm_elementwise("bar.sync 9, 256; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _read_counter(counter):
+    """Its value; what was written before it was raised to this value is visible afterwards."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [counter], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _wait_for_writes():
+    """Until the warp's bulk writes are done, not only their reads of shared memory (as after `tma.store_wait`)."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; fence.proxy.async; bar.warp.sync 0xffffffff; mov.u32 $0, 0;",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _produce(
+    q_desc,
+    k_desc,
+    v_desc,
+    grad_desc,
+    stats_desc,
+    q_s,
+    k_s,
+    v_s,
+    grad_s,
+    stats_s,
+    kv_full,
+    full,
+    empty,
+    q_row,
+    q_col,
+    q_head_row,
+    q_head_col,
+    g_row,
+    g_col,
+    g_head_row,
+    g_head_col,
+    kv_row,
+    kv_col,
+    padded_tile,
+    padded_head,
+    first,
+    num_tiles,
+    BM: gl.constexpr,
+    RING: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """The producer warp: keys and values once, then every query tile of each head of the group, downwards."""
+    kv_bytes: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
+    step_bytes: gl.constexpr = q_desc.block_type.nbytes + grad_desc.block_type.nbytes + stats_desc.block_type.nbytes
+    mbarrier.expect(kv_full, CONSUMERS * kv_bytes)
+    for c in gl.static_range(CONSUMERS):
+        tma.async_copy_global_to_shared(k_desc, [kv_row + KEYS * c, kv_col], kv_full, k_s.index(c))
+        tma.async_copy_global_to_shared(v_desc, [kv_row + KEYS * c, kv_col], kv_full, v_s.index(c))
+    back = 0
+    for i in range(num_tiles * GROUP):
+        slot = i % RING
+        tile = first + num_tiles - 1 - back
+        bar = full.index(slot)
+        mbarrier.wait(empty.index(slot), ((i // RING) & 1) ^ 1)
+        mbarrier.expect(bar, step_bytes)
+        tma.async_copy_global_to_shared(q_desc, [q_row + tile * BM, q_col], bar, q_s.index(slot))
+        tma.async_copy_global_to_shared(stats_desc, [2 * (padded_tile + tile), 0], bar, stats_s.index(slot))
+        tma.async_copy_global_to_shared(grad_desc, [g_row + tile * BM, g_col], bar, grad_s.index(slot))
+        back += 1
+        if back == num_tiles:
+            back = 0
+            q_row += q_head_row
+            q_col += q_head_col
+            g_row += g_head_row
+            g_col += g_head_col
+            padded_tile += padded_head
+
+
+@gluon.jit
+def _accumulate(
+    dq_desc,
+    dq_s,
+    dq_full,
+    dq_empty,
+    counters,
+    padded_tile,
+    padded_head,
+    first,
+    num_tiles,
+    tile_n,
+    offset,
+    window,
+    BM: gl.constexpr,
+    BN: gl.constexpr,
+    D: gl.constexpr,
+    PARTS: gl.constexpr,
+    GROUP: gl.constexpr,
+    WINDOWED: gl.constexpr,
+):
+    """The warp that adds each step's part of dQ to the sum, when those of all key tiles before this one are in it."""
+    back = 0
+    for i in range(num_tiles * GROUP):
+        tile = first + num_tiles - 1 - back
+        before = tile_n  # key tiles that see this query tile and come before ours
+        if WINDOWED:
+            before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
+        counter = counters + padded_tile + tile
+        part = i % PARTS
+        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
+        while _read_counter(counter) < before:
+            pass
+        row = (padded_tile + tile) * BM
+        for c in gl.static_range(CONSUMERS):
+            dq_row = row if D == 128 else row + c * 64
+            dq_col = c * 64 if D == 128 else 0
+            if before == 0:  # the buffer holds nothing yet
+                tma.async_copy_shared_to_global(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
+            else:
+                _reduce_add(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
+        tma.store_wait(0)
+        mbarrier.arrive(dq_empty.index(part), count=1)
+        _wait_for_writes()
+        gl.atomic_add(counter, 1, sem="release", scope="gpu")
+        back += 1
+        if back == num_tiles:
+            back = 0
+            padded_tile += padded_head
+
+
+@gluon.jit
+def _store(tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr):
+    """Write the first num_rows rows of a tile of shared memory (64, D)."""
+    if num_rows >= KEYS:
+        tma.async_copy_shared_to_global(desc, [row, col], tile_s)
+    else:  # the box would write over the next sequence
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+        rows = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+        cols = gl.arange(0, D, gl.SliceLayout(0, layout))
+        places = (row + rows).to(gl.int64)[:, None] * stride + (col + cols)[None, :]
+        gl.store(pointer + places, tile_s.load(layout), mask=(rows < num_rows)[:, None])
+
+
+@gluon.jit
+def _mask(st, iota_s, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
+    """Logits of one tile, -inf where the query may not see the key; `position` is the first query's."""
+    cols = iota_s.load(gl.SliceLayout(0, st.type.layout))
+    from_col = gl.full(keys.shape, 0, gl.int32, keys.type.layout)
+    if CAUSAL:
+        from_col = keys - position
+    from_col = gl.where(keys < num_keys, from_col, BM)
+    st = gl.where(cols[None, :] >= from_col[:, None], st, float("-inf"))
+    if WINDOWED:
+        st = gl.where(cols[None, :] < (keys - position + window)[:, None], st, float("-inf"))
+    return st
+
+
+@gluon.jit
+def _consume(
+    c: gl.constexpr,
+    q_s,
+    k_s,
+    v_s,
+    grad_s,
+    stats_s,
+    iota_s,
+    ds_s,
+    dq_s,
+    kv_full,
+    full,
+    empty,
+    dq_full,
+    dq_empty,
+    tile_n,
+    first,
+    inner,
+    inner_end,
+    num_tiles,
+    num_keys,
+    offset,
+    window,
+    scale,
+    scale_log2,
+    BM: gl.constexpr,
+    D: gl.constexpr,
+    RING: gl.constexpr,
+    PARTS: gl.constexpr,
+    GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    WINDOWED: gl.constexpr,
+):
+    """Consumer warpgroup c: keys `64 c` of the tile and the 63 after it."""
+    dtype: gl.constexpr = k_s.dtype
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
+    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    key_in_seq = tile_n * (CONSUMERS * KEYS) + c * KEYS
+    keys = key_in_seq + gl.arange(0, KEYS, gl.SliceLayout(1, S))
+    dk = gl.zeros([KEYS, D], gl.float32, O)
+    dv = gl.zeros([KEYS, D], gl.float32, O)
+    zero = gl.zeros([KEYS, BM], gl.float32, S)
+    no_dq = gl.zeros([64, 64], gl.float32, Q)
+    k = k_s.index(c)
+    v = v_s.index(c)
+    back = 0
+    mbarrier.wait(kv_full, 0)
+    for i in range(num_tiles * GROUP):
+        slot = i % RING
+        tile = first + num_tiles - 1 - back
+        q = q_s.index(slot)
+        grad = grad_s.index(slot)
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
+        st = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+        dpt = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
+        st = warpgroup_mma_wait(1, deps=(st,))
+        # Waiting again costs little and keeps the loads that follow from moving up, where they would take registers
+        # that the products in flight still need.
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
+        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
+        if (tile < inner) | (tile >= inner_end):
+            st = _mask(st, iota_s, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
+        p = gl.exp2(st * scale_log2 - lse)
+        dpt = warpgroup_mma_wait(0, deps=(dpt,))
+        mbarrier.wait(full.index(slot), (i // RING) & 1)
+        delta = stats_s.index(slot).slice(1, 1, dim=0).load(S)
+        ds = (p * (dpt - delta)).to(dtype)
+        p_op = gl.convert_layout(p.to(dtype), P)
+        dv_next = warpgroup_mma(p_op, grad, dv, is_async=True)
+        stage = (i & 1) * CONSUMERS
+        ds_s.index(stage + c).store(ds)
+        fence_async_shared()
+        _meet()
+        ds_op = gl.convert_layout(ds, P)
+        if D == 128:  # 64 queries, each consumer its half of the head dim
+            dq = warpgroup_mma(
+                ds_s.index(stage).permute((1, 0)),
+                k_s.index(0).slice(c * 64, 64, dim=1),
+                no_dq,
+                use_acc=False,
+                is_async=True,
+            )
+            dq = warpgroup_mma(
+                ds_s.index(stage + 1).permute((1, 0)), k_s.index(1).slice(c * 64, 64, dim=1), dq, is_async=True
+            )
+        else:  # each consumer its half of 128 queries
+            dq = warpgroup_mma(
+                ds_s.index(stage).slice(c * 64, 64, dim=1).permute((1, 0)),
+                k_s.index(0),
+                no_dq,
+                use_acc=False,
+                is_async=True,
+            )
+            dq = warpgroup_mma(
+                ds_s.index(stage + 1).slice(c * 64, 64, dim=1).permute((1, 0)), k_s.index(1), dq, is_async=True
+            )
+        dk_next = warpgroup_mma(ds_op, q, dk, is_async=True)
+        dq, dv, p_op = warpgroup_mma_wait(1, deps=(dq, dv_next, p_op))
+        part = i % PARTS
+        mbarrier.wait(dq_empty.index(part), ((i // PARTS) & 1) ^ 1)
+        dq_s.index(part * CONSUMERS + c).store(dq)
+        fence_async_shared()
+        mbarrier.arrive(dq_full.index(part), count=1)
+        dk, ds_op = warpgroup_mma_wait(0, deps=(dk_next, ds_op))
+        mbarrier.arrive(empty.index(slot), count=1)
+        back += 1
+        if back == num_tiles:
+            back = 0
+
+    v.store(dv.to(dtype))  # neither the values nor, once both consumers are here, the keys are needed any more
+    _meet()
+    k.store((dk * scale).to(dtype))
+
+
+# fmt: off
+@gluon.jit
+def _consume_0(
+    q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
+    tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
+    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
+):
+    _consume(
+        0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
+        dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
+        scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED,
+    )
+
+
+@gluon.jit
+def _consume_1(
+    q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
+    tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
+    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
+):
+    _consume(
+        1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
+        dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
+        scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED,
+    )
+# fmt: on
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_seqs",
+        "dense_queries",
+        "dense_keys",
+        "window",
+        "num_heads",
+        "num_slots",
+        "section_heads",
+        "padded_head",
+    ]
+)
+def backward_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    grad_desc,
+    stats_desc,
+    dq_desc,
+    dk_desc,
+    dv_desc,
+    dk_ptr,
+    dv_ptr,
+    counters,
+    cu_q,
+    cu_k,
+    q_head_row,
+    q_head_col,
+    g_head_row,
+    g_head_col,
+    kv_head_row,
+    kv_head_col,
+    dkv_head_row,
+    dkv_head_col,
+    stride_dkv,
+    padded_head,
+    num_seqs,
+    num_heads,
+    num_slots,
+    section_heads,
+    dense_queries,
+    dense_keys,
+    window,
+    scale,
+    scale_log2,
+    GROUP: gl.constexpr,
+    D: gl.constexpr,
+    BM: gl.constexpr,
+    RING: gl.constexpr,
+    PARTS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    WORKER_REGISTERS: gl.constexpr,
+    RAGGED: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    WINDOWED: gl.constexpr,
+):
+    """One program for each key tile of each KV head. `counters[0]` numbers programs in the order in which they start;
+    the others belong to the query tiles of the padded buffers, `padded_head` tiles for each query head.
+
+    Programs go through section_heads heads at a time, so that what they read together stays in the L2 cache. Dense
+    batches count the heads of all sequences, `num_heads` of them."""
+    BN: gl.constexpr = CONSUMERS * KEYS
+    ticket = gl.atomic_add(counters, 1, sem="relaxed")
+    section = ticket // (num_slots * section_heads)
+    size = gl.minimum(num_heads - section * section_heads, section_heads)
+    within = ticket - section * (num_slots * section_heads)
+    kv_head = section * section_heads + within % size
+    slot = within // size
+    if RAGGED:
+        seq, first_slot = _find_sequence(cu_k, num_seqs, slot, BN)
+        tile_n = slot - first_slot
+        q_start = gl.load(cu_q + seq)
+        k_start = gl.load(cu_k + seq)
+        num_queries = gl.load(cu_q + seq + 1) - q_start
+        num_keys = gl.load(cu_k + seq + 1) - k_start
+        tile_0 = (q_start - gl.load(cu_q)) // BM + seq
+    else:
+        tile_n = slot
+        q_start = 0
+        k_start = 0
+        num_queries = dense_queries
+        num_keys = dense_keys
+        tile_0 = 0
+    if tile_n * BN < num_keys:
+        q_s = gl.allocate_shared_memory(q_desc.dtype, [RING, BM, D], q_desc.layout)
+        grad_s = gl.allocate_shared_memory(q_desc.dtype, [RING, BM, D], grad_desc.layout)
+        k_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], k_desc.layout)
+        v_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], v_desc.layout)
+        stats_s = gl.allocate_shared_memory(gl.float32, [RING, 2, BM], stats_desc.layout)
+        # The columns' numbers, for the mask: as constants they would take registers all through the loop.
+        iota_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        iota_s = gl.allocate_shared_memory(
+            gl.int32, [BM], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.arange(0, BM, iota_layout)
+        )
+        ds_s = gl.allocate_shared_memory(q_desc.dtype, [2 * CONSUMERS, KEYS, BM], q_desc.layout)
+        dq_s = gl.allocate_shared_memory(gl.float32, [PARTS * CONSUMERS, 64, 64], dq_desc.layout)
+        full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+        empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+        kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        dq_full = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+        dq_empty = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(kv_full, count=1)
+        for i in gl.static_range(RING):
+            mbarrier.init(full.index(i), count=1)
+            mbarrier.init(empty.index(i), count=CONSUMERS)
+        for i in gl.static_range(PARTS):
+            mbarrier.init(dq_full.index(i), count=CONSUMERS)
+            mbarrier.init(dq_empty.index(i), count=1)
+        fence_async_shared()
+
+        # Query tiles `first <= tile < stop` see keys of this tile, those `inner <= tile < inner_end` see all of them.
+        offset = num_keys - num_queries
+        first_key = tile_n * BN
+        last_key = gl.minimum(first_key + BN, num_keys) - 1
+        first = 0
+        inner = 0
+        stop = gl.cdiv(num_queries, BM)
+        inner_end = stop
+        if CAUSAL:
+            first = gl.maximum(first_key - offset, 0) // BM
+            inner = gl.cdiv(gl.maximum(last_key - offset, 0), BM)
+        if WINDOWED:
+            stop = gl.cdiv(gl.minimum(gl.maximum(last_key + window - offset, 0), num_queries), BM)
+            inner_end = gl.maximum(first_key + window - offset, 0) // BM
+        if first_key + BN > num_keys:  # the tile's last rows are no keys
+            inner_end = 0
+        num_tiles = gl.maximum(stop - first, 0)
+
+        head = kv_head * GROUP
+        padded_tile = head * padded_head + tile_0
+        q_row = q_start + head * q_head_row
+        q_col = head * q_head_col
+        g_row = q_start + head * g_head_row
+        g_col = head * g_head_col
+        kv_row = k_start + kv_head * kv_head_row + first_key
+        kv_col = kv_head * kv_head_col
+        dkv_row = k_start + kv_head * dkv_head_row + first_key
+        dkv_col = kv_head * dkv_head_col
+        tile_counters = counters + 1
+        # fmt: off
+        gl.warp_specialize([
+            (_consume_0, (
+                q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
+                dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
+                offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
+            (_consume_1, (
+                q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
+                dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
+                offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
+            (_produce, (
+                q_desc, k_desc, v_desc, grad_desc, stats_desc, q_s, k_s, v_s, grad_s, stats_s, kv_full, full, empty,
+                q_row, q_col, q_head_row, q_head_col, g_row, g_col, g_head_row, g_head_col, kv_row, kv_col,
+                padded_tile, padded_head, first, num_tiles, BM, RING, GROUP)),
+            (_accumulate, (
+                dq_desc, dq_s, dq_full, dq_empty, tile_counters, padded_tile, padded_head, first, num_tiles, tile_n,
+                offset, window, BM, BN, D, PARTS, GROUP, WINDOWED)),
+        ], [4, 1, 1], [REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS])
+        # fmt: on
+        fence_async_shared()
+        for c in gl.static_range(CONSUMERS):
+            row = dkv_row + c * KEYS
+            num_rows = num_keys - first_key - c * KEYS
+            _store(v_s.index(c), dv_desc, dv_ptr, row, dkv_col, stride_dkv, num_rows, D)
+            _store(k_s.index(c), dk_desc, dk_ptr, row, dkv_col, stride_dkv, num_rows, D)
+        tma.store_wait(0)

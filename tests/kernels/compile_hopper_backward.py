@@ -1,0 +1,79 @@
+"""Compile the Hopper backward kernel for sm_90 without a GPU, and print what the compiler made of it as JSON.
+
+A process of its own, as `compile_hopper` says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from longreach_kernels.hopper.backward import backward_kernel
+from longreach_kernels.hopper.backward_launch import HEAD_DIMS, configure
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+VARIANTS = {
+    "dense causal": {"RAGGED": False, "CAUSAL": True, "WINDOWED": False, "GROUP": 1},
+    "dense full": {"RAGGED": False, "CAUSAL": False, "WINDOWED": False, "GROUP": 4},
+    "ragged causal": {"RAGGED": True, "CAUSAL": True, "WINDOWED": False, "GROUP": 4},
+    "ragged window": {"RAGGED": True, "CAUSAL": True, "WINDOWED": True, "GROUP": 3},
+}
+_TYPES = {"dk_ptr": "*bf16", "dv_ptr": "*bf16", "scale": "fp32", "scale_log2": "fp32"} | dict.fromkeys(
+    ("counters", "cu_q", "cu_k"), "*i32"
+)
+
+
+def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
+    """Registers and memory of one configuration, and how often some instructions stand in it."""
+    config = configure(head_dim)
+
+    def descriptor(rows: int, columns: int, name: str = "bf16") -> str:
+        element = {"bf16": gl.bfloat16, "fp32": gl.float32}[name]
+        layout = gl.NVMMASharedLayout.get_default_for([rows, columns], element)
+        return f"tensordesc<{name}[{rows}, {columns}],{layout!r}>"
+
+    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    types = _TYPES | {"stats_desc": f"tensordesc<fp32[2, {config.block_m}],{plain!r}>"}
+    types |= {"dq_desc": descriptor(64, 64, "fp32")}
+    types |= dict.fromkeys(("q_desc", "grad_desc"), descriptor(config.block_m, head_dim))
+    types |= dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), descriptor(64, head_dim))
+    constants = variant | {
+        "D": head_dim,
+        "BM": config.block_m,
+        "RING": config.ring,
+        "PARTS": config.parts,
+        "REGISTERS": config.registers,
+        "WORKER_REGISTERS": config.worker_registers,
+    }
+    names = backward_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    source = GluonASTSource(backward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        sass, usage = (
+            subprocess.run([tool, option, file.name], check=True, capture_output=True, text=True).stdout
+            for option in ("-sass", "-res-usage")
+        )
+    products = [line for line in sass.splitlines() if re.search(r"HGMMA|WARPGROUP\.DEPBAR", line)]
+    return {
+        "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
+        "shared_bytes": kernel.metadata.shared,
+        "wgmma": sass.count("HGMMA"),
+        "waits": sum("DEPBAR" in line for line in products),  # more than were written: products run one by one
+        "tma_loads": sass.count("UTMALDG"),
+        "tma_reductions": sass.count("UTMAREDG"),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({f"D{d} {name}": compile_variant(d, v) for d in HEAD_DIMS for name, v in VARIANTS.items()}))
