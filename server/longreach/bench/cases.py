@@ -19,7 +19,8 @@ _MATMULS = {"forward": 2, "backward": 5}  # products of two N x N x D matrices; 
 class Case:
     """One measurement: B sequences of N keys, Hq query and Hkv key heads of D channels, under a mask.
 
-    `forward` and `backward` have N queries a sequence; `decode` has one, over keys in pages.
+    `forward` and `backward` have N queries a sequence; `decode` has one, over keys in pages, which hold 8-bit floats
+    with `fp8`.
     """
 
     kind: Kind
@@ -29,6 +30,7 @@ class Case:
     Hkv: int = 8
     D: int = 128
     mask: Mask = _CAUSAL
+    fp8: bool = False
 
     @property
     def name(self) -> str:
@@ -36,7 +38,7 @@ class Case:
         length = f"{self.N // 1024}K" if self.N % 1024 == 0 else str(self.N)
         heads = f"{self.Hq}/{self.Hkv}"
         mask = "" if self.kind == "decode" and isinstance(self.mask, Causal) else f" {_describe(self.mask)}"
-        return f"{self.kind} D{self.D} H{heads} B{self.B} N{length}{mask}"
+        return f"{self.kind} D{self.D} H{heads} B{self.B} N{length}{mask}{' fp8' if self.fp8 else ''}"
 
     @property
     def pairs(self) -> int:
@@ -63,9 +65,9 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values in 16 bits, each read once."""
+        """Bytes of keys and values, each read once."""
         keys = self.pairs if self.kind == "decode" else self.B * self.N
-        return 2 * 2 * keys * self.Hkv * self.D
+        return 2 * (1 if self.fp8 else 2) * keys * self.Hkv * self.D
 
 
 def _describe(mask: Mask) -> str:
@@ -111,7 +113,9 @@ SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {
         Case("forward", 1, 64 * K, mask=Full()),
         *(Case("forward", 1, 64 * K, mask=random_blocks(64 * K, s)) for s in (0.05, 0.1, 0.2, 0.35, 0.5)),
     ),
-    "decode": lambda: tuple(Case("decode", b, n * K) for b, n in ((1, 16), (1, 128), (8, 32), (64, 16))),
+    "decode": lambda: tuple(
+        Case("decode", b, n * K, fp8=fp8) for fp8 in (False, True) for b, n in ((1, 16), (1, 128), (8, 32), (64, 16))
+    ),
     "backward": lambda: (
         Case("backward", 1, 16 * K, Hq=16, Hkv=16),
         Case("backward", 1, 16 * K, Hq=32, Hkv=32, D=64),

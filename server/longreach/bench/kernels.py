@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import statistics
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -14,17 +15,17 @@ from .peers import Peer, Run, make, ours
 
 Report = Callable[[str], object]
 
-_WARMUP_MS = 30
-_MEASURE_MS = 120
-_COPY_BYTES = 4 << 30
-_MATMUL_SIZE = 8192
+_TURNS = 5
+_WARMUP_MS = 20
+_BETWEEN_MS = 8
+_TURN_MS = 30
 
 
 def measure(cases: Iterable[Case], backends: list[str], peers: list[str], report: Report = print) -> dict[str, Any]:
     """Time every case with every backend and peer; medians, on the current GPU.
 
-    Returns what goes to JSON: the environment, the ceilings (bf16 matrix product in TFLOP/s, copy in GB/s), and a row a
-    case with the milliseconds of each implementation that can compute it.
+    Returns what goes to JSON: the environment, the `ceilings.ceilings` (TFLOP/s and GB/s), and a row a case with the
+    milliseconds of each implementation that can compute it.
 
     Raises:
         ValueError: there is no GPU, or a peer is not here.
@@ -32,12 +33,16 @@ def measure(cases: Iterable[Case], backends: list[str], peers: list[str], report
     if not torch.cuda.is_available():
         raise ValueError("bench kernels needs a CUDA GPU: it times GPU kernels")
     contestants = [ours(backend) for backend in backends] + [make(name) for name in peers]
-    ceilings = {"matmul_tflops": _matmul_tflops(), "copy_gbs": _copy_gbs()}
-    report(f"ceilings: matmul {ceilings['matmul_tflops']:.0f} TFLOP/s, copy {ceilings['copy_gbs']:.0f} GB/s")
+    from .ceilings import ceilings as measure_ceilings
+
+    ceilings = measure_ceilings()
+    report(
+        "ceilings: matmul {matmul_tflops:.0f} TFLOP/s, copy {copy_gbs:.0f}, read {read_gbs:.0f} GB/s".format(**ceilings)
+    )
     rows = []
     for case in cases:
         row: dict[str, Any] = {"case": case.name, "kind": case.kind, "flops": case.flops, "kv_bytes": case.kv_bytes}
-        row["ms"] = {peer.name: ms for peer in contestants if (ms := _time(peer, case, report)) is not None}
+        row["ms"] = _time(contestants, case, report)
         rows.append(row)
         report(line(row))
     return {"environment": _environment(), "ceilings": ceilings, "rows": rows}
@@ -52,9 +57,9 @@ def line(row: dict[str, Any]) -> str:
 
 
 def share_of_ceiling(row: dict[str, Any], name: str, ceilings: dict[str, float]) -> float:
-    """Speed of `name` in a row as a share of the machine's: bytes against its copy, operations against its product."""
+    """Speed of `name` in a row as a share of the machine's: bytes against reading, operations against its product."""
     if row["kind"] == "decode":
-        return row["kv_bytes"] / 1e6 / row["ms"][name] / ceilings["copy_gbs"]
+        return row["kv_bytes"] / 1e6 / row["ms"][name] / ceilings.get("read_gbs", ceilings["copy_gbs"])
     return row["flops"] / 1e9 / row["ms"][name] / ceilings["matmul_tflops"]
 
 
@@ -74,36 +79,30 @@ def table(result: dict[str, Any]) -> str:
     where = result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     ceilings = "matmul {matmul_tflops:.0f} TFLOP/s, copy {copy_gbs:.0f} GB/s".format(**result["ceilings"])
+    if "read_gbs" in result["ceilings"]:
+        ceilings += f", read {result['ceilings']['read_gbs']:.0f} GB/s"
     caption = f"{where['device']}; ceilings measured in the same run: {ceilings}; {versions}; {where['date']}."
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
 
-def _time(peer: Peer, case: Case, report: Report) -> float | None:
-    try:
-        run = peer.prepare(case)
-        return None if run is None else _median_ms(run)
-    except Exception as error:  # noqa: BLE001 - one contestant's failure is a result, and the others go on
-        report(f"{case.name}: {peer.name} failed: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
-        return None
-    finally:
-        torch.cuda.empty_cache()
+def _time(contestants: list[Peer], case: Case, report: Report) -> dict[str, float]:
+    """Median milliseconds of each that can compute the case. They take turns, for a GPU that has become warm is slower:
+    whoever came first would win."""
+    from .ceilings import median_ms
 
-
-def _median_ms(run: Run) -> float:
-    from triton.testing import do_bench
-
-    return cast("float", do_bench(run, warmup=_WARMUP_MS, rep=_MEASURE_MS, return_mode="median"))
-
-
-def _matmul_tflops() -> float:
-    a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * _MATMUL_SIZE**3 / _median_ms(lambda: a @ b) / 1e9
-
-
-def _copy_gbs() -> float:
-    source = torch.randint(0, 255, (_COPY_BYTES,), device="cuda", dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / _median_ms(lambda: target.copy_(source)) / 1e6
+    runs: dict[str, Run] = {}
+    for peer in contestants:
+        try:
+            run = peer.prepare(case)
+            if run is not None:
+                median_ms(run, _WARMUP_MS, _TURN_MS)
+                runs[peer.name] = run
+        except Exception as error:  # noqa: BLE001 - one contestant's failure is a result, and the others go on
+            report(f"{case.name}: {peer.name} failed: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+    turns = [{name: median_ms(run, _BETWEEN_MS, _TURN_MS) for name, run in runs.items()} for _ in range(_TURNS)]
+    runs.clear()
+    torch.cuda.empty_cache()
+    return {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
 
 
 def _environment() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from longreach_kernels import Causal, Full, PagedBatch, Window, attention, paged_attention
@@ -68,7 +69,11 @@ def _our_decode(case: Case, backend: str) -> Run:
     lengths = torch.full((case.B,), case.N, dtype=torch.int32, device="cuda")
     starts = torch.arange(case.B + 1, dtype=torch.int32, device="cuda")
     batch = PagedBatch(starts, lengths, table, max_seqlen_q=1, max_context_len=case.N, num_decodes=case.B)
-    return _graphed(lambda: paged_attention(q, k_pages, v_pages, batch, case.mask, backend=backend))
+    scales: dict[str, Any] = {}
+    if case.fp8:
+        k_pages, v_pages = k_pages.to(torch.float8_e4m3fn), v_pages.to(torch.float8_e4m3fn)
+        scales = {name: torch.ones(case.Hkv, device="cuda") for name in ("k_scale", "v_scale")}
+    return _graphed(lambda: paged_attention(q, k_pages, v_pages, batch, case.mask, backend=backend, **scales))
 
 
 def _graphed(run: Run) -> Run:
@@ -143,7 +148,7 @@ def _fa3() -> Peer:
             return None
         window = (case.mask.size - 1, 0) if isinstance(case.mask, Window) else (-1, -1)
         if case.kind == "decode":
-            return _fa3_decode(case, flash_attn_varlen_func, version)
+            return None if case.fp8 else _fa3_decode(case, flash_attn_varlen_func, version)
         if case.kind == "backward" and version:
             return None  # this build has the forward pass only
         q, k, v = (x.detach().flatten(0, 1) for x in inputs(case, token_major=True))
