@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from .softmax import Logits, hold, pack, rescale, row_sums, softmax_step, unpack
+from .softmax import Logits, pack, rescale, row_sums, softmax_step, unpack
 from .work_items import Batch, find_item, row_of, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
@@ -235,9 +235,8 @@ def _walk(
         if MASKED:
             qk = _mask(qk, rows, step, batch, item, logits, S)
         p32, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
-        # The softmax comes before the wait for P V, and so runs beside it: this barrier, open already, and `hold` see
-        # to that.
-        row_sum = hold(row_sum, logits.bits)
+        # Open already. The assembler likes to wait for P V first and to compute the softmax beside nothing, but it
+        # moves that wait across no loop, and this barrier's wait is one.
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
         acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)

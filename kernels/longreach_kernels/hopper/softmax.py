@@ -116,21 +116,3 @@ def rescale(acc, alpha, layout: gl.constexpr):
     return gl.inline_asm_elementwise(
         _rescale_asm(count), _rescale_constraints(count), [acc, factors], dtype=gl.float32, is_pure=True, pack=count
     )
-
-
-@gluon.jit
-def hold(row_sum, pointer):
-    """row_sum as it is, by way of a store that never happens, to any pointer.
-
-    The assembler likes to wait for a product first and to compute the softmax beside nothing, but it moves neither a
-    store nor what the store depends on across the loop of a barrier. A sum of exponentials is never -inf.
-    """
-    pointers = pointer.to(gl.int64) + gl.zeros_like(row_sum).to(gl.int64)
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred never; setp.eq.f32 never, $1, 0fFF800000; @never st.global.f32 [$2], $1; mov.b32 $0, $1; }",
-        "=f,f,l",
-        [row_sum, pointers],
-        dtype=gl.float32,
-        is_pure=False,
-        pack=1,
-    )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .arguments import NUMBERS
-from .places import find_query_tile, first_entry, head_offset, next_entry, visit
+from .places import find_query_tile, first_entry, head_offset, next_entry, split_span, visit
 from .primitives import LN2, LOG2E, band_allows, bits_allow, load_rows, online_softmax, tile_pointers
 
 
@@ -43,8 +43,8 @@ class _Keys(NamedTuple):
 
 
 @triton.jit
-def _walk(running, q, span, keys, lists, q_positions, FORM: tl.constexpr):
-    """Add the key tiles of a span."""
+def _walk(running, q, span, keys, lists, q_positions, FORM: tl.constexpr, MASKED: tl.constexpr):
+    """Add the key tiles of a span; not MASKED: none of them needs masking or bounds. Of lists, the entries say."""
     offs_m = tl.arange(0, FORM.block_m)
     offs_n = tl.arange(0, FORM.block_n)
     offs_d = tl.arange(0, FORM.block_d)
@@ -55,16 +55,15 @@ def _walk(running, q, span, keys, lists, q_positions, FORM: tl.constexpr):
         k_ptrs = tile_pointers(
             keys.k_base, keys.table, tile, offs_n, offs_d, keys.num_keys, keys.k_strides, FORM.block_n, FORM.page_size
         )
-        k = load_rows(k_ptrs, places, offs_d, keys.num_keys, FORM.head_dim, FORM.block_d).to(q.dtype)
+        k = load_rows(k_ptrs, places, offs_d, keys.num_keys, FORM.head_dim, FORM.block_d, MASKED).to(q.dtype)
         qk = tl.dot(q, tl.trans(k), input_precision=FORM.precision)
-        if partial:  # loads behind a branch stay out of the pipeline, whose buffers are for K and V
-            if FORM.listed:
+        if FORM.listed:
+            if partial:  # loads behind a branch stay out of the pipeline, whose buffers are for K and V
                 index = tl.load(lists.bit_index + i)
                 allowed = bits_allow(lists.bits, index, offs_m[:, None], offs_n[None, :], FORM)
-            else:
-                allowed = band_allows(
-                    q_positions[:, None], places[None, :], keys.num_keys, keys.window, keys.sinks, FORM
-                )
+                qk = tl.where(allowed, qk, float("-inf"))
+        elif MASKED:
+            allowed = band_allows(q_positions[:, None], places[None, :], keys.num_keys, keys.window, keys.sinks, FORM)
             qk = tl.where(allowed, qk, float("-inf"))
         p, alpha, row_max, row_sum = online_softmax(
             qk, running.row_max, running.row_sum, keys.scale_log2, keys.softcap_log2, FORM.softcap
@@ -73,7 +72,7 @@ def _walk(running, q, span, keys, lists, q_positions, FORM: tl.constexpr):
         v_ptrs = tile_pointers(
             keys.v_base, keys.table, tile, offs_n, offs_d, keys.num_keys, keys.v_strides, FORM.block_n, FORM.page_size
         )
-        v = load_rows(v_ptrs, places, offs_d, keys.num_keys, FORM.head_dim, FORM.block_d).to(q.dtype)
+        v = load_rows(v_ptrs, places, offs_d, keys.num_keys, FORM.head_dim, FORM.block_d, MASKED).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=FORM.precision)
         running = _Running(acc, row_max, row_sum)
         entry = next_entry(span, lists, i, FORM)
@@ -148,7 +147,15 @@ def forward_kernel(
         tl.full((BLOCK_M,), float("-inf"), tl.float32),
         tl.zeros((BLOCK_M,), tl.float32),
     )
-    acc, row_max, row_sum = _walk(running, q, span, keys, lists, q_positions, FORM)
+    if FORM.listed:
+        running = _walk(running, q, span, keys, lists, q_positions, FORM, True)
+    else:  # loops of their own: loads without bounds, and no branch, where nothing is masked
+        left, middle, right = split_span(span)
+        if FORM.windowed:
+            running = _walk(running, q, left, keys, lists, q_positions, FORM, True)
+        running = _walk(running, q, middle, keys, lists, q_positions, FORM, False)
+        running = _walk(running, q, right, keys, lists, q_positions, FORM, True)
+    acc, row_max, row_sum = running
 
     if FORM.sink_logits:  # one more column of the softmax, without a value
         sink = tl.load(SinkLogits + head).to(tl.float32) * LOG2E

@@ -193,6 +193,18 @@ def key_span(low, high, num_keys, window, sinks, FORM: tl.constexpr):
 
 
 @triton.jit
+def split_span(span):
+    """A span without lists in three: places that need masking, those that need none, and those that do again."""
+    inner = tl.minimum(tl.maximum(span.inner - span.skip, span.start), span.end)
+    inner_end = tl.minimum(tl.maximum(span.inner_end - span.skip, inner), span.end)
+    return (
+        Span(span.start, inner, span.sink_stop, span.skip, span.inner, span.inner_end),
+        Span(inner, inner_end, span.sink_stop, span.skip, span.inner, span.inner_end),
+        Span(inner_end, span.end, span.sink_stop, span.skip, span.inner, span.inner_end),
+    )
+
+
+@triton.jit
 def query_span(first_key, last_key, num_queries, num_keys, window, sinks, FORM: tl.constexpr):
     """The query tiles that see the keys ``first_key <= k <= last_key``; ragged ones always need masking."""
     BLOCK_M: tl.constexpr = FORM.block_m

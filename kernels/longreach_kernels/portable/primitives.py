@@ -51,12 +51,19 @@ def tile_pointers(base, Table, tile, offs_n, offs_d, num_keys, strides, BLOCK_N:
 
 
 @triton.jit
-def load_rows(pointers, rows, offs_d, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load rows of channels; rows from ``limit`` on and channels beyond the head dim are 0."""
-    inside = rows[:, None] < limit
-    if HEAD_DIM != BLOCK_D:
-        inside = inside & (offs_d[None, :] < HEAD_DIM)
-    return tl.load(pointers, mask=inside, other=0.0)
+def load_rows(pointers, rows, offs_d, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr = True):
+    """Load rows of channels; rows from ``limit`` on (if CHECK) and channels beyond the head dim are 0."""
+    if CHECK:
+        inside = rows[:, None] < limit
+        if HEAD_DIM != BLOCK_D:
+            inside = inside & (offs_d[None, :] < HEAD_DIM)
+        x = tl.load(pointers, mask=inside, other=0.0)
+    else:
+        if HEAD_DIM == BLOCK_D:
+            x = tl.load(pointers)
+        else:
+            x = tl.load(pointers, mask=offs_d[None, :] < HEAD_DIM, other=0.0)
+    return x
 
 
 @triton.jit
