@@ -17,6 +17,7 @@ from .engine import Engine
 from .graphs import DecodeGraphs
 from .messages import EngineConfig, Started
 from .pages import PagePool
+from .prefix_cache import PageHasher
 from .runner import Runner, forward
 from .scheduler import Limits, Scheduler
 
@@ -67,7 +68,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         )
     if fitting_len < 2:
         raise ValueError("no memory is left for the KV cache; use a smaller model or raise --gpu-memory-utilization")
-    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len)
+    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
     pages = KVPages(shape, num_pages, loaded.device)
     graphs = None
     if on_gpu and config.cuda_graphs:
@@ -76,7 +77,8 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
             graphs.capture()
     pool = PagePool(num_pages, config.page_size)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
-    engine = Engine(Scheduler(pool, limits), Runner(loaded, pages, builder, graphs))
+    hasher = PageHasher(config.page_size, config.model, str(loaded.dtype)) if config.prefix_cache else None
+    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, graphs))
     return engine, _started(loaded, pages, limits)
 
 

@@ -80,6 +80,44 @@ def test_updates_tell_how_far_a_prompt_is_and_end_once(model_dir: Path) -> None:
     assert {u.prompt_tokens for u in updates["a"]} == {60}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("speculate", [0, 5])
+def test_chunks_cache_resumption_and_drafts_do_not_change_an_answer(
+    model_dir: Path, temperature: float, speculate: int
+) -> None:
+    shared, own = ids(75, seed=8) * 2, {f"r{n}": ids(n, seed=n) for n in (3, 20, 41)}
+    prompts = {name: shared + tail for name, tail in own.items()} | {"same": shared}
+    plain, _ = build(model_dir, prefix_cache=False, max_batched_tokens=256)
+    alone = {}
+    for name, prompt in prompts.items():
+        plain.submit(spec(name, prompt, temperature, max_tokens=40))
+        alone |= drain(plain)[0]
+    engine, _ = build(model_dir)
+    engine.submit(spec("gone", prompts["r41"], temperature))
+    for _ in range(5):
+        engine.step()
+    engine.cancel("gone")
+    for _ in range(2):  # the first of them go on where "gone" ended; the second find everything
+        for name, prompt in prompts.items():
+            engine.submit(spec(name, prompt, temperature, max_tokens=40, speculate=speculate))
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        assert tokens == alone
+        # all 7 full pages that "gone" read; every request is the follower of another or of that
+        assert min(news[-1].cached for news in updates.values()) >= 112
+
+
+def test_speculation_takes_fewer_steps_where_a_prompt_is_copied(model_dir: Path) -> None:
+    engine, _ = build(model_dir)
+    steps = []
+    for speculate in (0, 6):
+        engine.submit(spec("a", ids(9, seed=1) * 9, max_tokens=60, speculate=speculate))
+        updates = drain(engine)[1]["a"]
+        assert sum(len(update.tokens) for update in updates) == 60
+        steps.append(len(updates))
+    assert steps[1] < steps[0], "no draft ever stood"
+
+
 def test_cancelling_frees_pages_at_once_and_disturbs_nobody(model_dir: Path) -> None:
     engine, _ = build(model_dir)
     prompt = ids(40, seed=3)
@@ -92,8 +130,10 @@ def test_cancelling_frees_pages_at_once_and_disturbs_nobody(model_dir: Path) -> 
     engine.cancel("goes")
     engine.cancel("never was")
     assert engine.scheduler.pool.num_available > held
+    [early] = [u.tokens for u in first if u.request_id == "stays"]
     tokens, _, _ = drain(engine)
-    assert tokens == {"stays": expected}
+    assert early + tokens["stays"] == expected
+    assert set(tokens) == {"stays"}
     assert {u.request_id for u in first} == {"stays", "goes"}
 
 
@@ -112,12 +152,12 @@ class _Broken:
         self._real = engine._runner
         self.steps = 0
 
-    def run(self, plan: StepPlan) -> dict[str, int]:
+    def run(self, plan: StepPlan) -> dict[str, list[int]]:
         self.steps += 1
         if self.steps == 3:
             raise RuntimeError("boom")
         drawn = self._real.run(plan)
-        return {name: -1 if name == "bad" else token for name, token in drawn.items()}
+        return {name: [-1] if name == "bad" else tokens for name, tokens in drawn.items()}
 
 
 def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir: Path) -> None:
