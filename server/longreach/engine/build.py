@@ -87,6 +87,7 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
     eos = getattr(loaded.patched.model.generation_config, "eos_token_id", None)
     return Started(
         max_model_len=limits.max_model_len,
+        max_batched_tokens=limits.max_batched_tokens,
         kv_tokens=pages.num_tokens,
         page_size=pages.shape.page_size,
         vocab_size=loaded.config.vocab_size,

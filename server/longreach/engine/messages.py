@@ -79,6 +79,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer."""
 
     max_model_len: int
+    max_batched_tokens: int
     kv_tokens: int
     page_size: int
     vocab_size: int

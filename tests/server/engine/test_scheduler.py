@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from longreach.engine.messages import Generate
 from longreach.engine.pages import PagePool
@@ -13,9 +15,16 @@ from longreach.engine.step_time import StepCost, StepTime
 PAGE = 4
 
 
-def make(num_pages: int = 64, seqs: int = 8, budget: int = 16, model_len: int = 128, cache: bool = False) -> Scheduler:
+def make(
+    num_pages: int = 64,
+    seqs: int = 8,
+    budget: int = 16,
+    model_len: int = 128,
+    cache: bool = False,
+    max_itl: float = math.inf,
+) -> Scheduler:
     hasher = PageHasher(PAGE, "a model") if cache else None
-    return Scheduler(PagePool(num_pages, PAGE), Limits(seqs, budget, model_len), hasher)
+    return Scheduler(PagePool(num_pages, PAGE), Limits(seqs, budget, model_len, max_itl), hasher)
 
 
 def request(name: str, prompt: int, max_tokens: int = 4, arrived: float = 0.0, **more) -> Request:
@@ -71,6 +80,24 @@ def test_a_prompt_lets_shorter_ones_pass_for_a_while_and_no_longer() -> None:
     while not long.generated:
         assert not late.computed
         run_step(scheduler)
+
+
+def test_beside_streams_a_chunk_fits_into_the_time_that_is_left_but_never_vanishes() -> None:
+    for max_itl, expected in [(60.0, {"stream": 1, "a": 20, "b": 19}), (1.0, {"stream": 1, "a": 16})]:
+        scheduler = make(budget=50, max_itl=max_itl)
+        scheduler.step_time = _known_time()
+        scheduler.add(request("stream", 3, max_tokens=20))
+        run_step(scheduler)
+        scheduler.add(request("a", 20))
+        scheduler.add(request("b", 19, arrived=100.0))
+        assert run_step(scheduler) == expected
+    scheduler = make(budget=50, max_itl=30.0)
+    scheduler.step_time = _known_time()
+    scheduler.add(request("stream", 3, max_tokens=20))
+    run_step(scheduler)
+    scheduler.add(request("a", 20))
+    scheduler.add(request("b", 60, arrived=100.0))
+    assert run_step(scheduler) == {"stream": 1, "a": 20}  # 6 tokens' time is left: not worth a chunk
 
 
 def test_priority_comes_before_length_and_age() -> None:
