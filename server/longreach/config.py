@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -70,6 +70,21 @@ Real = Annotated[float, Strict(), BeforeValidator(_number), Field(allow_inf_nan=
 Tokens = Annotated[int, Strict(), BeforeValidator(_measure(_TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
 Milliseconds = Annotated[int, Strict(), BeforeValidator(_measure(_TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
 Bytes = Annotated[int, Strict(), BeforeValidator(_measure(_BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
+
+
+def parse_bytes(text: str, source: str) -> int:
+    """A number of bytes from text such as 80GiB.
+
+    Raises:
+        ValueError: it is none, or not positive; names `source`.
+    """
+    try:
+        value = TypeAdapter(Bytes).validate_python(text)
+    except ValidationError as error:
+        raise ValueError(f"{source}: {error.errors()[0]['msg']}, got {quoted(text)}") from None
+    if value < 1:
+        raise ValueError(f"{source}: give more than 0 bytes")
+    return value
 
 
 class Settings(BaseSettings):

@@ -19,6 +19,7 @@ from .pages import PagePool
 from .plan import Chunk, StepPlan
 from .prefix_cache import PageHasher
 from .request import Request
+from .speculation import MAX_DRAFTS
 from .step_time import StepTime, Work
 
 # However little time is left in a step, the first prompt's chunk has so many tokens: progress is guaranteed.
@@ -160,9 +161,9 @@ class Scheduler:
         assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
 
     def _streams(self) -> list[Chunk]:
-        """The token that each answer wants, and the drafts behind it, which may fill half of what the tokens leave."""
+        """The token that each answer wants and the drafts behind it, which leave half of the step to prompts."""
         requests = [request for request in self.running.values() if request.wanted == 1]
-        room = (self.limits.max_batched_tokens - len(requests)) // 2
+        room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
         chunks = []
         for request in requests:
             drafts = request.draft(room)

@@ -16,6 +16,8 @@ import numpy as np
 # A match of fewer tokens predicts little; one of more is not looked for.
 MIN_MATCH = 3
 MAX_MATCH = 16
+# Drafts in one step, of all requests together: each takes a row of logits, as wide as the vocabulary.
+MAX_DRAFTS = 64
 
 
 class PromptLookup:
