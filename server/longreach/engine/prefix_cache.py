@@ -29,10 +29,16 @@ class PageHasher:
 
     def extend(self, digests: list[bytes], tokens: Sequence[int], salt: str) -> None:
         """Append the digests of those full pages of `tokens` that `digests` does not have yet."""
+        first, last = len(digests), len(tokens) // self._page_size
+        if first >= last:
+            return
         previous = digests[-1] if digests else self._root(salt)
-        for start in range(len(digests) * self._page_size, len(tokens) - self._page_size + 1, self._page_size):
-            page = array("i", tokens[start : start + self._page_size])
-            previous = hashlib.sha256(previous + page.tobytes()).digest()
+        new = memoryview(array("i", tokens[first * self._page_size : last * self._page_size])).cast("B")
+        size = len(new) // (last - first)
+        for start in range(0, len(new), size):
+            digest = hashlib.sha256(previous)
+            digest.update(new[start : start + size])
+            previous = digest.digest()
             digests.append(previous)
 
     def _root(self, salt: str) -> bytes:

@@ -44,7 +44,12 @@ class Work:
     @classmethod
     def of_step(cls, chunks: Iterable[tuple[int, int]]) -> Work:
         """One step of chunks, each given as (start, length)."""
-        return sum((cls.of_chunk(start, length) for start, length in chunks), cls(steps=1))
+        tokens = pairs = keys = 0
+        for start, length in chunks:  # in plain numbers: this runs once a step for every request
+            tokens += length
+            pairs += length * (2 * start + length + 1) // 2
+            keys += start + length
+        return cls(1, tokens, pairs, keys)
 
     def __add__(self, other: Work) -> Work:
         return Work(
