@@ -49,7 +49,7 @@ class BatchBuilder:
     def __init__(self, max_num_seqs: int, max_pages: int, page_size: int) -> None:
         self._page_size = page_size
         self._table: Int32 = np.zeros((max_num_seqs, max_pages), np.int32)
-        self._owner: list[Request | None] = [None] * max_num_seqs
+        self._pages: list[list[int] | None] = [None] * max_num_seqs  # whose pages a row shows
         self._filled = [0] * max_num_seqs
 
     def build(self, plan: StepPlan) -> HostBatch:
@@ -84,8 +84,9 @@ class BatchBuilder:
         )
 
     def _update_row(self, request: Request) -> None:
-        if self._owner[request.row] is not request:
-            self._owner[request.row] = request
+        # A request that comes back after a preemption may get its old row, but it has another list of pages.
+        if self._pages[request.row] is not request.pages:
+            self._pages[request.row] = request.pages
             self._filled[request.row] = 0
         filled, total = self._filled[request.row], len(request.pages)
         if filled < total:

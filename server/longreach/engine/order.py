@@ -20,8 +20,9 @@ def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[i
     a + PATIENCE * r. Of two that arrive together the shorter goes first; but it does not matter how many short ones
     arrive later than PATIENCE * r after a long one, they all come after it.
     """
-    remaining = cost.prefill_seconds(computed, request.prompt_tokens, chunk)
-    return request.spec.priority, request.arrived + PATIENCE * remaining, request.prompt_tokens - computed
+    length = len(request.tokens)
+    remaining = cost.prefill_seconds(computed, length, chunk)
+    return request.spec.priority, request.arrived + PATIENCE * remaining, length - computed
 
 
 def seconds_for_prompts(streams: Work, cost: StepCost, max_itl: float) -> float:

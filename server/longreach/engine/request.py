@@ -21,6 +21,7 @@ class Request:
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
+        preempted: it had to give its pages back once.
     """
 
     spec: Generate
@@ -34,6 +35,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
     row: int = -1
+    preempted: bool = False
     finish_reason: FinishReason | None = None
     _lookup: PromptLookup | None = None
 

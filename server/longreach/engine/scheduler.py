@@ -2,8 +2,10 @@
 
 Every step first takes one token (and its drafts) from each request that is writing its answer. What is left of the step
 goes to prompts in the order of `order.rank`: all of the token budget when nobody is writing, else as much as keeps
-the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages for its longest
-possible end can be promised to it; from then on nothing can stop it for lack of memory.
+the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages for all of it and the
+beginning of its answer can be promised to it. An answer that outgrows its promise and finds no page preempts whoever
+came last among those that are not promised their end, perhaps itself. Who was preempted keeps its tokens and its
+place, and comes back with a promise to its longest end: nobody is preempted twice, and every request ends.
 
 There are no phases: a prompt that begins like an earlier one takes over the pages that the prefix cache has, at any
 moment, and waits where the next page is being computed by a request before it.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .holdings import Holdings
 from .order import rank, seconds_for_prompts
 from .pages import PagePool
 from .plan import Chunk, StepPlan
@@ -31,7 +34,8 @@ class Limits:
     """Bounds of a step and of a request: requests and tokens in one step, tokens in one sequence.
 
     `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
-    the pages of a cancelled request are kept before others.
+    the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
+    place from the start.
     """
 
     max_num_seqs: int
@@ -39,6 +43,7 @@ class Limits:
     max_model_len: int
     max_itl: float = math.inf
     resume_seconds: float = 0.0
+    promised_tokens: int = 1024
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""
@@ -49,6 +54,11 @@ class Limits:
             )
         if not self.max_itl > 0:
             raise ValueError(f"max_itl must be positive, got {self.max_itl}")
+
+
+def _seniority(request: Request) -> tuple[int, float, str]:
+    """The order in which answers keep their pages: the last is preempted first."""
+    return request.spec.priority, request.arrived, request.id
 
 
 class Scheduler:
@@ -65,7 +75,7 @@ class Scheduler:
         self.step_time = StepTime()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
-        self._hasher = hasher
+        self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._blocked = False  # the next in line could not be let in, and nothing has changed since
 
@@ -93,8 +103,7 @@ class Scheduler:
         if self.pool.pages_for(request.max_length) > self.pool.num_pages:
             capacity = self.pool.num_pages * self.pool.page_size
             raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
-        if self._hasher is not None:
-            self._hasher.extend(request.digests, request.tokens, request.spec.cache_salt)
+        self._holdings.hash(request)
         self.waiting[request.id] = request
         self._blocked = False
 
@@ -104,21 +113,19 @@ class Scheduler:
         Its pages are given back at once, and kept for a retry as long as nobody needs their memory more.
         """
         if (request := self.running.get(request_id)) is not None:
-            self.pool.cache.retain(request.pages, now + self.limits.resume_seconds)
-            self._release(request)
+            self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
 
     def discard(self, request: Request) -> None:
         """Forget a running request whose step failed; nobody takes over the pages that it held."""
-        for page in request.pages:
-            self.pool.cache.forget(page)
+        self._holdings.spoil(request)
         self._release(request)
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute."""
         self.pool.cache.expire(now)
-        streams = self._streams()
+        streams = self._streams(now)
         chunks = streams + self._prompts(streams)
         chunks.sort(key=lambda chunk: chunk.length != 1)
         return StepPlan(tuple(chunks)) if chunks else None
@@ -136,23 +143,19 @@ class Scheduler:
                     request.append(token)
                     if request.finish_reason is not None:
                         break
-            self._name_pages(request, chunk.start)
+            if self._holdings.offer(request, chunk.start):
+                self._blocked = False  # who waits may need fewer pages now
             if request.finish_reason is not None:
                 self._release(request)
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
         requests = list(self.running.values())
-        self.pool.check([r.pages for r in requests], [r.promised_pages for r in requests])
-        size = self.pool.page_size
+        self._holdings.check(requests)
         for request in requests:
-            assert len(request.pages) * size >= request.computed, request.id
-            assert len(request.pages) + request.promised_pages == self.pool.pages_for(request.max_length), request.id
             assert 0 <= request.computed < len(request.tokens), request.id
             assert request.finish_reason is None, request.id
-            for page in request.pages[request.computed // size :]:
-                assert self.pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
-                assert not self.pool.cache.is_named(page), f"{request.id} writes to page {page}, which is named"
+            assert not (request.preempted and self._may_be_preempted(request)), request.id
         for request in self.waiting.values():
             assert not request.pages, request.id
             assert not request.promised_pages, request.id
@@ -160,16 +163,33 @@ class Scheduler:
         rows = [request.row for request in requests]
         assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
 
-    def _streams(self) -> list[Chunk]:
+    def _streams(self, now: float) -> list[Chunk]:
         """The token that each answer wants and the drafts behind it, which leave half of the step to prompts."""
-        requests = [request for request in self.running.values() if request.wanted == 1]
+        requests = sorted((request for request in self.running.values() if request.wanted == 1), key=_seniority)
         room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
         chunks = []
         for request in requests:
-            drafts = request.draft(room)
+            if request.row < 0 or not self._make_place(request, now):
+                continue  # preempted
+            drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
             room -= len(drafts)
             chunks.append(self._chunk(request, 1 + len(drafts), drafts))
         return chunks
+
+    def _make_place(self, request: Request, now: float) -> bool:
+        """Promise an answer the page that its next token needs, preempting if need be; False if it is preempted."""
+        while not self._holdings.promise(request, len(request.tokens)):
+            victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=_seniority)
+            self._release(victim, now + self.limits.resume_seconds)
+            victim.computed = victim.reach = 0
+            victim.preempted = True
+            self.waiting[victim.id] = victim
+            if victim is request:
+                return False
+        return True
+
+    def _may_be_preempted(self, request: Request) -> bool:
+        return self._holdings.places(request) < request.max_length
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
@@ -184,7 +204,7 @@ class Scheduler:
         if streams:
             taken = Work.of_step((chunk.start, chunk.length) for chunk in streams)
             seconds = seconds_for_prompts(taken, cost, self.limits.max_itl)
-        reach = {request.id: self._reach(request) for request in requests}
+        reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
         claimed: set[bytes] = set()  # pages that this step computes; whoever else wants them waits for them
@@ -192,101 +212,45 @@ class Scheduler:
             if budget < 1 or seconds <= 0:
                 break
             start = reach[request.id]
-            if self._unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
+            if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
                 continue
-            self._take_over(request)
+            self._holdings.take_over(request)
             start, limit = request.computed, min(request.wanted, budget)
             length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
             if length < min(_LEAST_CHUNK, limit):
                 length = 0 if chunks else min(_LEAST_CHUNK, limit)
-            length = self._unclaimed(request, start, start + length, claimed) - start
+            length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if length:
                 chunks.append(self._chunk(request, length))
-                claimed.update(
-                    request.digests[start // self.pool.page_size : -(-(start + length) // self.pool.page_size)]
-                )
+                claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length
                 seconds -= cost.seconds(Work.of_chunk(start, length))
         return chunks
 
-    def _reach(self, request: Request) -> int:
-        """Where a prompt stands, counting the pages that it could take over; looks further than last time only."""
-        size, digests = self.pool.page_size, request.digests
-        if request.computed % size:
-            return request.computed
-        page = max(request.computed, request.reach) // size
-        while page < self._most_shared(request) and self.pool.cache.find(digests[page]) is not None:
-            page += 1
-        request.reach = page * size
-        return request.reach
-
-    def _most_shared(self, request: Request) -> int:
-        """How many of its first pages a request can take over: its prompt's last token has to be computed."""
-        return min(len(request.digests), (request.prompt_tokens - 1) // self.pool.page_size)
-
-    def _unclaimed(self, request: Request, start: int, end: int, claimed: set[bytes]) -> int:
-        """The end of the tokens from `start` to `end` before the first page that another chunk of the step computes."""
-        size = self.pool.page_size
-        last = min(-(-end // size), self._most_shared(request))
-        for page in range(-(-start // size), last):
-            if request.digests[page] in claimed:
-                return page * size
-        return end
-
     def _let_in(self, request: Request) -> bool:
-        """Whether a request runs, having got a row, the pages it shares and the promise of the others if it waited."""
+        """Whether a request runs; one that waited gets a row and its pages, if it can."""
         if request.row >= 0:
             return True
         if self._blocked:
             return False  # who is next in line goes first, even if another would fit: nobody is passed over for ever
-        shared = self.pool.find(request.digests[: self._most_shared(request)])
-        promised = self.pool.pages_for(request.max_length) - len(shared)
-        if not self._free_rows or not self.pool.reserve(promised, shared):
+        length = request.max_length
+        if not request.preempted:
+            length = min(length, request.prompt_tokens + self.limits.promised_tokens)
+        if not self._free_rows or not self._holdings.enter(request, length):
             self._blocked = True
             return False
         del self.waiting[request.id]
         self.running[request.id] = request
         request.row = self._free_rows.pop()
-        request.pages, request.promised_pages = shared, promised
-        request.computed = request.cached = len(shared) * self.pool.page_size
         return True
 
-    def _take_over(self, request: Request) -> None:
-        """Take the next pages from the prefix cache, as far as it has them."""
-        size = self.pool.page_size
-        if request.computed % size:
-            return
-        for digest in request.digests[request.computed // size : self._most_shared(request)]:
-            if (page := self.pool.cache.find(digest)) is None:
-                return
-            self.pool.take_over(page)
-            request.pages.append(page)
-            request.promised_pages -= 1
-            request.computed += size
-            request.cached += size
-
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
-        missing = self.pool.pages_for(request.computed + length) - len(request.pages)
-        if missing > 0:
-            request.pages += self.pool.take(missing)
-            request.promised_pages -= missing
+        self._holdings.hand_out(request, request.computed + length)
         return Chunk(request, request.computed, length, drafts)
 
-    def _name_pages(self, request: Request, start: int) -> None:
-        """Offer the pages to others that were completed since `start` tokens were computed."""
-        if self._hasher is None:
-            return
-        size = self.pool.page_size
-        first, last = start // size, request.computed // size
-        if first < last:
-            self._hasher.extend(request.digests, request.tokens, request.spec.cache_salt)
-            self._blocked = False
-        for page in range(first, last):
-            self.pool.cache.name(request.pages[page], request.digests[page])
-
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]
-        self.pool.release(request.pages, request.promised_pages)
-        request.pages, request.promised_pages = [], 0
+        self._holdings.release(request, keep_until)
         self._free_rows.append(request.row)
+        request.row = -1
         self._blocked = False

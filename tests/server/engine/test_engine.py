@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,25 @@ def test_chunks_cache_resumption_and_drafts_do_not_change_an_answer(
         assert tokens == alone
         # all 7 full pages that "gone" read; every request is the follower of another or of that
         assert min(news[-1].cached for news in updates.values()) >= 112
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_preempted_request_goes_on_with_the_same_answer(model_dir: Path, prefix_cache: bool) -> None:
+    prompts = {f"r{n}": ids(n, seed=n) for n in (40, 50, 60)}
+    plain, _ = build(model_dir)
+    alone = {}
+    for name, prompt in prompts.items():
+        plain.submit(spec(name, prompt, 1.0, max_tokens=100))
+        alone |= drain(plain)[0]
+    engine, _ = build(model_dir, kv_cache_bytes=16 * 16 * 512, prefix_cache=prefix_cache)
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=1)
+    for name, prompt in prompts.items():
+        assert engine.submit(spec(name, prompt, 1.0, max_tokens=100)) is None
+    requests = [*engine.scheduler.waiting.values()]
+    tokens, _, failures = drain(engine)
+    assert not failures
+    assert tokens == alone
+    assert any(request.preempted for request in requests), "there was room for all"
 
 
 def test_speculation_takes_fewer_steps_where_a_prompt_is_copied(model_dir: Path) -> None:

@@ -37,12 +37,15 @@ class Histories(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     @initialize(
-        pages=st.integers(20, 40), page_size=st.sampled_from([1, 4]), max_itl=st.sampled_from([math.inf, 0.2, 1e-6])
+        pages=st.integers(20, 40),
+        page_size=st.sampled_from([1, 4]),
+        max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
+        promised=st.sampled_from([0, 1, 5, 100]),
     )
-    def start(self, pages: int, page_size: int, max_itl: float) -> None:
+    def start(self, pages: int, page_size: int, max_itl: float, promised: int) -> None:
         self.page_size = page_size
         pool = PagePool(pages * 4 // page_size, page_size)
-        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS)
+        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised)
         self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4))
         self.runner.after_step = self.while_a_step_runs
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
@@ -57,7 +60,7 @@ class Histories(RuleBasedStateMachine):
         target=requests,
         document=st.sampled_from(DOCUMENTS),
         length=st.integers(1, 75),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(1, 30),
         stops=st.booleans(),
         speculate=st.integers(0, 4),
         priority=st.integers(-1, 1),
@@ -117,7 +120,7 @@ class Histories(RuleBasedStateMachine):
                 stream += update.tokens
                 expected = expected_stream(spec, spec.sampling.seed or 0, self.runner._vocabulary)
                 assert stream == expected[: len(stream)], spec
-                assert update.cached <= update.computed <= update.prompt_tokens
+                assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]

@@ -22,9 +22,12 @@ def make(
     model_len: int = 128,
     cache: bool = False,
     max_itl: float = math.inf,
+    promised: int = 1024,
 ) -> Scheduler:
     hasher = PageHasher(PAGE, "a model") if cache else None
-    return Scheduler(PagePool(num_pages, PAGE), Limits(seqs, budget, model_len, max_itl), hasher)
+    return Scheduler(
+        PagePool(num_pages, PAGE), Limits(seqs, budget, model_len, max_itl, promised_tokens=promised), hasher
+    )
 
 
 def request(name: str, prompt: int, max_tokens: int = 4, arrived: float = 0.0, **more) -> Request:
@@ -214,6 +217,61 @@ def test_drafts_never_pass_the_last_token_that_was_asked_for() -> None:
         steps.append(run_step(scheduler)["a"])
     assert steps == [16, 14, 2]
     assert (copy.tokens[30:], copy.finish_reason) == ([7, 7, 7], "length")
+
+
+def test_answers_that_outgrow_their_promise_preempt_the_last_comer_once() -> None:
+    scheduler = make(num_pages=12, budget=32, promised=2, cache=True)
+    early, late = request("early", 10, max_tokens=30), request("late", 11, max_tokens=30, arrived=1.0)
+    late.tokens[:] = late.spec.prompt[:] = [9] * 11
+    scheduler.add(early)
+    scheduler.add(late)
+    preemptions, before = 0, False
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        assert plan is not None
+        preemptions += late.preempted and not before
+        before = late.preempted
+        scheduler.commit(
+            plan, {c.request.id: [len(c.request.tokens)] * c.num_draws for c in plan.chunks if c.num_draws}
+        )
+        scheduler.check()
+        assert not early.preempted
+        if late.row >= 0 and late.preempted:
+            assert late.promised_pages + len(late.pages) == 10
+    assert preemptions == 1
+    assert (early.generated, late.generated) == (30, 30)
+    assert late.tokens[11:] == list(range(11, 41)), "what was drawn before the preemption was lost"
+    assert late.cached == 0
+
+
+def test_who_came_last_steps_back_itself_and_who_was_promised_its_end_is_left_alone() -> None:
+    scheduler = make(num_pages=12, budget=32, promised=4)
+    scheduler.add(short := request("short", 20, max_tokens=4, arrived=5.0))
+    run_step(scheduler)
+    scheduler.add(growing := request("growing", 20, max_tokens=28))
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert (growing.preempted, short.preempted) == (False, False)
+    scheduler.add(short := request("short", 24, max_tokens=24, arrived=5.0))
+    run_step(scheduler)
+    scheduler.add(growing := request("growing", 16, max_tokens=32))
+    while not short.preempted:
+        run_step(scheduler)
+    assert "growing" in scheduler.running
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert (growing.preempted, short.preempted) == (False, True)
+
+
+def test_drafts_preempt_nobody() -> None:
+    scheduler = make(num_pages=8, budget=32, promised=1)
+    for name, arrived in (("a", 0.0), ("b", 1.0)):
+        scheduler.add(new := request(name, 12, max_tokens=20, speculate=8, arrived=arrived))
+        new.tokens[:] = new.spec.prompt[:] = [7] * 12
+    run_step(scheduler)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [len(chunk.drafts) for chunk in plan.chunks] == [3, 3]  # a page of 4 for each, which its token needs anyway
 
 
 def test_a_stop_token_ends_a_request_but_not_before_min_tokens() -> None:
