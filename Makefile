@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format lock docker-check clean
+.PHONY: help install serve test soak check format lock docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ serve: install ## start the server on 127.0.0.1:8000 with the embedded model
 
 test: install ## run the tests (what needs a GPU is skipped where there is none)
 	$(BIN)/python -m pytest
+
+soak: install ## drive the engine through 2,500 random histories
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
 
 check: install ## lint, formatting, types, the import layers, and tables against results
 	$(BIN)/ruff check

@@ -2,12 +2,14 @@
 
 from .errors import ModelLoadError, PatchError, UnsupportedModelError
 from .families import FAMILIES, layer_masks
-from .loader import LoadedModel, load_config, load_model
+from .footprint import Footprint
+from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from .pages import KVPages, PagedStep, PageShape
 from .patch import PatchedModel, patch
 
 __all__ = [
     "FAMILIES",
+    "Footprint",
     "KVPages",
     "LoadedModel",
     "ModelLoadError",
@@ -20,4 +22,6 @@ __all__ = [
     "load_config",
     "load_model",
     "patch",
+    "resolve_device",
+    "resolve_dtype",
 ]

@@ -68,46 +68,103 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of `Settings`, MODEL being its argument.
+def _with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option for each of these fields of `Settings`, or all; MODEL is its argument.
 
     Values arrive as text, or None where the option was not used: `Settings` parses and bounds them, in the same way as
-    it does those from the environment.
+    it does those from the environment. The command's own options stay.
     """
-    parameters = []
-    for name, field in Settings.model_fields.items():
-        if name == "model":
-            hint = Annotated[str | None, typer.Argument(help=field.description, show_default=False)]
-        elif field.annotation is bool:
-            switch = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default else flag(name)
-            hint = Annotated[bool | None, typer.Option(switch, help=field.description, show_default=False)]
-        else:
-            shown = "auto" if field.default is None else str(field.default)
-            default = False if name == "served_model_name" else shown
-            option = typer.Option(flag(name), help=field.description, show_default=default, metavar="VALUE")
-            hint = Annotated[str | None, option]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=hint)
-        )
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        chosen = names or tuple(Settings.model_fields)
+        parameters = [_parameter(name) for name in Settings.model_fields if name in chosen] + own
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    field = Settings.model_fields[name]
+    if name == "model":
+        hint = Annotated[str | None, typer.Argument(help=field.description, show_default=False)]
+    elif field.annotation is bool:
+        switch = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default else flag(name)
+        hint = Annotated[bool | None, typer.Option(switch, help=field.description, show_default=False)]
+    else:
+        shown = "auto" if field.default is None else str(field.default)
+        default = False if name == "served_model_name" else shown
+        option = typer.Option(flag(name), help=field.description, show_default=default, metavar="VALUE")
+        hint = Annotated[str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=hint)
+
+
+def _settings(flags: dict[str, Any]) -> Settings:
+    try:
+        return load_settings(**flags)
+    except ConfigError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: Exception) -> typer.Exit:
+    for line in str(error).splitlines():
+        typer.echo(f"longreach: error: {line}", err=True)
+    return typer.Exit(EXIT_CONFIG)
 
 
 @app.command()
-@_with_settings
+@_with_settings()
 def serve(**flags: Any) -> None:
     """Serve a model over the OpenAI API until SIGTERM or Ctrl-C.
 
     Each option can also be set by an environment variable: --max-model-len is LONGREACH_MAX_MODEL_LEN.
     """
-    try:
-        settings = load_settings(**flags)
-    except ConfigError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"longreach: error: {line}", err=True)
-        raise typer.Exit(EXIT_CONFIG) from None
+    settings = _settings(flags)
 
     from longreach.api.server import run  # FastAPI and the tokenizer take most of a second to import
 
     sys.exit(run(settings, unknown_variables()))
+
+
+@app.command()
+@_with_settings(
+    "model",
+    "device",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "page_size",
+    "kv_cache_memory",
+    "gpu_memory_utilization",
+)
+def plan(
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Memory of a GPU, or several with commas: 80GiB,141GiB.", metavar="VALUE")
+    ] = None,
+    gpus: Annotated[
+        str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
+    ] = "1",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Type of the KV pages, with commas: auto (as the weights), float8.", metavar="VALUE")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    **flags: Any,
+) -> None:
+    """Say what a model takes of a GPU's memory and which requests fit, before any weights are loaded."""
+    settings = _settings(flags)
+
+    from longreach import forecast  # torch and transformers take seconds to import
+
+    try:
+        result = forecast.forecast(
+            settings.name, settings.engine_config(), _names(gpu_memory or ""), _names(gpus), _names(kv_dtype)
+        )
+    except (ValueError, forecast.PatchError) as error:
+        raise _refused(error) from None
+    if as_json:
+        typer.echo(json.dumps(result.as_dict(), indent=1))
+    else:
+        result.print()

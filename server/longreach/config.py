@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -26,6 +26,7 @@ EMBEDDED_MODEL_NAME = "longreach-default"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -67,7 +68,23 @@ def _power_of_two(value: int) -> int:
 Whole = Annotated[int, Strict(), BeforeValidator(_number)]
 Real = Annotated[float, Strict(), BeforeValidator(_number), Field(allow_inf_nan=False)]
 Tokens = Annotated[int, Strict(), BeforeValidator(_measure(_TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
+Milliseconds = Annotated[int, Strict(), BeforeValidator(_measure(_TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
 Bytes = Annotated[int, Strict(), BeforeValidator(_measure(_BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
+
+
+def parse_bytes(text: str, source: str) -> int:
+    """A number of bytes from text such as 80GiB.
+
+    Raises:
+        ValueError: it is none, or not positive; names `source`.
+    """
+    try:
+        value = TypeAdapter(Bytes).validate_python(text)
+    except ValidationError as error:
+        raise ValueError(f"{source}: {error.errors()[0]['msg']}, got {quoted(text)}") from None
+    if value < 1:
+        raise ValueError(f"{source}: give more than 0 bytes")
+    return value
 
 
 class Settings(BaseSettings):
@@ -99,6 +116,25 @@ class Settings(BaseSettings):
     max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
     max_batched_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
+    )
+    max_itl: Milliseconds = Field(
+        50,
+        ge=1,
+        le=60_000,
+        description="Longest delay between an answer's tokens that reading prompts may cause: 50ms.",
+    )
+    max_queued_requests: Whole = Field(256, ge=1, le=65536, description="Requests that may wait; more get a 429.")
+    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+        None, ge=1, le=2**36, description="Prompt tokens that may wait, or auto: four times what the KV cache holds."
+    )
+    prefix_cache: bool = Field(
+        True, description="Keep the KV pages of earlier prompts for later ones that begin alike."
+    )
+    resume_seconds: Real = Field(
+        60.0, ge=0, le=86400, description="How long a cancelled request's pages are kept before others, for its retry."
+    )
+    speculate: Whole = Field(
+        0, ge=0, le=32, description="Tokens that prompt lookup drafts a step for requests that do not say; 0: none."
     )
     page_size: Annotated[Whole, AfterValidator(_power_of_two)] = Field(
         128, ge=16, le=256, description="Tokens in a KV page; a power of two. 128 suits the GPU kernels' key tiles."
@@ -171,6 +207,11 @@ class Settings(BaseSettings):
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=self.cuda_graphs,
             random_weights=self.random_weights,
+            max_itl=self.max_itl / 1000,
+            prefix_cache=self.prefix_cache,
+            resume_seconds=self.resume_seconds,
+            max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
         )
 
 

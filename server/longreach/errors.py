@@ -9,6 +9,7 @@ LongreachError
     ├── ModelNotFoundError        404, `model_not_found`
     ├── BodyTooLargeError         413
     ├── MediaTypeError            415
+    ├── OverloadedError           429, `queue_full`, with Retry-After
     ├── InternalError             500, without internals; the request id finds the log line
     └── UnavailableError          503: loading, draining, or the engine is gone
 
@@ -114,6 +115,16 @@ class MediaTypeError(ApiError):
 
     status = 415
     type = "invalid_request_error"
+
+
+class OverloadedError(ApiError):
+    """Too many requests wait; the header says when there should be room."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message, code="queue_full", headers={"Retry-After": str(retry_after)})
 
 
 class InternalError(ApiError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import hypothesis
@@ -13,7 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 # A deadline would test how busy the machine is.
 hypothesis.settings.register_profile("no-deadline", deadline=None)
-hypothesis.settings.load_profile("no-deadline")
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=2500, stateful_step_count=100)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "no-deadline"))
 
 CORPUS = [
     "The pass key for the silver lantern is 4071. The keeper of the lantern walks along the river.",

@@ -26,13 +26,19 @@ FLAGS = [
     "--log-level",
     "--max-batched-tokens",
     "--max-body-bytes",
+    "--max-itl",
     "--max-model-len",
     "--max-num-seqs",
+    "--max-queued-requests",
+    "--max-queued-tokens",
     "--page-size",
     "--port",
+    "--prefix-cache",
     "--random-weights",
+    "--resume-seconds",
     "--served-model-name",
     "--shutdown-grace-seconds",
+    "--speculate",
 ]
 
 

@@ -44,6 +44,12 @@ def test_a_flag_beats_a_variable_beats_the_default(model_dir: Path, monkeypatch:
         ("random_weights", "1", True),
         ("device", "cuda:1", "cuda:1"),
         ("max_body_bytes", "1MiB", 2**20),
+        ("max_itl", "40", 40),
+        ("max_itl", "40ms", 40),
+        ("max_itl", "2s", 2000),
+        ("max_queued_tokens", "2M", 2**21),
+        ("speculate", "8", 8),
+        ("prefix_cache", "false", False),
     ],
 )
 def test_values_as_flag_and_as_variable(
@@ -83,6 +89,12 @@ def test_values_as_flag_and_as_variable(
         ("keep_alive_seconds", "0"),
         ("shutdown_grace_seconds", "-1"),
         ("max_body_bytes", "10"),
+        ("max_itl", "0"),
+        ("max_itl", "0.05"),
+        ("max_queued_requests", "0"),
+        ("max_queued_tokens", "0"),
+        ("resume_seconds", "-1"),
+        ("speculate", "33"),
         ("device", "tpu"),
         ("device", "cuda:"),
         ("dtype", "int4"),
@@ -161,8 +173,13 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
         "gpu_memory_utilization": 0.5,
         "cuda_graphs": False,
         "random_weights": True,
+        "prefix_cache": False,
+        "resume_seconds": 7.0,
+        "max_queued_requests": 9,
+        "max_queued_tokens": 4096,
     }
-    engine = load_settings(model=str(model_dir), kv_cache_memory="2MiB", **values).engine_config()
+    engine = load_settings(model=str(model_dir), kv_cache_memory="2MiB", max_itl="80ms", **values).engine_config()
+    assert engine.max_itl == 0.08
     assert engine.model == str(model_dir)
     assert engine.kv_cache_bytes == 2**21
     for name, value in values.items():

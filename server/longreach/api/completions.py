@@ -45,10 +45,11 @@ async def create_completion(request: Request) -> Response:
     engine, tokenizer = service.require_ready()
     prompt = await _encode(asked.prompt, tokenizer, engine.info)
     _check_fit(prompt, asked.max_tokens, engine.info)
+    engine.admit(len(prompt))
 
     completion = _Completion(asked, record, len(prompt))
     deltas = generate_text(
-        engine, tokenizer, _engine_request(completion.id, asked, prompt, engine.info), asked.stop, record
+        engine, tokenizer, _engine_request(completion.id, asked, prompt, engine.info, service), asked.stop, record
     )
     if asked.stream:
         events = completion.events(deltas)
@@ -80,7 +81,9 @@ def _check_fit(prompt: list[int], max_tokens: int, info: Started) -> None:
         raise ContextLengthError(len(prompt), max_tokens, info.max_model_len, param="prompt")
 
 
-def _engine_request(request_id: str, asked: CompletionRequest, prompt: list[int], info: Started) -> Generate:
+def _engine_request(
+    request_id: str, asked: CompletionRequest, prompt: list[int], info: Started, service: Service
+) -> Generate:
     return Generate(
         request_id=request_id,
         prompt=prompt,
@@ -93,6 +96,9 @@ def _engine_request(request_id: str, asked: CompletionRequest, prompt: list[int]
             top_k=min(max(asked.top_k, 0), info.vocab_size),
             seed=asked.seed,
         ),
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        speculate=service.settings.speculate if asked.speculate is None else asked.speculate,
     )
 
 
@@ -139,9 +145,14 @@ class _Completion:
             "choices": choices,
         }
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         prompt, output = self._record.prompt_tokens or 0, self._record.output_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": self._record.cached_tokens},
+        }
 
 
 def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:

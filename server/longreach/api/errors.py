@@ -11,8 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longreach.engine.errors import EngineDeadError, EngineError, RequestFailedError
-from longreach.errors import ApiError, InternalError, InvalidRequestError, UnavailableError, quoted
+from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError
+from longreach.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    quoted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +40,8 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return error
     if isinstance(error, EngineDeadError):
         return UnavailableError("The engine has stopped; this request cannot be finished.", code="engine_dead")
+    if isinstance(error, QueueFullError):
+        return OverloadedError(f"The server is busy: {error}.", error.retry_after)
     if isinstance(error, RequestFailedError):
         if error.kind == "invalid":
             return InvalidRequestError(str(error), code="invalid_value")

@@ -38,7 +38,7 @@ async def generate_text(
     matcher = StopStrings(stops)
     async with contextlib.aclosing(engine.generate(request)) as updates:
         async for update in updates:
-            record.computed_tokens = update.computed
+            record.computed_tokens, record.cached_tokens = update.computed, update.cached
             text = ""
             for i, token in enumerate(update.tokens):
                 record.add_token()

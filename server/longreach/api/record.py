@@ -25,6 +25,7 @@ class RequestRecord:
     completion_id: str | None = None
     prompt_tokens: int | None = None
     computed_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     first_token: float | None = None
     finish: str | None = None
@@ -48,6 +49,7 @@ class RequestRecord:
             parts += [
                 f"completion={self.completion_id}",
                 f"prompt={self.prompt_tokens}",
+                f"cached={self.cached_tokens}",
                 f"output={self.output_tokens}",
             ]
             if self.first_token is not None:

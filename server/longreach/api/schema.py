@@ -18,6 +18,7 @@ from longreach.errors import InvalidRequestError, quoted
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_PROMPT_TOKENS = 2**24
+MAX_SPECULATE = 32
 
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
@@ -90,7 +91,10 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The body of `POST /v1/completions`. Defaults are OpenAI's; `top_k`, `min_tokens` and `ignore_eos` are vLLM's."""
+    """The body of `POST /v1/completions`.
+
+    Defaults are OpenAI's; `top_k`, `min_tokens`, `ignore_eos`, `priority` and `cache_salt` are vLLM's.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", validate_default=False)
 
@@ -106,6 +110,13 @@ class CompletionRequest(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[list[str], PlainValidator(_stop, json_schema_input_type=str | list[str] | None)] = []
     ignore_eos: Annotated[bool, _or(False)] = False
+    priority: Annotated[int, _or(0)] = Field(0, ge=-100, le=100, description="Prompts of a smaller number go first.")
+    cache_salt: Annotated[str, _or("")] = Field(
+        "", max_length=256, description="Only requests with the same salt share cached prefixes."
+    )
+    speculate: int | None = Field(
+        None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
+    )
     stream: Annotated[bool, _or(False)] = False
     stream_options: StreamOptions | None = None
 

@@ -32,6 +32,10 @@ class Engine(Protocol):
         """Whether the engine runs and is reachable."""
         ...
 
+    def admit(self, prompt_tokens: int) -> None:
+        """Raise a `QueueFullError` if a prompt of so many tokens cannot be taken now."""
+        ...
+
     def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request; closing the generator cancels it."""
         ...

@@ -23,7 +23,7 @@ class HostBatch:
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
         page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
-        last_rows: (R,) which of the T rows the R tokens are drawn from.
+        draw_rows: (R,) which of the T rows the R tokens are drawn from: the last of each chunk that draws.
         num_decodes: leading sequences of one token.
         max_seqlen_q, max_context_len: the longest of each.
     """
@@ -34,7 +34,7 @@ class HostBatch:
     cu_seqlens_q: Int32
     context_lens: Int32
     page_table: Int32
-    last_rows: Int64
+    draw_rows: Int64
     num_decodes: int
     max_seqlen_q: int
     max_context_len: int
@@ -49,7 +49,7 @@ class BatchBuilder:
     def __init__(self, max_num_seqs: int, max_pages: int, page_size: int) -> None:
         self._page_size = page_size
         self._table: Int32 = np.zeros((max_num_seqs, max_pages), np.int32)
-        self._owner: list[Request | None] = [None] * max_num_seqs
+        self._pages: list[list[int] | None] = [None] * max_num_seqs  # whose pages a row shows
         self._filled = [0] * max_num_seqs
 
     def build(self, plan: StepPlan) -> HostBatch:
@@ -63,11 +63,13 @@ class BatchBuilder:
         cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(lengths, out=cu_seqlens_q[1:])
         longest = int(ends.max())
-        input_ids = np.concatenate([np.array(c.request.tokens[c.start : c.end], np.int64) for c in chunks])
+        input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
         positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
         row_of_token = np.repeat(rows, lengths)
         pages = self._table[row_of_token, positions // self._page_size].astype(np.int64)
-        draws = np.array([chunk.draws for chunk in chunks])
+        draws = np.array([chunk.num_draws for chunk in chunks])
+        # The last rows of each chunk, as many as it draws tokens: counted down from its end.
+        before_end = np.repeat(np.cumsum(draws), draws) - np.arange(draws.sum())
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
@@ -75,15 +77,16 @@ class BatchBuilder:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
             page_table=self._table[rows, : -(-longest // self._page_size)],
-            last_rows=cu_seqlens_q[1:][draws].astype(np.int64) - 1,
+            draw_rows=np.repeat(cu_seqlens_q[1:], draws).astype(np.int64) - before_end,
             num_decodes=plan.num_decodes,
             max_seqlen_q=int(lengths.max()),
             max_context_len=longest,
         )
 
     def _update_row(self, request: Request) -> None:
-        if self._owner[request.row] is not request:
-            self._owner[request.row] = request
+        # A request that comes back after a preemption may get its old row, but it has another list of pages.
+        if self._pages[request.row] is not request.pages:
+            self._pages[request.row] = request.pages
             self._filled[request.row] = 0
         filled, total = self._filled[request.row], len(request.pages)
         if filled < total:

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-from pathlib import Path
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
+from longreach_patches import Footprint, KVPages, LoadedModel, PagedStep, PageShape, load_model
 from transformers.utils import logging as transformers_logging
 
+from . import capacity
 from .batch import BatchBuilder
 from .engine import Engine
 from .graphs import DecodeGraphs
 from .messages import EngineConfig, Started
 from .pages import PagePool
+from .prefix_cache import PageHasher
 from .runner import Runner, forward
 from .scheduler import Limits, Scheduler
 
 logger = logging.getLogger(__name__)
-
-# Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
-_GPU_BATCHED_TOKENS = 8192
-_CPU_BATCHED_TOKENS = 512
-# A CPU's pages take at most this share of the available memory, and no more than this many longest prompts need.
-_CPU_MEMORY_SHARE = 0.25
-_CPU_LONGEST_PROMPTS = 2
-# Left for graphs, libraries and fragmentation on a GPU, beside the measured peak of a step.
-_GPU_RESERVE_BYTES = 1 << 30
 
 
 def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
@@ -48,35 +39,22 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         random_weights=config.random_weights,
     )
     on_gpu = loaded.device.type == "cuda"
-    batched_tokens = config.max_batched_tokens or (_GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS)
-    shape = PageShape.of(loaded.config, loaded.dtype, config.page_size)
-    if config.max_model_len is not None and config.max_model_len > loaded.max_positions:
-        raise ValueError(
-            f"max_model_len {config.max_model_len} is longer than the {loaded.max_positions} positions of this model; "
-            f"use --max-model-len {loaded.max_positions} or less"
-        )
-    wanted_len = config.max_model_len or loaded.max_positions
-    room = _kv_cache_bytes(config, loaded, shape, batched_tokens, wanted_len)
-    num_pages = room // shape.bytes_per_page
-    fitting_len = min(wanted_len, num_pages * config.page_size)
-    if config.max_model_len is not None and fitting_len < config.max_model_len:
-        raise ValueError(
-            f"max_model_len {config.max_model_len} needs a KV cache of "
-            f"{_readable(config.max_model_len * shape.bytes_per_token)} and {_readable(room)} are there; "
-            f"the longest that fits is --max-model-len {fitting_len}"
-        )
-    if fitting_len < 2:
-        raise ValueError("no memory is left for the KV cache; use a smaller model or raise --gpu-memory-utilization")
-    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len)
-    pages = KVPages(shape, num_pages, loaded.device)
+    batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu)
+    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size)
+    demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
+    sized = demand.fit(_room(config, loaded, footprint, demand))
+    fitting_len = sized.max_model_len
+    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
+    pages = KVPages(footprint.pages, sized.num_pages, loaded.device)
     graphs = None
     if on_gpu and config.cuda_graphs:
         graphs = DecodeGraphs(functools.partial(forward, loaded), pages, limits.max_num_seqs, limits.max_model_len)
         with torch.inference_mode():
             graphs.capture()
-    pool = PagePool(num_pages, config.page_size)
+    pool = PagePool(sized.num_pages, config.page_size)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
-    engine = Engine(Scheduler(pool, limits), Runner(loaded, pages, builder, graphs))
+    hasher = PageHasher(config.page_size, config.model, str(loaded.dtype)) if config.prefix_cache else None
+    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, graphs))
     return engine, _started(loaded, pages, limits)
 
 
@@ -85,6 +63,7 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
     eos = getattr(loaded.patched.model.generation_config, "eos_token_id", None)
     return Started(
         max_model_len=limits.max_model_len,
+        max_batched_tokens=limits.max_batched_tokens,
         kv_tokens=pages.num_tokens,
         page_size=pages.shape.page_size,
         vocab_size=loaded.config.vocab_size,
@@ -98,20 +77,22 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
     )
 
 
-def _kv_cache_bytes(
-    config: EngineConfig, loaded: LoadedModel, shape: PageShape, batched_tokens: int, wanted_len: int
-) -> int:
+def _room(config: EngineConfig, loaded: LoadedModel, footprint: Footprint, demand: capacity.Demand) -> int:
+    """Bytes for KV pages: as asked for, or what this machine has left."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if loaded.device.type == "cpu":
-        enough = _CPU_LONGEST_PROMPTS * -(-wanted_len // shape.page_size) * shape.bytes_per_page
-        return min(enough, int(_CPU_MEMORY_SHARE * _available_host_bytes()))
-    peak = _peak_bytes_of_a_step(loaded, shape, min(batched_tokens, wanted_len), config.max_num_seqs)
+        return demand.host_room(capacity.available_host_bytes())
+    peak = _peak_bytes_of_a_step(loaded, footprint.pages, demand.step_tokens, demand.step_rows)
     free, total = torch.cuda.mem_get_info(loaded.device)
-    used = total - free
-    room = int(total * config.gpu_memory_utilization) - used - peak - _GPU_RESERVE_BYTES
-    logger.info("GPU memory: %s used, %s for the largest step", _readable(used), _readable(peak))
-    return max(room, 0)
+    logger.info(
+        "GPU memory: %s used, %s for the largest step (%s and %s were planned)",
+        capacity.readable(total - free),
+        capacity.readable(peak),
+        capacity.readable(demand.planned_use()),
+        capacity.readable(demand.step_bytes),
+    )
+    return demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak)
 
 
 @torch.inference_mode()
@@ -138,18 +119,3 @@ def _peak_bytes_of_a_step(loaded: LoadedModel, shape: PageShape, num_tokens: int
     del pages
     torch.cuda.empty_cache()
     return peak
-
-
-def _available_host_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _readable(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

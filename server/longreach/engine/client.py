@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
 
+from .admission import Admission
 from .errors import EngineDeadError, EngineStartError, RequestFailedError
 from .messages import (
     LENGTH_BYTES,
@@ -27,6 +28,8 @@ from .messages import (
 )
 
 _KILL_AFTER_SECONDS = 10.0
+# Unless told otherwise, prompts may wait that fill the KV cache so many times.
+_QUEUED_CACHES = 4
 
 
 class EngineClient:
@@ -45,6 +48,7 @@ class EngineClient:
         self._dead = False
         self._listener: asyncio.Task[None] | None = None
         self.info: Started
+        self._admission: Admission
         self.on_death: Callable[[], None] | None = None
 
     @classmethod
@@ -75,6 +79,11 @@ class EngineClient:
             raise EngineStartError(answer.message)
         assert isinstance(answer, Started), answer
         client.info = answer
+        client._admission = Admission(
+            config.max_queued_requests,
+            config.max_queued_tokens or _QUEUED_CACHES * answer.kv_tokens,
+            answer.max_batched_tokens,
+        )
         client._listener = asyncio.create_task(client._listen(), name="engine-listener")
         return client
 
@@ -93,18 +102,28 @@ class EngineClient:
         """Requests that have been sent and have not ended."""
         return len(self._inboxes)
 
+    def admit(self, prompt_tokens: int) -> None:
+        """See whether a prompt could be sent now; `generate` has the last word.
+
+        Raises:
+            QueueFullError: too much is waiting.
+        """
+        self._admission.check(prompt_tokens)
+
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request until it has finished.
 
         Closing the generator early (a caller that goes away) cancels the request in the engine.
 
         Raises:
+            QueueFullError: too much is waiting; nothing was sent.
             RequestFailedError: this request failed.
             EngineDeadError: the engine process is gone.
         """
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
+        self._admission.enter(request.request_id, len(request.prompt))
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False
@@ -119,6 +138,7 @@ class EngineClient:
                 yield news
         finally:
             self._inboxes.pop(request.request_id, None)
+            self._admission.leave(request.request_id)
             if not finished and self.alive:
                 self._writer.write(encode_frame(Cancel(request.request_id)))
 
@@ -159,7 +179,10 @@ class EngineClient:
     def _deliver(self, message: FromEngine) -> None:
         # An id that is not in the table belongs to a caller that went away while its last tokens were on the wire.
         if isinstance(message, Updates):
+            if message.cost is not None:
+                self._admission.cost = message.cost
             for update in message.updates:
+                self._admission.progress(update)
                 if inbox := self._inboxes.get(update.request_id):
                     inbox.put_nowait(update)
         elif isinstance(message, Failed):

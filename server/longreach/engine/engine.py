@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from .messages import Failed, Generate, Update, Updates
@@ -11,6 +13,7 @@ from .plan import StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
 from .scheduler import Scheduler
+from .step_time import Work
 
 logger = logging.getLogger(__name__)
 
@@ -18,17 +21,23 @@ logger = logging.getLogger(__name__)
 class StepRunner(Protocol):
     """What computes a plan; `runner.Runner`, or a stand-in."""
 
-    def run(self, plan: StepPlan) -> dict[str, int]:
-        """The token drawn by each request whose tokens are all computed after this step."""
+    def run(self, plan: StepPlan) -> dict[str, list[int]]:
+        """The `num_draws` tokens of each request whose chunk draws any; only then has the step surely ended."""
         ...
 
 
 class Engine:
-    """A scheduler and a runner. `step` is the whole system: plan, run, commit, report."""
+    """A scheduler and a runner. `step` is the whole system: plan, run, commit, report.
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
+    `clock` gives seconds; it measures steps, and dates arrivals and cancellations.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
         self.scheduler = scheduler
         self._runner = runner
+        self._clock = clock
+        self._unmeasured = Work()  # steps that were run since `_since` and may not have ended
+        self._since = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -37,31 +46,33 @@ class Engine:
 
     def submit(self, spec: Generate) -> Failed | None:
         """Queue a request, or say why it can never run."""
+        if not self.has_work:
+            self._unmeasured = Work()  # the time that passed was idle
         try:
-            self.scheduler.add(Request.of(spec, seed=secrets.randbits(63)))
+            self.scheduler.add(Request.of(spec, secrets.randbits(63), self._clock()))
         except ValueError as error:
             return Failed(request_id=spec.request_id, kind="invalid", message=str(error))
         return None
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request; its pages are free when this returns."""
-        self.scheduler.remove(request_id)
+        """Forget a request; its pages can be had when this returns."""
+        self.scheduler.remove(request_id, self._clock())
 
     def step(self) -> list[Updates | Failed]:
         """Compute one step and return what is to be told to the callers, in order."""
-        plan = self.scheduler.plan()
+        start = self._clock()
+        plan = self.scheduler.plan(start)
         if plan is None:
             return []
         try:
             drawn = self._runner.run(plan)
         except Exception:  # whatever it was, it ends these requests and not the server
             logger.exception("a step of %d tokens failed", plan.num_tokens)
-            return [self._fail(chunk.request, "the model could not compute this request") for chunk in plan.chunks]
-        failures: list[Updates | Failed] = [
-            self._fail(chunk.request, "the model's output was not a number")
-            for chunk in plan.chunks
-            if drawn.get(chunk.request.id) == NOT_A_NUMBER
-        ]
+            self._unmeasured = Work()
+            return self._fail([chunk.request for chunk in plan.chunks], "the model could not compute this request")
+        self._measure(plan, start, ended=bool(drawn))
+        broken = [c.request for c in plan.chunks if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
+        failures = self._fail(broken, "the model's output was not a number")
         lengths = {chunk.request.id: len(chunk.request.tokens) for chunk in plan.chunks}
         self.scheduler.commit(plan, drawn)
         news = [
@@ -69,14 +80,27 @@ class Engine:
                 request_id=request.id,
                 prompt_tokens=request.prompt_tokens,
                 computed=min(request.computed, request.prompt_tokens),
+                cached=request.cached,
                 tokens=request.tokens[lengths[request.id] :],
                 finish_reason=request.finish_reason,
             )
             for chunk in plan.chunks
             if (request := chunk.request).id in self.scheduler.running or request.finish_reason is not None
         ]
-        return [*failures, Updates(news)] if news else failures
+        cost = None if plan.num_decodes == len(plan.chunks) else self.scheduler.step_time.cost
+        return [*failures, Updates(news, cost)] if news else failures
 
-    def _fail(self, request: Request, message: str) -> Failed:
-        self.scheduler.remove(request.id)
-        return Failed(request_id=request.id, kind="internal", message=message)
+    def _measure(self, plan: StepPlan, start: float, ended: bool) -> None:
+        """Tell the model of step time what the steps since the last measurement took, once they have ended."""
+        if not self._unmeasured.steps:
+            self._since = start
+        self._unmeasured += plan.work
+        if ended:
+            self.scheduler.step_time.observe(self._unmeasured, self._clock() - self._since)
+            self._unmeasured = Work()
+
+    def _fail(self, requests: list[Request], message: str) -> list[Updates | Failed]:
+        here = [request for request in requests if self.scheduler.running.get(request.id) is request]
+        for request in here:
+            self.scheduler.discard(request)
+        return [Failed(request_id=request.id, kind="internal", message=message) for request in here]

@@ -3,6 +3,7 @@
 EngineError
 ├── EngineStartError     the engine never became ready; the message says why
 ├── EngineDeadError      the engine process is gone; every request it held ends with this
+├── QueueFullError       too much is waiting; `retry_after` says when to come again
 └── RequestFailedError   one request failed; `kind` says whose fault it was
 """
 
@@ -21,6 +22,14 @@ class EngineStartError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine process has ended; nothing it held can be finished."""
+
+
+class QueueFullError(EngineError):
+    """A request was not taken because too many wait; come again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class RequestFailedError(EngineError):

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from .step_time import StepCost
+
 FinishReason = Literal["stop", "length"]
 
 _LENGTH = struct.Struct(">I")
@@ -32,6 +34,11 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
     random_weights: bool = False
+    max_itl: float = 0.05
+    prefix_cache: bool = True
+    resume_seconds: float = 60.0
+    max_queued_requests: int = 256
+    max_queued_tokens: int | None = None
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -47,7 +54,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A request: continue `prompt` (token ids) by at most `max_tokens` tokens.
 
     Generation ends after a token in `stop_token_ids` (the model's end-of-sequence ids are the caller's to include), but
-    those tokens cannot be drawn before `min_tokens` tokens have been.
+    those tokens cannot be drawn before `min_tokens` tokens have been. Prompts of a smaller `priority` are read first.
+    Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step.
     """
 
     request_id: str
@@ -56,10 +64,13 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     sampling: Sampling = Sampling()
+    priority: int = 0
+    cache_salt: str = ""
+    speculate: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Forget a request; its pages are free before the next step is planned. Unknown ids are not an error."""
+    """Forget a request; its pages can be had before the next step is planned. Unknown ids are not an error."""
 
     request_id: str
 
@@ -68,6 +79,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer."""
 
     max_model_len: int
+    max_batched_tokens: int
     kv_tokens: int
     page_size: int
     vocab_size: int
@@ -89,21 +101,23 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request after a step.
 
-    `computed` of `prompt_tokens` prompt tokens are in the cache; `tokens` are new ones (none while the prompt is being
-    read); `finish_reason` is set on the last update of a request.
+    `computed` of `prompt_tokens` prompt tokens have their keys and values, `cached` of them by somebody else's work;
+    `tokens` are new ones (none while the prompt is being read); `finish_reason` is set on a request's last update.
     """
 
     request_id: str
     prompt_tokens: int
     computed: int
+    cached: int = 0
     tokens: list[int] = []
     finish_reason: FinishReason | None = None
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):
-    """All updates of one step."""
+    """All updates of one step, and what a step is now known to cost, if prompts were read in it."""
 
     updates: list[Update]
+    cost: StepCost | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):

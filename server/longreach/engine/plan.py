@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .request import Request
+from .speculation import standing
+from .step_time import Work
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Compute tokens `start` to `start + length` of a request; draw the next token if that completes it."""
+    """Compute `length` tokens of a request from `start` on, the last of which may be drafts.
+
+    If that reaches the end of its known tokens, the next token is drawn, and one more after each draft.
+    """
 
     request: Request
     start: int
     length: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
-        """The number of the request's tokens that are computed after this step."""
+        """The position after the chunk's last token."""
         return self.start + self.length
 
     @property
-    def draws(self) -> bool:
-        """Whether the next token is drawn from this chunk's last row."""
-        return self.end == len(self.request.tokens)
+    def token_ids(self) -> list[int]:
+        """The tokens to compute."""
+        return [*self.request.tokens[self.start : self.end], *self.drafts]
+
+    @cached_property
+    def num_draws(self) -> int:
+        """How many tokens are drawn, one from each of the chunk's last rows."""
+        completes = self.end - len(self.drafts) == len(self.request.tokens)
+        return 1 + len(self.drafts) if completes else 0
+
+    def standing(self, drawn: list[int]) -> list[int]:
+        """The new tokens of the request, of those `drawn`."""
+        return standing(self.drafts, drawn)
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,11 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
     @property
+    def work(self) -> Work:
+        """What the step costs, as the model of step time counts it."""
+        return Work.of_step((chunk.start, chunk.length) for chunk in self.chunks)
+
+    @property
     def num_decodes(self) -> int:
         """Leading chunks of exactly one token."""
         return sum(chunk.length == 1 for chunk in self.chunks)
@@ -45,4 +67,4 @@ class StepPlan:
     @property
     def is_decode_only(self) -> bool:
         """Whether every chunk is one token that draws the next: the shape that CUDA graphs replay."""
-        return all(chunk.length == 1 and chunk.draws for chunk in self.chunks)
+        return all(chunk.length == chunk.num_draws == 1 for chunk in self.chunks)

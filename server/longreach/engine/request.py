@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .messages import FinishReason, Generate
+from .speculation import PromptLookup
 
 
 @dataclass(eq=False)
@@ -12,24 +13,37 @@ class Request:
     """A sequence that grows: the prompt, then what was generated.
 
     There are no phases. `computed` tokens have their keys and values in pages; the rest are wanted. When all are
-    computed the model's last row gives the next token, which is then wanted in turn. While it runs, a request has a
-    `row` to itself in the table of page ids.
+    computed the model's last row gives the next token, which is then wanted in turn.
+
+    Attributes:
+        arrived: when it came, in seconds on the engine's clock.
+        cached: how many of its prompt's tokens were taken over from the prefix cache.
+        reach: how many tokens it has or could have taken over, when the scheduler last looked.
+        digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
+        row: its own row in the table of page ids while it runs; -1 while it waits.
+        preempted: it had to give its pages back once.
     """
 
     spec: Generate
     seed: int
     tokens: list[int]
+    arrived: float = 0.0
     computed: int = 0
+    cached: int = 0
+    reach: int = 0
+    digests: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
     row: int = -1
+    preempted: bool = False
     finish_reason: FinishReason | None = None
+    _lookup: PromptLookup | None = None
 
     @classmethod
-    def of(cls, spec: Generate, seed: int) -> Request:
+    def of(cls, spec: Generate, seed: int, arrived: float = 0.0) -> Request:
         """A request of which nothing is computed yet; `seed` is used for sampling if the caller gave none."""
         own = spec.sampling.seed
-        return cls(spec, seed if own is None else own, list(spec.prompt))
+        return cls(spec, seed if own is None else own, list(spec.prompt), arrived)
 
     @property
     def id(self) -> str:
@@ -56,16 +70,23 @@ class Request:
         """Tokens that may ever need a place in the pages: the last one drawn is never computed."""
         return self.prompt_tokens + self.spec.max_tokens - 1
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether the next token may be one that ends the request."""
-        return self.generated >= self.spec.min_tokens
+    def may_stop(self, after: int = 0) -> bool:
+        """Whether the token drawn `after` tokens from now may be one that ends the request."""
+        return self.generated + after >= self.spec.min_tokens
+
+    def draft(self, limit: int) -> tuple[int, ...]:
+        """At most `limit` tokens that may come next, if the request wants speculation."""
+        count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
+        if count < 1:
+            return ()
+        if self._lookup is None:
+            self._lookup = PromptLookup(self.max_length + 1)
+        return self._lookup.draft(self.tokens, count)
 
     def append(self, token: int) -> None:
         """Add a drawn token, and finish if it is the last one."""
         assert self.finish_reason is None, self.id
-        assert self.wanted == 0, self.id
-        may_stop = self.may_stop
+        may_stop = self.may_stop()
         self.tokens.append(token)
         if may_stop and token in self.spec.stop_token_ids:
             self.finish_reason = "stop"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
@@ -9,7 +11,7 @@ from longreach_patches import KVPages, LoadedModel, PagedStep
 from .batch import BatchBuilder, HostBatch
 from .graphs import DecodeGraphs
 from .plan import StepPlan
-from .sampler import SamplingTensors, sample
+from .sampler import Draw, SamplingTensors, sample
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -37,10 +39,10 @@ class Runner:
         self._previous: torch.cuda.Event | None = None
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> dict[str, int]:
-        """Compute every chunk of `plan`; the token drawn by each request that completes, or NOT_A_NUMBER."""
+    def run(self, plan: StepPlan) -> dict[str, list[int]]:
+        """Compute every chunk of `plan`; the tokens (or NOT_A_NUMBER) of each request whose chunk draws any."""
         batch = self._builder.build(plan)
-        drawing = [chunk.request for chunk in plan.chunks if chunk.draws]
+        drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         if self._graphs is not None and plan.is_decode_only:
             logits = self._graphs.replay(batch)
         else:
@@ -48,8 +50,9 @@ class Runner:
         if not drawing:
             self._wait_for_previous_step()
             return {}
-        tokens = sample(logits, SamplingTensors.of(drawing, self._vocab_size, self._loaded.device))
-        return dict(zip((request.id for request in drawing), tokens.tolist(), strict=True))
+        draws = [Draw(chunk.request, after) for chunk in drawing for after in range(chunk.num_draws)]
+        tokens = iter(sample(logits, SamplingTensors.of(draws, self._vocab_size, self._loaded.device)).tolist())
+        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in drawing}
 
     def _wait_for_previous_step(self) -> None:
         """Let the host run one step ahead of the GPU and no further, so that progress and cancelling mean something."""
@@ -62,9 +65,9 @@ class Runner:
 
     def _eager(self, batch: HostBatch) -> torch.Tensor:
         device = self._loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.last_rows], device)
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.draw_rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, last_rows = long
+        input_ids, positions, slots, draw_rows = long
         cu_seqlens_q, context_lens, page_table = short
         paged = PagedBatch(
             cu_seqlens_q=cu_seqlens_q,
@@ -74,7 +77,7 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, last_rows)
+        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, draw_rows)
 
 
 def upload(arrays: list, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -7,6 +7,7 @@ same request gives the same tokens alone, in a batch, or after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,13 @@ import torch
 from .request import Request
 
 NOT_A_NUMBER = -1  # stands for a token where a row's logits were not numbers
+
+
+class Draw(NamedTuple):
+    """The token that a request draws when `after` more than its known ones, drafts, are before it."""
+
+    request: Request
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,20 +43,20 @@ class SamplingTensors:
     all_greedy: bool
 
     @classmethod
-    def of(cls, requests: list[Request], vocab_size: int, device: torch.device) -> SamplingTensors:
-        """Collect the settings of the requests that draw a token in this step, in the order of their rows."""
-        specs = [request.spec.sampling for request in requests]
+    def of(cls, draws: list[Draw], vocab_size: int, device: torch.device) -> SamplingTensors:
+        """Collect the settings of the tokens that are drawn in this step, in the order of their rows."""
+        specs = [draw.request.spec.sampling for draw in draws]
         forbidden = [
             (row, token)
-            for row, request in enumerate(requests)
-            if not request.may_stop
-            for token in request.spec.stop_token_ids
+            for row, draw in enumerate(draws)
+            if not draw.request.may_stop(draw.after)
+            for token in draw.request.spec.stop_token_ids
         ]
         numbers = torch.tensor(
             [
                 [spec.temperature for spec in specs],
                 [spec.top_p for spec in specs],
-                [uniform(request.seed, request.generated) for request in requests],
+                [uniform(draw.request.seed, draw.request.generated + draw.after) for draw in draws],
             ],
             dtype=torch.float32,
         ).to(device)

@@ -1,27 +1,49 @@
 """Which tokens to compute next. Plain Python: it knows requests and page ids, and neither tensors nor models.
 
-A request is let in, oldest first, once pages for its longest possible end can be promised to it; from then on nothing
-can stop it for lack of memory. Within a step, tokens that complete a request (decodes) go first, and what is left of
-the token budget is shared evenly among the prompts being read, so that a short prompt is not stuck behind a long one.
+Every step first takes one token (and its drafts) from each request that is writing its answer. What is left of the step
+goes to prompts in the order of `order.rank`: all of the token budget when nobody is writing, else as much as keeps
+the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages for all of it and the
+beginning of its answer can be promised to it. An answer that outgrows its promise and finds no page preempts whoever
+came last among those that are not promised their end, perhaps itself. Who was preempted keeps its tokens and its
+place, and comes back with a promise to its longest end: nobody is preempted twice, and every request ends.
+
+There are no phases: a prompt that begins like an earlier one takes over the pages that the prefix cache has, at any
+moment, and waits where the next page is being computed by a request before it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from dataclasses import dataclass
 
+from .holdings import Holdings
+from .order import rank, seconds_for_prompts
 from .pages import PagePool
 from .plan import Chunk, StepPlan
+from .prefix_cache import PageHasher
 from .request import Request
+from .speculation import MAX_DRAFTS
+from .step_time import StepTime, Work
+
+# However little time is left in a step, the first prompt's chunk has so many tokens: progress is guaranteed.
+_LEAST_CHUNK = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a step and of a request: requests and tokens in one step, tokens in one sequence."""
+    """Bounds of a step and of a request: requests and tokens in one step, tokens in one sequence.
+
+    `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
+    the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
+    place from the start.
+    """
 
     max_num_seqs: int
     max_batched_tokens: int
     max_model_len: int
+    max_itl: float = math.inf
+    resume_seconds: float = 0.0
+    promised_tokens: int = 1024
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""
@@ -30,21 +52,32 @@ class Limits:
                 f"max_num_seqs ({self.max_num_seqs}) must be at least 1 and at most max_batched_tokens "
                 f"({self.max_batched_tokens}): every running request needs a token a step"
             )
+        if not self.max_itl > 0:
+            raise ValueError(f"max_itl must be positive, got {self.max_itl}")
+
+
+def _seniority(request: Request) -> tuple[int, float, str]:
+    """The order in which answers keep their pages: the last is preempted first."""
+    return request.spec.priority, request.arrived, request.id
 
 
 class Scheduler:
     """The requests that wait and run, and the pages they hold.
 
     `plan` has no lasting effect but letting requests in and handing out pages; `commit` and `remove` are the only other
-    calls that change state. `check` asserts the invariants and may be called between any two calls.
+    calls that change state. `check` asserts the invariants and may be called between any two calls. Without a `hasher`
+    there is no prefix cache. `step_time` is taught by whoever runs the steps.
     """
 
-    def __init__(self, pool: PagePool, limits: Limits) -> None:
+    def __init__(self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None) -> None:
         self.pool = pool
         self.limits = limits
-        self.waiting: deque[Request] = deque()
+        self.step_time = StepTime()
+        self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
+        self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._blocked = False  # the next in line could not be let in, and nothing has changed since
 
     @property
     def has_work(self) -> bool:
@@ -52,7 +85,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Put a request at the end of the queue.
+        """Let a request wait for its turn.
 
         Raises:
             ValueError: it could never run, whatever else is in flight; the message is the caller's.
@@ -68,86 +101,156 @@ class Scheduler:
                 f"context of {self.limits.max_model_len} tokens"
             )
         if self.pool.pages_for(request.max_length) > self.pool.num_pages:
-            raise ValueError(f"{total} tokens do not fit into the KV cache of {self._capacity} tokens")
-        self.waiting.append(request)
+            capacity = self.pool.num_pages * self.pool.page_size
+            raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
+        self._holdings.hash(request)
+        self.waiting[request.id] = request
+        self._blocked = False
 
-    def remove(self, request_id: str) -> Request | None:
-        """Forget a request and free its pages at once; None if it is not here."""
-        if request := self.running.pop(request_id, None):
-            self._release(request)
+    def remove(self, request_id: str, now: float = 0.0) -> Request | None:
+        """Forget a request whose caller has gone; None if it is not here.
+
+        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more.
+        """
+        if (request := self.running.get(request_id)) is not None:
+            self._release(request, now + self.limits.resume_seconds)
             return request
-        for request in self.waiting:
-            if request.id == request_id:
-                self.waiting.remove(request)
-                return request
-        return None
+        return self.waiting.pop(request_id, None)
 
-    def plan(self) -> StepPlan | None:
+    def discard(self, request: Request) -> None:
+        """Forget a running request whose step failed; nobody takes over the pages that it held."""
+        self._holdings.spoil(request)
+        self._release(request)
+
+    def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute."""
-        self._let_in()
-        decodes = [request for request in self.running.values() if request.wanted == 1]
-        prompts = sorted((r for r in self.running.values() if r.wanted > 1), key=lambda request: request.wanted)
-        chunks = [self._chunk(request, 1) for request in decodes]
-        budget = self.limits.max_batched_tokens - len(decodes)
-        for position, request in enumerate(prompts):  # shortest first: what one leaves over goes to the longer ones
-            length = min(request.wanted, budget // (len(prompts) - position))
-            if length:
-                chunks.append(self._chunk(request, length))
-                budget -= length
+        self.pool.cache.expire(now)
+        streams = self._streams(now)
+        chunks = streams + self._prompts(streams)
         chunks.sort(key=lambda chunk: chunk.length != 1)
         return StepPlan(tuple(chunks)) if chunks else None
 
-    def commit(self, plan: StepPlan, drawn: dict[str, int]) -> None:
-        """Record that `plan` was computed and which token each completed request drew; finished ones leave."""
+    def commit(self, plan: StepPlan, drawn: dict[str, list[int]]) -> None:
+        """Record that `plan` was computed and which tokens its chunks drew; requests that are finished leave."""
         for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is not request:
                 continue  # removed while the step ran
-            assert request.computed == chunk.start, (request.id, request.computed, chunk.start)
-            draws = chunk.draws
-            request.computed = chunk.end
-            if draws:
-                request.append(drawn[request.id])
-                if request.finish_reason is not None:
-                    self.remove(request.id)
+            request.computed = chunk.end - len(chunk.drafts)
+            if chunk.num_draws:
+                for position, token in enumerate(chunk.standing(drawn[request.id])):
+                    request.computed += position > 0  # all but the last are drafts that stand, and computed
+                    request.append(token)
+                    if request.finish_reason is not None:
+                        break
+            if self._holdings.offer(request, chunk.start):
+                self._blocked = False  # who waits may need fewer pages now
+            if request.finish_reason is not None:
+                self._release(request)
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
         requests = list(self.running.values())
-        self.pool.check([r.pages for r in requests], [r.promised_pages for r in requests])
+        self._holdings.check(requests)
         for request in requests:
-            assert len(request.pages) * self.pool.page_size >= request.computed, request.id
             assert 0 <= request.computed < len(request.tokens), request.id
             assert request.finish_reason is None, request.id
-        for request in self.waiting:
+            assert not (request.preempted and self._may_be_preempted(request)), request.id
+        for request in self.waiting.values():
             assert not request.pages, request.id
             assert not request.promised_pages, request.id
             assert request.id not in self.running, request.id
         rows = [request.row for request in requests]
         assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
 
-    @property
-    def _capacity(self) -> int:
-        return self.pool.num_pages * self.pool.page_size
+    def _streams(self, now: float) -> list[Chunk]:
+        """The token that each answer wants and the drafts behind it, which leave half of the step to prompts."""
+        requests = sorted((request for request in self.running.values() if request.wanted == 1), key=_seniority)
+        room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
+        chunks = []
+        for request in requests:
+            if request.row < 0 or not self._make_place(request, now):
+                continue  # preempted
+            drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
+            room -= len(drafts)
+            chunks.append(self._chunk(request, 1 + len(drafts), drafts))
+        return chunks
 
-    def _let_in(self) -> None:
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            pages = self.pool.pages_for(self.waiting[0].max_length)
-            if not self.pool.reserve(pages):
-                return  # the oldest goes first even if a smaller one would fit: nobody is passed over for ever
-            request = self.waiting.popleft()
-            request.promised_pages = pages
-            request.row = self._free_rows.pop()
-            self.running[request.id] = request
+    def _make_place(self, request: Request, now: float) -> bool:
+        """Promise an answer the page that its next token needs, preempting if need be; False if it is preempted."""
+        while not self._holdings.promise(request, len(request.tokens)):
+            victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=_seniority)
+            self._release(victim, now + self.limits.resume_seconds)
+            victim.computed = victim.reach = 0
+            victim.preempted = True
+            self.waiting[victim.id] = victim
+            if victim is request:
+                return False
+        return True
 
-    def _chunk(self, request: Request, length: int) -> Chunk:
-        missing = self.pool.pages_for(request.computed + length) - len(request.pages)
-        if missing > 0:
-            request.pages += self.pool.take(missing)
-            request.promised_pages -= missing
-        return Chunk(request, request.computed, length)
+    def _may_be_preempted(self, request: Request) -> bool:
+        return self._holdings.places(request) < request.max_length
 
-    def _release(self, request: Request) -> None:
-        self.pool.release(request.pages, request.promised_pages)
-        request.pages, request.promised_pages = [], 0
+    def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
+        """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
+        requests = [request for request in self.running.values() if request.wanted > 1]
+        if not self._blocked:
+            requests += self.waiting.values()
+        if not requests:
+            return []
+        cost = self.step_time.cost
+        budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
+        seconds = math.inf
+        if streams:
+            taken = Work.of_step((chunk.start, chunk.length) for chunk in streams)
+            seconds = seconds_for_prompts(taken, cost, self.limits.max_itl)
+        reach = {request.id: self._holdings.reach(request) for request in requests}
+        requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
+        chunks: list[Chunk] = []
+        claimed: set[bytes] = set()  # pages that this step computes; whoever else wants them waits for them
+        for request in requests:
+            if budget < 1 or seconds <= 0:
+                break
+            start = reach[request.id]
+            if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
+                continue
+            self._holdings.take_over(request)
+            start, limit = request.computed, min(request.wanted, budget)
+            length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
+            if length < min(_LEAST_CHUNK, limit):
+                length = 0 if chunks else min(_LEAST_CHUNK, limit)
+            length = self._holdings.unclaimed(request, start, start + length, claimed) - start
+            if length:
+                chunks.append(self._chunk(request, length))
+                claimed.update(self._holdings.claims(request, start, start + length))
+                budget -= length
+                seconds -= cost.seconds(Work.of_chunk(start, length))
+        return chunks
+
+    def _let_in(self, request: Request) -> bool:
+        """Whether a request runs; one that waited gets a row and its pages, if it can."""
+        if request.row >= 0:
+            return True
+        if self._blocked:
+            return False  # who is next in line goes first, even if another would fit: nobody is passed over for ever
+        length = request.max_length
+        if not request.preempted:
+            length = min(length, request.prompt_tokens + self.limits.promised_tokens)
+        if not self._free_rows or not self._holdings.enter(request, length):
+            self._blocked = True
+            return False
+        del self.waiting[request.id]
+        self.running[request.id] = request
+        request.row = self._free_rows.pop()
+        return True
+
+    def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
+        self._holdings.hand_out(request, request.computed + length)
+        return Chunk(request, request.computed, length, drafts)
+
+    def _release(self, request: Request, keep_until: float | None = None) -> None:
+        del self.running[request.id]
+        self._holdings.release(request, keep_until)
         self._free_rows.append(request.row)
+        request.row = -1
+        self._blocked = False

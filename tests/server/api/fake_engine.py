@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
 
-from longreach.engine.errors import EngineDeadError, RequestFailedError
+from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.engine.messages import EngineConfig, Generate, Started, Update
 
 EOS_ID = 1
@@ -19,6 +19,7 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
     """What a small engine says when it is ready."""
     return Started(
         max_model_len=max_model_len,
+        max_batched_tokens=64,
         kv_tokens=4 * max_model_len,
         page_size=64,
         vocab_size=vocab_size,
@@ -36,7 +37,8 @@ class EchoEngine:
     """Answers a prompt with its own tokens (without BOS), then EOS, or with `answer(request)`.
 
     `hold_prefill` stops every request after its first chunk of prompt, `hold_decode_after` after so many tokens; both
-    may be set from another thread, which is why they are polled. `failure` is raised in place of the next token.
+    may be set from another thread, which is why they are polled. `failure` is raised in place of the next token, `full`
+    in place of taking a request; `cached` is said to have been cached of each prompt.
     """
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
@@ -47,6 +49,8 @@ class EchoEngine:
         self.hold_decode_after: int | None = None
         self.failure: Exception | None = None
         self.requests: list[Generate] = []
+        self.cached = 0
+        self.full: QueueFullError | None = None
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.stopped = False
@@ -62,6 +66,11 @@ class EchoEngine:
     def alive(self) -> bool:
         """As `EngineClient.alive`."""
         return not self._dead and not self.stopped
+
+    def admit(self, prompt_tokens: int) -> None:
+        """As `EngineClient.admit`."""
+        if self.full is not None:
+            raise self.full
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """As `EngineClient.generate`."""
@@ -110,7 +119,12 @@ class EchoEngine:
                 raise self.failure
             finish = "stop" if token in request.stop_token_ids else "length" if count == request.max_tokens else None
             yield Update(
-                request_id=request.request_id, prompt_tokens=n, computed=n, tokens=[token], finish_reason=finish
+                request_id=request.request_id,
+                prompt_tokens=n,
+                computed=n,
+                cached=self.cached,
+                tokens=[token],
+                finish_reason=finish,
             )
             if finish is not None:
                 return

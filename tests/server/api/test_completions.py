@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+from collections.abc import Callable
 
 import msgspec
 import openai
@@ -54,6 +55,25 @@ def test_usage_comes_in_a_last_chunk_when_asked_for(server: LiveServer) -> None:
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (3, 2, 5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_says_how_much_of_the_prompt_was_cached(server: LiveServer, stream: bool) -> None:
+    server.engine.cached = 2
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = server.openai.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=2, **more)
+    usage = list(answer)[-1].usage if stream else answer.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_priority_salt_and_speculation_reach_the_engine(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(speculate=3) as server:
+        for fields in ({}, {"priority": -2, "cache_salt": "tenant", "speculate": 0}, {"priority": None}):
+            assert server.complete(**fields).status_code == 200
+        asked = [(request.priority, request.cache_salt, request.speculate) for request in server.engine.requests]
+    assert asked == [(0, "", 3), (-2, "tenant", 0), (0, "", 3)]
 
 
 def test_max_tokens_ends_with_length_and_defaults_to_16(server: LiveServer, tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from longreach.api.service import Service
 from longreach.config import load_settings
-from longreach.engine.errors import EngineDeadError, RequestFailedError
+from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
@@ -40,6 +40,13 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("stream", 1, "invalid_type"),
     ("stream", "true", "invalid_type"),
     ("ignore_eos", "yes", "invalid_type"),
+    ("priority", 101, "invalid_value"),
+    ("priority", "high", "invalid_type"),
+    ("cache_salt", "x" * 257, "invalid_value"),
+    ("cache_salt", 7, "invalid_type"),
+    ("speculate", -1, "invalid_value"),
+    ("speculate", 33, "invalid_value"),
+    ("speculate", True, "invalid_type"),
     ("stop", [""], "invalid_value"),
     ("stop", "", "invalid_value"),
     ("stop", ["x"] * 17, "invalid_value"),
@@ -256,6 +263,21 @@ def test_what_does_not_fit(make_server: Callable[..., LiveServer], stream: bool)
         assert server.complete(prompt=[5] * 90, max_tokens=10, stream=stream).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_a_429_that_says_when_to_come_again(server: LiveServer, stream: bool) -> None:
+    server.engine.full = QueueFullError("3 requests are waiting already", retry_after=17)
+    response = server.complete(stream=stream)
+    error = error_of(response, 429, "queue_full")
+    assert error["type"] == "rate_limit_error"
+    assert "3 requests are waiting already" in error["message"]
+    assert response.headers["retry-after"] == "17"
+    assert not server.engine.requests
+    with pytest.raises(openai.RateLimitError):
+        server.openai.completions.create(model=MODEL, prompt="x", stream=stream)
+    server.engine.full = None
+    assert server.complete(stream=stream).status_code == 200
+
+
 def last_error(events: str) -> dict[str, Any]:
     """The error that ends a stream, just before [DONE]."""
     *_, error, done, end = events.split("\n\n")
@@ -268,6 +290,7 @@ def last_error(events: str) -> dict[str, Any]:
     [
         (RequestFailedError("the prompt is odd", "invalid"), 400, "invalid_value", None),
         (RequestFailedError("secret path /root/x", "internal"), 500, "internal_error", "false"),
+        (QueueFullError("filled up meanwhile", 5), 429, "queue_full", None),
         (EngineDeadError("exit status 9"), 503, "engine_dead", None),
         (ZeroDivisionError("secret path /root/x"), 500, "internal_error", "false"),
     ],

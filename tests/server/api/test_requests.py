@@ -52,7 +52,7 @@ def test_one_line_a_request_without_the_prompt(server: LiveServer, caplog: pytes
         [line] = request_lines(caplog)
         n = len(server.engine.requests[-1].prompt)
         assert re.fullmatch(
-            rf"id=r{stream} POST /v1/completions status=200 completion=cmpl-\w+ prompt={n} output=5 "
+            rf"id=r{stream} POST /v1/completions status=200 completion=cmpl-\w+ prompt={n} cached=0 output=5 "
             r"ttft=\d+\.\d{3}s total=\d+\.\d{3}s finish=length",
             line,
         )

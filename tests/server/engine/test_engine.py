@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,63 @@ def test_updates_tell_how_far_a_prompt_is_and_end_once(model_dir: Path) -> None:
     assert {u.prompt_tokens for u in updates["a"]} == {60}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("speculate", [0, 5])
+def test_chunks_cache_resumption_and_drafts_do_not_change_an_answer(
+    model_dir: Path, temperature: float, speculate: int
+) -> None:
+    shared, own = ids(75, seed=8) * 2, {f"r{n}": ids(n, seed=n) for n in (3, 20, 41)}
+    prompts = {name: shared + tail for name, tail in own.items()} | {"same": shared}
+    plain, _ = build(model_dir, prefix_cache=False, max_batched_tokens=256)
+    alone = {}
+    for name, prompt in prompts.items():
+        plain.submit(spec(name, prompt, temperature, max_tokens=40))
+        alone |= drain(plain)[0]
+    engine, _ = build(model_dir)
+    engine.submit(spec("gone", prompts["r41"], temperature))
+    for _ in range(5):
+        engine.step()
+    engine.cancel("gone")
+    for _ in range(2):  # the first of them go on where "gone" ended; the second find everything
+        for name, prompt in prompts.items():
+            engine.submit(spec(name, prompt, temperature, max_tokens=40, speculate=speculate))
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        assert tokens == alone
+        # all 7 full pages that "gone" read; every request is the follower of another or of that
+        assert min(news[-1].cached for news in updates.values()) >= 112
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_preempted_request_goes_on_with_the_same_answer(model_dir: Path, prefix_cache: bool) -> None:
+    prompts = {f"r{n}": ids(n, seed=n) for n in (40, 50, 60)}
+    plain, _ = build(model_dir)
+    alone = {}
+    for name, prompt in prompts.items():
+        plain.submit(spec(name, prompt, 1.0, max_tokens=100))
+        alone |= drain(plain)[0]
+    engine, _ = build(model_dir, kv_cache_bytes=16 * 16 * 512, prefix_cache=prefix_cache)
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=1)
+    for name, prompt in prompts.items():
+        assert engine.submit(spec(name, prompt, 1.0, max_tokens=100)) is None
+    requests = [*engine.scheduler.waiting.values()]
+    tokens, _, failures = drain(engine)
+    assert not failures
+    assert tokens == alone
+    assert any(request.preempted for request in requests), "there was room for all"
+
+
+def test_speculation_takes_fewer_steps_where_a_prompt_is_copied(model_dir: Path) -> None:
+    engine, _ = build(model_dir)
+    steps = []
+    for speculate in (0, 6):
+        engine.submit(spec("a", ids(9, seed=1) * 9, max_tokens=60, speculate=speculate))
+        updates = drain(engine)[1]["a"]
+        assert sum(len(update.tokens) for update in updates) == 60
+        steps.append(len(updates))
+    assert steps[1] < steps[0], "no draft ever stood"
+
+
 def test_cancelling_frees_pages_at_once_and_disturbs_nobody(model_dir: Path) -> None:
     engine, _ = build(model_dir)
     prompt = ids(40, seed=3)
@@ -92,8 +150,10 @@ def test_cancelling_frees_pages_at_once_and_disturbs_nobody(model_dir: Path) -> 
     engine.cancel("goes")
     engine.cancel("never was")
     assert engine.scheduler.pool.num_available > held
+    [early] = [u.tokens for u in first if u.request_id == "stays"]
     tokens, _, _ = drain(engine)
-    assert tokens == {"stays": expected}
+    assert early + tokens["stays"] == expected
+    assert set(tokens) == {"stays"}
     assert {u.request_id for u in first} == {"stays", "goes"}
 
 
@@ -112,12 +172,12 @@ class _Broken:
         self._real = engine._runner
         self.steps = 0
 
-    def run(self, plan: StepPlan) -> dict[str, int]:
+    def run(self, plan: StepPlan) -> dict[str, list[int]]:
         self.steps += 1
         if self.steps == 3:
             raise RuntimeError("boom")
         drawn = self._real.run(plan)
-        return {name: -1 if name == "bad" else token for name, token in drawn.items()}
+        return {name: [-1] if name == "bad" else tokens for name, tokens in drawn.items()}
 
 
 def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir: Path) -> None:

@@ -12,9 +12,10 @@ import textwrap
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from longreach.engine.client import EngineClient
-from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError
+from longreach.engine.errors import EngineDeadError, EngineStartError, QueueFullError, RequestFailedError
 from longreach.engine.messages import EngineConfig, Generate, Sampling
 
 from .conftest import ids
@@ -50,6 +51,30 @@ def test_requests_stream_side_by_side_and_errors_stay_with_their_request(model_d
         finally:
             await client.stop()
         assert not client.alive
+
+    asyncio.run(scenario())
+
+
+def test_what_exceeds_the_queue_is_refused_and_room_comes_back(model_dir: Path) -> None:
+    async def scenario() -> None:
+        small = msgspec.structs.replace(config(model_dir), max_queued_requests=2, max_queued_tokens=60)
+        client = await EngineClient.start(small)
+        try:
+            client.admit(200)  # an empty queue takes what is longer than the bound
+            streams = [client.generate(spec(f"r{i}", length=30)) for i in range(3)]
+            firsts = [asyncio.create_task(anext(stream)) for stream in streams]
+            await asyncio.sleep(0)  # two are sent, nothing has been heard of them
+            with pytest.raises(QueueFullError, match="2 requests with 60 prompt tokens are waiting") as full:
+                client.admit(1)
+            assert full.value.retry_after >= 1
+            results = await asyncio.gather(*firsts, return_exceptions=True)
+            assert [isinstance(result, QueueFullError) for result in results] == [False, False, True]
+            client.admit(1)
+            for stream in streams:
+                await stream.aclose()
+            assert len(await tokens_of(client, spec("next"))) == 5
+        finally:
+            await client.stop()
 
     asyncio.run(scenario())
 

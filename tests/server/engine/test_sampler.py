@@ -8,7 +8,7 @@ import pytest
 import torch
 from longreach.engine.messages import Generate, Sampling
 from longreach.engine.request import Request
-from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
+from longreach.engine.sampler import NOT_A_NUMBER, Draw, SamplingTensors, sample, uniform
 
 CPU = torch.device("cpu")
 
@@ -22,8 +22,12 @@ def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Requ
     return made
 
 
+def how(made: list[Request], vocab_size: int) -> SamplingTensors:
+    return SamplingTensors.of([Draw(one) for one in made], vocab_size, CPU)
+
+
 def draw(logits: torch.Tensor, made: list[Request]) -> torch.Tensor:
-    return sample(logits.expand(len(made), -1), SamplingTensors.of(made, logits.shape[-1], CPU))
+    return sample(logits.expand(len(made), -1), how(made, logits.shape[-1]))
 
 
 def test_temperature_zero_takes_the_first_largest() -> None:
@@ -57,8 +61,8 @@ def test_frequencies_are_those_of_the_filtered_distribution(how: Sampling, expec
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     made = [requests(Sampling(temperature=t, seed=i), 1)[0] for i, t in enumerate([1.0, 0.0, 2.0, 0.7, 1.0])]
-    together = sample(logits, SamplingTensors.of(made, 50, CPU))
-    alone = [sample(logits[i : i + 1], SamplingTensors.of([made[i]], 50, CPU)).item() for i in range(5)]
+    together = sample(logits, how(made, 50))
+    alone = [sample(logits[i : i + 1], how([made[i]], 50)).item() for i in range(5)]
     assert together.tolist() == alone
 
 
@@ -68,6 +72,18 @@ def test_the_seed_and_the_position_decide() -> None:
     assert all(0 <= uniform(seed, 3) < 1 for seed in range(1000))
     uniform(2**63, 0)  # the largest seeds are as good as any
     uniform(-1, 0)
+
+
+def test_a_draw_behind_drafts_is_the_one_that_would_come_later() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    settings = Sampling(temperature=1.0, seed=3)
+    [now] = requests(settings, 1, min_tokens=4, stop_token_ids=list(range(25)))
+    ahead = sample(logits.expand(6, -1), SamplingTensors.of([Draw(now, after) for after in range(6)], 50, CPU))
+    later = [
+        draw(logits, requests(settings, 1, generated=count, min_tokens=4, stop_token_ids=list(range(25)))).item()
+        for count in range(6)
+    ]
+    assert ahead.tolist() == later
 
 
 def test_tokens_that_would_stop_too_early_are_not_drawn() -> None:
@@ -81,4 +97,4 @@ def test_a_row_that_is_not_a_number_is_marked_and_the_others_are_drawn() -> None
     logits = torch.tensor([[0.0, 2.0], [float("nan"), 1.0], [3.0, 1.0]])
     for temperature in (0.0, 1.0):
         made = requests(Sampling(temperature=temperature, top_k=1), 3)
-        assert sample(logits, SamplingTensors.of(made, 2, CPU)).tolist() == [1, NOT_A_NUMBER, 0]
+        assert sample(logits, how(made, 2)).tolist() == [1, NOT_A_NUMBER, 0]

@@ -1,33 +1,51 @@
-"""The scheduler and its pages: what a step contains, and that nothing is ever lost, whatever happens in which order."""
+"""The scheduler: what a step contains, who waits for whom, and what is refused."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from longreach.engine.messages import Generate
 from longreach.engine.pages import PagePool
+from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.request import Request
 from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.step_time import StepCost, StepTime
 
 PAGE = 4
 
 
-def make(num_pages: int = 64, seqs: int = 8, budget: int = 16, model_len: int = 128) -> Scheduler:
-    return Scheduler(PagePool(num_pages, PAGE), Limits(seqs, budget, model_len))
+def make(
+    num_pages: int = 64,
+    seqs: int = 8,
+    budget: int = 16,
+    model_len: int = 128,
+    cache: bool = False,
+    max_itl: float = math.inf,
+    promised: int = 1024,
+) -> Scheduler:
+    hasher = PageHasher(PAGE, "a model") if cache else None
+    return Scheduler(
+        PagePool(num_pages, PAGE), Limits(seqs, budget, model_len, max_itl, promised_tokens=promised), hasher
+    )
 
 
-def request(name: str, prompt: int, max_tokens: int = 4, **more) -> Request:
+def request(name: str, prompt: int, max_tokens: int = 4, arrived: float = 0.0, **more) -> Request:
     spec = Generate(request_id=name, prompt=list(range(prompt)), max_tokens=max_tokens, **more)
-    return Request.of(spec, seed=0)
+    return Request.of(spec, seed=0, arrived=arrived)
+
+
+def _known_time(seconds_per_token: float = 1.0) -> StepTime:
+    known = StepTime()
+    known._cost = StepCost(0.0, seconds_per_token, 0.0, 0.0)
+    return known
 
 
 def run_step(scheduler: Scheduler, token: int = 7) -> dict[str, int]:
     """Plan and commit one step in which every drawn token is `token`; the length of each request's chunk."""
     plan = scheduler.plan()
     assert plan is not None
-    scheduler.commit(plan, {chunk.request.id: token for chunk in plan.chunks if chunk.draws})
+    scheduler.commit(plan, {chunk.request.id: [token] * chunk.num_draws for chunk in plan.chunks if chunk.num_draws})
     scheduler.check()
     return {chunk.request.id: chunk.length for chunk in plan.chunks}
 
@@ -45,7 +63,7 @@ def test_a_long_prompt_is_read_in_chunks_of_the_budget_and_then_one_token_at_a_t
     assert scheduler.pool.num_available == 64
 
 
-def test_decodes_are_never_left_out_and_prompts_share_the_rest_evenly() -> None:
+def test_decodes_are_never_left_out_and_the_shortest_prompt_goes_first() -> None:
     scheduler = make()
     scheduler.add(request("running", 3, max_tokens=20))
     assert run_step(scheduler) == {"running": 3}
@@ -55,14 +73,205 @@ def test_decodes_are_never_left_out_and_prompts_share_the_rest_evenly() -> None:
     assert run_step(scheduler) == {"running": 1, "short": 1, "long": 14}
 
 
-def test_the_oldest_waits_for_its_pages_and_nobody_overtakes_it() -> None:
+def test_a_prompt_lets_shorter_ones_pass_for_a_while_and_no_longer() -> None:
+    scheduler = make()
+    scheduler.step_time = _known_time()  # a token takes a second: the 60 tokens let others pass for 480 seconds
+    scheduler.add(long := request("long", 60))
+    scheduler.add(request("soon", 16, arrived=300.0))
+    scheduler.add(late := request("late", 16, arrived=500.0))
+    assert [list(run_step(scheduler)) for _ in range(3)] == [["soon"], ["soon", "long"], ["soon", "long"]]
+    while not long.generated:
+        assert not late.computed
+        run_step(scheduler)
+
+
+def test_beside_streams_a_chunk_fits_into_the_time_that_is_left_but_never_vanishes() -> None:
+    for max_itl, expected in [(60.0, {"stream": 1, "a": 20, "b": 19}), (1.0, {"stream": 1, "a": 16})]:
+        scheduler = make(budget=50, max_itl=max_itl)
+        scheduler.step_time = _known_time()
+        scheduler.add(request("stream", 3, max_tokens=20))
+        run_step(scheduler)
+        scheduler.add(request("a", 20))
+        scheduler.add(request("b", 19, arrived=100.0))
+        assert run_step(scheduler) == expected
+    scheduler = make(budget=50, max_itl=30.0)
+    scheduler.step_time = _known_time()
+    scheduler.add(request("stream", 3, max_tokens=20))
+    run_step(scheduler)
+    scheduler.add(request("a", 20))
+    scheduler.add(request("b", 60, arrived=100.0))
+    assert run_step(scheduler) == {"stream": 1, "a": 20}  # 6 tokens' time is left: not worth a chunk
+
+
+def test_priority_comes_before_length_and_age() -> None:
+    scheduler = make()
+    scheduler.add(request("old", 10))
+    scheduler.add(request("urgent", 40, arrived=9.0, priority=-1))
+    assert run_step(scheduler) == {"urgent": 16}
+    assert run_step(scheduler) == {"urgent": 16}
+    assert run_step(scheduler) == {"urgent": 8, "old": 8}
+
+
+def test_who_is_next_waits_for_its_pages_and_nobody_overtakes_it() -> None:
     scheduler = make(num_pages=10)
-    for name, prompt in [("first", 25), ("big", 30), ("small", 2)]:
-        scheduler.add(request(name, prompt, max_tokens=2))
+    scheduler.add(request("first", 25, max_tokens=2))
     assert set(run_step(scheduler)) == {"first"}
+    scheduler.step_time = _known_time()
+    scheduler.add(request("big", 30, max_tokens=2))
+    scheduler.add(request("small", 2, max_tokens=2, arrived=1000.0))
     while "first" in scheduler.running:
         assert set(run_step(scheduler)) == {"first"}
-    assert set(run_step(scheduler)) == {"big", "small"}
+    assert set(run_step(scheduler)) == {"big"}
+
+
+def test_a_prompt_is_let_in_only_when_its_turn_comes() -> None:
+    scheduler = make(seqs=2)
+    for name in ("a", "b"):
+        scheduler.add(request(name, 60))
+    run_step(scheduler)
+    assert (len(scheduler.running), len(scheduler.waiting)) == (1, 1)
+    scheduler.add(request("short", 3))  # finds a place, although two long prompts came before it
+    assert run_step(scheduler) == {"short": 3, "a": 13}
+
+
+def test_a_prompt_takes_over_the_pages_of_an_earlier_one_but_computes_its_last_token() -> None:
+    scheduler = make(cache=True)
+    scheduler.add(request("first", 12))
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert scheduler.pool.num_available == 64
+    for prompt, cached in [(12, 8), (13, 12), (14, 12), (40, 12), (3, 0)]:
+        again = request("again", prompt)
+        scheduler.add(again)
+        run_step(scheduler)
+        assert again.cached == cached, prompt
+        assert scheduler.remove("again") is again
+    assert scheduler.remove("again") is None
+
+
+def test_a_salt_separates_what_is_cached() -> None:
+    scheduler = make(cache=True)
+    for name, salt in [("one", "a"), ("two", "b"), ("three", "a")]:
+        scheduler.add(new := request(name, 12, cache_salt=salt))
+        while scheduler.has_work:
+            run_step(scheduler)
+        assert new.cached == (8 if name == "three" else 0)
+
+
+def test_of_identical_prompts_in_flight_one_is_computed_and_the_others_follow_it() -> None:
+    scheduler = make(cache=True)
+    same = [request(name, 50) for name in "abc"]
+    for one in same:
+        scheduler.add(one)
+    lengths = [run_step(scheduler) for _ in range(4)]
+    # "b" and "c" get the pages and compute only what comes after the last of them, page 11
+    assert lengths == [{"a": 16}, {"a": 16}, {"a": 16}, {"a": 2, "b": 2, "c": 2}]
+    assert [one.cached for one in same] == [0, 48, 48]
+    assert same[1].pages[:12] == same[0].pages[:12]
+
+
+def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
+    scheduler = make(cache=True)
+    leader, follower = request("a", 50), request("b", 50, arrived=1.0)
+    scheduler.add(leader)
+    run_step(scheduler)
+    scheduler.add(follower)
+    assert run_step(scheduler) == {"a": 16}
+    scheduler.remove("a")
+    scheduler.check()
+    assert run_step(scheduler) == {"b": 16}
+    assert follower.cached == 32
+
+
+def test_what_failed_is_not_taken_over() -> None:
+    scheduler = make(cache=True)
+    scheduler.add(broken := request("broken", 50))
+    run_step(scheduler)
+    scheduler.discard(broken)
+    scheduler.check()
+    assert (scheduler.pool.num_free, scheduler.pool.cache.num_idle) == (64, 0)
+
+
+def test_drafts_that_are_drawn_stand_and_the_first_other_token_ends_them() -> None:
+    scheduler = make()
+    copy = request("a", 4, max_tokens=20, speculate=3)
+    copy.tokens[:] = copy.spec.prompt[:] = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    scheduler.add(copy)
+    assert run_step(scheduler, token=4) == {"a": 9}
+    plan = scheduler.plan()
+    assert plan is not None
+    assert (plan.chunks[0].drafts, plan.chunks[0].token_ids, plan.is_decode_only) == ((5, 6, 1), [4, 5, 6, 1], False)
+    scheduler.commit(plan, {"a": [5, 6, 9, 8]})
+    scheduler.check()
+    assert copy.tokens[9:] == [4, 5, 6, 9]
+    assert copy.computed == 12
+
+
+def test_drafts_never_pass_the_last_token_that_was_asked_for() -> None:
+    scheduler = make()
+    copy = request("a", 30, max_tokens=3, speculate=9)
+    copy.tokens[:] = copy.spec.prompt[:] = [7] * 30
+    scheduler.add(copy)
+    steps = []
+    while scheduler.has_work:
+        steps.append(run_step(scheduler)["a"])
+    assert steps == [16, 14, 2]
+    assert (copy.tokens[30:], copy.finish_reason) == ([7, 7, 7], "length")
+
+
+def test_answers_that_outgrow_their_promise_preempt_the_last_comer_once() -> None:
+    scheduler = make(num_pages=12, budget=32, promised=2, cache=True)
+    early, late = request("early", 10, max_tokens=30), request("late", 11, max_tokens=30, arrived=1.0)
+    late.tokens[:] = late.spec.prompt[:] = [9] * 11
+    scheduler.add(early)
+    scheduler.add(late)
+    preemptions, before = 0, False
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        assert plan is not None
+        preemptions += late.preempted and not before
+        before = late.preempted
+        scheduler.commit(
+            plan, {c.request.id: [len(c.request.tokens)] * c.num_draws for c in plan.chunks if c.num_draws}
+        )
+        scheduler.check()
+        assert not early.preempted
+        if late.row >= 0 and late.preempted:
+            assert late.promised_pages + len(late.pages) == 10
+    assert preemptions == 1
+    assert (early.generated, late.generated) == (30, 30)
+    assert late.tokens[11:] == list(range(11, 41)), "what was drawn before the preemption was lost"
+    assert late.cached == 0
+
+
+def test_who_came_last_steps_back_itself_and_who_was_promised_its_end_is_left_alone() -> None:
+    scheduler = make(num_pages=12, budget=32, promised=4)
+    scheduler.add(short := request("short", 20, max_tokens=4, arrived=5.0))
+    run_step(scheduler)
+    scheduler.add(growing := request("growing", 20, max_tokens=28))
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert (growing.preempted, short.preempted) == (False, False)
+    scheduler.add(short := request("short", 24, max_tokens=24, arrived=5.0))
+    run_step(scheduler)
+    scheduler.add(growing := request("growing", 16, max_tokens=32))
+    while not short.preempted:
+        run_step(scheduler)
+    assert "growing" in scheduler.running
+    while scheduler.has_work:
+        run_step(scheduler)
+    assert (growing.preempted, short.preempted) == (False, True)
+
+
+def test_drafts_preempt_nobody() -> None:
+    scheduler = make(num_pages=8, budget=32, promised=1)
+    for name, arrived in (("a", 0.0), ("b", 1.0)):
+        scheduler.add(new := request(name, 12, max_tokens=20, speculate=8, arrived=arrived))
+        new.tokens[:] = new.spec.prompt[:] = [7] * 12
+    run_step(scheduler)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [len(chunk.drafts) for chunk in plan.chunks] == [3, 3]  # a page of 4 for each, which its token needs anyway
 
 
 def test_a_stop_token_ends_a_request_but_not_before_min_tokens() -> None:
@@ -104,6 +313,8 @@ def test_a_request_larger_than_all_pages_is_refused_and_does_not_block_the_queue
 
 
 def test_limits_that_cannot_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_itl must be positive"):
+        Limits(1, 8, 100, max_itl=0.0)
     with pytest.raises(ValueError, match=r"max_num_seqs \(9\) must be at least 1 and at most max_batched_tokens"):
         Limits(9, 8, 100)
 
@@ -116,67 +327,7 @@ def test_a_request_removed_while_its_step_runs_is_not_touched_by_the_commit() ->
     plan = scheduler.plan()
     assert plan is not None
     assert scheduler.remove("gone") is gone
-    scheduler.commit(plan, {"stays": 1, "gone": 1})
+    scheduler.commit(plan, {"stays": [1], "gone": [1]})
     scheduler.check()
     assert (gone.generated, stays.generated) == (0, 1)
     assert scheduler.remove("gone") is None
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Requests of any size come, run, and are cancelled at any moment; after each call nothing is lost."""
-
-    requests = Bundle("requests")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = make(num_pages=24, seqs=4, budget=6, model_len=80)
-        self.alive: dict[str, Request] = {}
-        self.names = iter(range(10**6))
-
-    @rule(target=requests, prompt=st.integers(1, 70), max_tokens=st.integers(1, 12), stops=st.booleans())
-    def add(self, prompt: int, max_tokens: int, stops: bool):
-        new = request(f"r{next(self.names)}", prompt, max_tokens, stop_token_ids=[1] if stops else [])
-        if prompt + max_tokens > 80:
-            with pytest.raises(ValueError, match="context"):
-                self.scheduler.add(new)
-            return multiple()
-        self.scheduler.add(new)
-        self.alive[new.id] = new
-        return new
-
-    @rule(victim=consumes(requests))
-    def cancel(self, victim: Request) -> None:
-        expected = victim if victim.finish_reason is None else None
-        assert self.scheduler.remove(victim.id) is expected
-        self.alive.pop(victim.id, None)
-
-    @rule(token=st.integers(0, 3))
-    def step(self, token: int) -> None:
-        plan = self.scheduler.plan()
-        if plan is None:
-            assert not self.alive, "requests are waiting and nothing is planned"
-            return
-        assert plan.num_tokens <= 6
-        assert {c.request.id for c in plan.chunks} == set(self.scheduler.running), "a running request got no token"
-        before = {chunk.request.id: chunk.request.computed for chunk in plan.chunks}
-        self.scheduler.commit(plan, {chunk.request.id: token for chunk in plan.chunks if chunk.draws})
-        for chunk in plan.chunks:
-            assert chunk.request.computed == before[chunk.request.id] + chunk.length
-        self.alive = {name: r for name, r in self.alive.items() if r.finish_reason is None}
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        self.scheduler.check()
-        here = set(self.scheduler.running) | {r.id for r in self.scheduler.waiting}
-        assert here == set(self.alive)
-
-    def teardown(self) -> None:
-        for _ in range(2000):
-            if not self.scheduler.has_work:
-                break
-            run_step(self.scheduler)
-        assert self.scheduler.pool.num_available == self.scheduler.pool.num_pages, "pages leaked, or a request is stuck"
-
-
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,60 @@
+"""What a model takes of a device's memory, told from its config alone: no weight is read and none is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from .pages import PageShape
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of weights and of the largest step's activations.
+
+    Attributes:
+        weight_bytes: parameters (tied ones once) and buffers.
+        pages: what a token and a page take in the KV cache.
+        token_bytes: activations of one token at the peak of a decoder layer.
+        row_bytes: of one row of logits that a token is drawn from.
+    """
+
+    weight_bytes: int
+    pages: PageShape
+    token_bytes: int
+    row_bytes: int
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int) -> Footprint:
+        """Build the model on the meta device, where tensors have shapes and no memory."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        tensors = [*model.parameters(), *model.buffers()]
+        pages = PageShape.of(config, dtype, page_size)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * pages.head_dim
+        keys = pages.num_kv_heads * pages.head_dim
+        # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the
+        # embeddings, the layer's input, and the cosines and sines of the positions. MLP: the residual and its norm,
+        # and gate, up and their product. Attention: the norm; queries, keys and values, and both rotated, in two
+        # pieces and their sum.
+        layer = 2 * hidden + 2 * pages.head_dim
+        mlp = 2 * hidden + 3 * inner
+        attention = hidden + 4 * queries + 5 * keys
+        # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
+        row = config.vocab_size * (dtype.itemsize + 4 + 2 * (4 + 8))
+        return cls(
+            weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            pages=pages,
+            token_bytes=(layer + max(mlp, attention)) * dtype.itemsize + 8,  # and its position, int64
+            row_bytes=row,
+        )
+
+    def step_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most activation memory of a step of `num_tokens` tokens, `num_rows` of which draw the next.
+
+        Layers and logits follow one another: the larger of the two counts.
+        """
+        return max(num_tokens * self.token_bytes, num_rows * self.row_bytes)

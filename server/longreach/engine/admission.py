@@ -1,0 +1,97 @@
+"""Which requests may wait: the owner's ledger of what it has sent to the engine, and how long that will take to read.
+
+That a request fits is known before it is sent (`Started.max_model_len`); whether there is room in the queue is decided
+here, at once and without asking the engine, which is busy with a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .errors import QueueFullError
+from .messages import Update
+from .step_time import StepCost
+
+
+@dataclass
+class _Entry:
+    prompt_tokens: int
+    computed: int = 0
+    started: bool = False
+
+
+class Admission:
+    """Bounds on the requests that wait, in number and in prompt tokens.
+
+    A request waits from `enter` to its first update. `cost` is what the engine last said a step costs; `chunk` the
+    tokens that it reads in one.
+    """
+
+    def __init__(self, max_requests: int, max_tokens: int, chunk: int) -> None:
+        self.cost = StepCost()
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._chunk = chunk
+        self._entries: dict[str, _Entry] = {}
+        self._waiting = 0
+        self._waiting_tokens = 0
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests of which nothing has been computed yet."""
+        return self._waiting
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Their prompts' tokens."""
+        return self._waiting_tokens
+
+    def check(self, prompt_tokens: int) -> None:
+        """See whether a prompt may wait, too. An empty queue takes any prompt.
+
+        Raises:
+            QueueFullError: it may not; says after how many seconds all prompts that are here now should have been read.
+        """
+        full = self._waiting >= self._max_requests
+        if full or (self._waiting and self._waiting_tokens + prompt_tokens > self._max_tokens):
+            raise QueueFullError(
+                f"{self._waiting} requests with {self._waiting_tokens} prompt tokens are waiting already; this server "
+                f"lets {self._max_requests} requests and {self._max_tokens} tokens wait",
+                retry_after=max(1, math.ceil(self.prefill_seconds())),
+            )
+
+    def prefill_seconds(self) -> float:
+        """Predicted time to read what is left of all prompts."""
+        return sum(
+            self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
+            for entry in self._entries.values()
+            if entry.computed < entry.prompt_tokens
+        )
+
+    def enter(self, request_id: str, prompt_tokens: int) -> None:
+        """Let a request wait.
+
+        Raises:
+            QueueFullError: as `check`.
+        """
+        self.check(prompt_tokens)
+        self._entries[request_id] = _Entry(prompt_tokens)
+        self._waiting += 1
+        self._waiting_tokens += prompt_tokens
+
+    def progress(self, update: Update) -> None:
+        """Note how far a request is; unknown ids are of requests that have left."""
+        if (entry := self._entries.get(update.request_id)) is not None:
+            self._start(entry)
+            entry.computed = update.computed
+
+    def leave(self, request_id: str) -> None:
+        """Forget a request, whatever its end was."""
+        self._start(self._entries.pop(request_id))
+
+    def _start(self, entry: _Entry) -> None:
+        if not entry.started:
+            entry.started = True
+            self._waiting -= 1
+            self._waiting_tokens -= entry.prompt_tokens

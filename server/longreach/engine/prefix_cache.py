@@ -1,0 +1,171 @@
+"""Pages whose contents are known by name, so that a prompt which begins like an earlier one takes its pages over.
+
+A full page is named by a SHA-256 chain: the digest of the page before it, and its own tokens. The chain starts from
+everything else that the keys and values depend on (model, revision, types, attention policy) and from the caller's
+salt, so that equal digests mean equal contents and nobody learns of another tenant's prompts by timing a guess.
+
+A page that is named and that no request holds is *idle*: it can be taken over, or evicted when its memory is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+# The part of all pages that pages with a second use may fill before the oldest of them lose their protection.
+_PROTECTED_SHARE = 1 / 2
+# The part of all pages that one request's unused pages may leave in good standing; the rest go first.
+_REQUEST_SHARE = 1 / 4
+
+
+class PageHasher:
+    """Names pages. `namespace` is everything but salt and tokens that a page's contents depend on."""
+
+    def __init__(self, page_size: int, *namespace: str) -> None:
+        self._page_size = page_size
+        self._namespace = (*namespace, str(page_size))
+
+    def extend(self, digests: list[bytes], tokens: Sequence[int], salt: str) -> None:
+        """Append the digests of those full pages of `tokens` that `digests` does not have yet."""
+        first, last = len(digests), len(tokens) // self._page_size
+        if first >= last:
+            return
+        previous = digests[-1] if digests else self._root(salt)
+        new = memoryview(array("i", tokens[first * self._page_size : last * self._page_size])).cast("B")
+        size = len(new) // (last - first)
+        for start in range(0, len(new), size):
+            digest = hashlib.sha256(previous)
+            digest.update(new[start : start + size])
+            previous = digest.digest()
+            digests.append(previous)
+
+    def _root(self, salt: str) -> bytes:
+        # Each part behind its length: no two sequences of parts run together into the same bytes.
+        parts = [part.encode("utf-8", "surrogatepass") for part in (*self._namespace, salt)]
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+
+class PrefixCache:
+    """Which page holds which digest, and in which order idle pages are given up.
+
+    Idle pages stand in three queues, given up first to last:
+
+    - *probation*: nobody has used them a second time. Of one request's pages only a quarter of the cache enters at the
+      young end; what is beyond goes to the old end, so that one giant prompt does not push out everybody else's.
+    - *protected*: somebody took them over at least once. They fill at most half of the cache (segmented LRU,
+      Karedla et al. 1994).
+    - *retained*: of a request that was cancelled, until a moment given then, so that its retry goes on where it was.
+
+    Within a queue the oldest go first and of one request the last pages before the first: a page is of no use without
+    those before it.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self._protected_limit = int(num_pages * _PROTECTED_SHARE)
+        self._request_limit = max(1, int(num_pages * _REQUEST_SHARE))
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._reused: set[int] = set()
+        self._keep_until: dict[int, float] = {}
+        self._probation: OrderedDict[int, None] = OrderedDict()
+        self._protected: OrderedDict[int, None] = OrderedDict()
+        self._retained: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that could be evicted."""
+        return len(self._probation) + len(self._protected) + len(self._retained)
+
+    def find(self, digest: bytes) -> int | None:
+        """The page with these contents, held or idle."""
+        return self._page_of.get(digest)
+
+    def is_named(self, page: int) -> bool:
+        """Whether the page may be taken over by others, and so must not be written to."""
+        return page in self._digest_of
+
+    def name(self, page: int, digest: bytes) -> bool:
+        """Record that a held page has these contents; False, changing nothing, where another page has them already."""
+        assert page not in self._digest_of, page
+        if digest in self._page_of:
+            return False
+        self._page_of[digest], self._digest_of[page] = page, digest
+        return True
+
+    def reuse(self, page: int) -> None:
+        """A request takes the page over."""
+        self._reused.add(page)
+        self._leave_queue(page)
+
+    def rest(self, pages: list[int]) -> None:
+        """Named pages, in the order of their sequence, become idle."""
+        fresh = [page for page in pages if page not in self._keep_until and page not in self._reused]
+        for page in fresh[self._request_limit :]:
+            self._probation[page] = None
+            self._probation.move_to_end(page, last=False)
+        for page in reversed(fresh[: self._request_limit]):
+            self._probation[page] = None
+        for page in reversed(pages):
+            if page in self._keep_until:
+                self._retained[page] = None
+            elif page in self._reused:
+                self._protect(page)
+
+    def retain(self, pages: list[int], until: float) -> None:
+        """Keep these held pages longest once they are idle, up to the time `until`; unnamed ones do not matter."""
+        for page in pages:
+            if page in self._digest_of:
+                self._keep_until[page] = until
+
+    def expire(self, now: float) -> None:
+        """End the retention of pages whose time has come: used once, they are given up before anything else."""
+        expired = []
+        while self._retained and self._keep_until[page := next(iter(self._retained))] <= now:
+            del self._retained[page], self._keep_until[page]
+            expired.append(page)
+        for page in reversed([page for page in expired if page not in self._reused]):
+            self._probation[page] = None
+            self._probation.move_to_end(page, last=False)
+        for page in [page for page in expired if page in self._reused]:
+            self._protect(page)
+
+    def evict(self) -> int:
+        """Give up one idle page; there must be one."""
+        for queue in (self._probation, self._protected, self._retained):
+            if queue:
+                page = next(iter(queue))
+                self.forget(page)
+                return page
+        raise AssertionError("no page is idle")
+
+    def forget(self, page: int) -> None:
+        """Take the name from a page, held or idle; nobody will take it over any more."""
+        if (digest := self._digest_of.pop(page, None)) is not None:
+            del self._page_of[digest]
+        self._reused.discard(page)
+        self._leave_queue(page)
+
+    def check(self, idle: set[int]) -> None:
+        """Assert that the queues hold exactly the pages `idle`, each once, and that names and pages agree."""
+        queued = [*self._probation, *self._protected, *self._retained]
+        assert len(queued) == len(set(queued)), "an idle page stands in two queues"
+        assert set(queued) == idle, f"queued {set(queued) - idle} are not idle; idle {idle - set(queued)} are lost"
+        assert idle <= set(self._digest_of), "an idle page has no name"
+        assert {page: digest for digest, page in self._page_of.items()} == self._digest_of
+        assert len(self._protected) <= self._protected_limit
+        assert set(self._protected) <= self._reused <= set(self._digest_of)
+        assert set(self._retained) <= set(self._keep_until) <= set(self._digest_of)
+
+    def _protect(self, page: int) -> None:
+        self._protected[page] = None
+        if len(self._protected) > self._protected_limit:
+            oldest, _ = self._protected.popitem(last=False)
+            self._reused.discard(oldest)
+            self._probation[oldest] = None
+
+    def _leave_queue(self, page: int) -> None:
+        self._keep_until.pop(page, None)
+        for queue in (self._probation, self._protected, self._retained):
+            queue.pop(page, None)

@@ -1,0 +1,172 @@
+"""`longreach plan`: what a model takes of a device's memory, and the requests that fit, from its config alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from longreach_patches import Footprint, PatchError, load_config, resolve_device, resolve_dtype
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from longreach.config import parse_bytes
+from longreach.engine.capacity import Capacity, Demand, available_host_bytes, default_batched_tokens, readable
+from longreach.engine.messages import EngineConfig
+from longreach.errors import quoted
+
+__all__ = ["Forecast", "PatchError", "Row", "forecast"]
+
+# Sizes that GPUs are sold in, where none is named and none is there.
+_GPU_MEMORY = [size << 30 for size in (24, 48, 80, 96, 141)]
+_TABLE_WIDTH = 100
+_KV_DTYPES = {"auto": None, "float8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to serve the model. Sizes are bytes on each device; `problem` says why nothing fits."""
+
+    device: str
+    gpus: int
+    memory_bytes: int
+    kv_dtype: str
+    weight_bytes: int
+    step_bytes: int
+    kv_bytes_per_token: int
+    capacity: Capacity | None
+    problem: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as JSON has it."""
+        row = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "capacity"}
+        fits = self.capacity
+        return row | {
+            "kv_tokens": 0 if fits is None else fits.kv_tokens,
+            "max_model_len": 0 if fits is None else fits.max_model_len,
+            "concurrency": 0.0 if fits is None else round(fits.concurrency, 2),
+        }
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All rows of one model."""
+
+    model: str
+    model_type: str
+    dtype: str
+    rows: tuple[Row, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The forecast as JSON has it."""
+        return {
+            "model": self.model,
+            "model_type": self.model_type,
+            "dtype": self.dtype,
+            "rows": [row.as_dict() for row in self.rows],
+        }
+
+    def print(self) -> None:
+        """Print a table to the terminal."""
+        table = Table(title=f"{self.model} ({self.model_type}, {self.dtype})", title_justify="left", box=box.SIMPLE)
+        columns = ("devices", "memory", "weights", "KV type", "KV/token", "KV tokens", "longest", "at once")
+        for name in columns:
+            table.add_column(name, justify="left" if name == "devices" else "right", no_wrap=True)
+        for row in self.rows:
+            sizes = readable(row.memory_bytes), readable(row.weight_bytes)
+            kv = row.kv_dtype.partition("_")[0], readable(row.kv_bytes_per_token)
+            fits = row.capacity
+            found = ["-"] * 3
+            if fits is not None:
+                found = [f"{fits.kv_tokens:,}", f"{fits.max_model_len:,}", f"{fits.concurrency:.2f}"]
+            table.add_row(f"{row.gpus} {row.device}", *sizes, *kv, *found)
+        console = Console()
+        console.width = max(console.width, _TABLE_WIDTH)
+        console.print(table)
+        console.print(
+            "Sizes are those on each device. longest: tokens of prompt and answer; at once: how many of those."
+        )
+        for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
+            console.print(f"-: {problem}", highlight=False)
+
+
+def forecast(name: str, config: EngineConfig, gpu_memory: list[str], gpus: list[str], kv_dtypes: list[str]) -> Forecast:
+    """Plan for every combination of GPU memory (as text with a unit), number of GPUs and type of the KV pages.
+
+    With `device` "cpu" the one row is this machine. Without `gpu_memory` it is this machine's GPU, or else the sizes
+    that GPUs are sold in. Several GPUs hold even parts of the weights, and each at least one KV head.
+
+    Raises:
+        PatchError: the config cannot be read, or the model is not supported.
+        ValueError: an argument makes no sense, or the longest request asked for is longer than the model's positions.
+    """
+    counts = [_count(text) for text in gpus]
+    for kv_dtype in kv_dtypes:
+        if kv_dtype not in _KV_DTYPES:
+            raise ValueError(f"--kv-dtype: give {' or '.join(_KV_DTYPES)}, got {quoted(kv_dtype)}")
+    model = load_config(config.model)
+    on_gpu = config.device != "cpu"
+    if not on_gpu and (gpu_memory or counts != [1]):
+        raise ValueError("--gpu-memory and --gpus say nothing about a CPU; leave them out, or --device cpu")
+    dtype = resolve_dtype(config.dtype, torch.device("cuda" if on_gpu else "cpu"), model)
+    footprint = Footprint.of(model, dtype, config.page_size)
+    memory = [parse_bytes(text, "--gpu-memory") for text in gpu_memory] if on_gpu else [available_host_bytes()]
+    rows = []
+    for size in memory or _own_memory(config) or _GPU_MEMORY:
+        for count in counts:
+            for kv_dtype in kv_dtypes:
+                part = _split(footprint, count, _KV_DTYPES[kv_dtype] or dtype)
+                rows.append(_row(part, model.max_position_embeddings, config, on_gpu, count, size))
+    return Forecast(name, model.model_type, _name(dtype), tuple(rows))
+
+
+def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool, count: int, memory: int) -> Row:
+    tokens = config.max_batched_tokens or default_batched_tokens(on_gpu)
+    demand = Demand.of(part, max_positions, config, tokens)
+    if config.kv_cache_bytes is not None:
+        room = config.kv_cache_bytes
+    elif on_gpu:
+        room = demand.gpu_room(memory, config.gpu_memory_utilization)
+    else:
+        room = demand.host_room(memory)
+    capacity, problem = None, None
+    try:
+        capacity = demand.fit(room)
+    except ValueError as error:
+        problem = str(error)
+    return Row(
+        device="GPU" if on_gpu else "CPU",
+        gpus=count,
+        memory_bytes=memory,
+        kv_dtype=_name(part.pages.dtype),
+        weight_bytes=demand.weight_bytes,
+        step_bytes=demand.step_bytes,
+        kv_bytes_per_token=demand.token_bytes,
+        capacity=capacity,
+        problem=problem,
+    )
+
+
+def _split(footprint: Footprint, count: int, kv_dtype: torch.dtype) -> Footprint:
+    """What each of `count` GPUs holds; a step's activations are counted in full on each."""
+    heads = -(-footprint.pages.num_kv_heads // count)
+    pages = dataclasses.replace(footprint.pages, num_kv_heads=heads, dtype=kv_dtype)
+    return dataclasses.replace(footprint, weight_bytes=-(-footprint.weight_bytes // count), pages=pages)
+
+
+def _own_memory(config: EngineConfig) -> list[int]:
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_properties(resolve_device(config.device)).total_memory]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ValueError(f"--gpus: give a number of GPUs, got {quoted(text)}")
+    return int(text)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,89 @@
+"""What is told of a model's memory from its config is what the model then takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import Footprint, KVPages, PagedStep, patch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+
+_SIZES = {"vocab_size": 500, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+CONFIGS = [
+    LlamaConfig(hidden_size=256, intermediate_size=896, num_attention_heads=4, num_key_value_heads=1, **_SIZES),
+    LlamaConfig(
+        hidden_size=256,
+        intermediate_size=896,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        **_SIZES,
+    ),
+    MistralConfig(hidden_size=256, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, **_SIZES),
+    Qwen3Config(
+        hidden_size=256, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, head_dim=64, **_SIZES
+    ),
+    Qwen3Config(
+        hidden_size=256, intermediate_size=768, num_attention_heads=4, num_key_value_heads=2, head_dim=64, **_SIZES
+    ),
+]
+
+
+def build(config: PretrainedConfig) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model_type}-{c.tie_word_embeddings}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_told_to_the_byte(config: PretrainedConfig, dtype: torch.dtype) -> None:
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors = [*model.parameters(), *model.buffers()]
+    assert Footprint.of(config, dtype, 16).weight_bytes == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def peak_bytes(work) -> int:
+    """The most memory that was allocated at once while `work` ran, beyond what there was before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        work()
+    assert trace.profiler is not None
+    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert events, "the profiler recorded no memory"
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model_type}-{c.tie_word_embeddings}")
+def test_a_step_takes_what_was_told_and_not_much_less(config: PretrainedConfig) -> None:
+    tokens, page = 2048, 64
+    footprint = Footprint.of(config, torch.float32, page)
+    model = build(config)
+    patched = patch(model, "cpu")
+    pages = KVPages(footprint.pages, tokens // page, torch.device("cpu"))
+    batch = PagedBatch(
+        cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32),
+        context_lens=torch.tensor([tokens], dtype=torch.int32),
+        page_table=torch.arange(tokens // page, dtype=torch.int32)[None],
+        max_seqlen_q=tokens,
+        max_context_len=tokens,
+    )
+    positions = torch.arange(tokens)
+    step = PagedStep(pages, batch, positions)
+
+    def run() -> None:
+        patched.model(
+            input_ids=positions[None] % 500,
+            position_ids=positions[None],
+            attention_mask=step.mask_placeholder,
+            use_cache=False,
+            logits_to_keep=positions[-1:],
+            paged_step=step,
+        )
+
+    run()
+    told = footprint.step_bytes(tokens, 1)
+    assert 0.9 * told <= peak_bytes(run) <= told + 64  # the page table's few bytes are not counted

@@ -1,0 +1,79 @@
+"""A model of the model: pages that remember what was written to them, next tokens that depend on the whole prefix.
+
+It stands in for the runner wherever a test is about scheduling, pages or speculation. A row's output is computed from
+what its pages hold and from nothing else, so that a page that was handed to the wrong request, written to while shared,
+or taken over with other contents gives another stream than `expected_stream`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from longreach.engine.messages import Generate
+from longreach.engine.plan import StepPlan
+from longreach.engine.request import Request
+from longreach.engine.step_time import StepCost
+
+
+def _state(previous: bytes, salt: str, token: int) -> bytes:
+    return hashlib.blake2b(previous + f"{salt}/{token};".encode(), digest_size=8).digest()
+
+
+def _next_token(state: bytes, seed: int, vocabulary: int) -> int:
+    return hashlib.blake2b(state + seed.to_bytes(9, "big", signed=True), digest_size=2).digest()[0] % vocabulary
+
+
+def expected_stream(spec: Generate, seed: int, vocabulary: int) -> list[int]:
+    """The tokens that a request gets: one after the other, without pages."""
+    state, tokens = b"", []
+    for token in spec.prompt:
+        state = _state(state, spec.cache_salt, token)
+    while len(tokens) < spec.max_tokens:
+        tokens.append(_next_token(state, seed, vocabulary))
+        if tokens[-1] in spec.stop_token_ids and len(tokens) > spec.min_tokens:
+            break
+        state = _state(state, spec.cache_salt, tokens[-1])
+    return tokens
+
+
+class SimulatedRunner:
+    """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given."""
+
+    def __init__(self, page_size: int, vocabulary: int = 3, cost: StepCost | None = None) -> None:
+        self.now = 0.0
+        self.computed_tokens = 0
+        self.steps = 0
+        self.after_step: Callable[[], None] = lambda: None
+        self._page_size = page_size
+        self._vocabulary = vocabulary
+        self._cost = cost
+        self._contents: dict[tuple[int, int], bytes] = {}
+
+    def clock(self) -> float:
+        """Seconds of simulated time."""
+        return self.now
+
+    def run(self, plan: StepPlan) -> dict[str, list[int]]:
+        """As `StepRunner.run`."""
+        self.steps += 1
+        self.computed_tokens += plan.num_tokens
+        if self._cost is not None:
+            self.now += self._cost.seconds(plan.work)
+        drawn = {}
+        for chunk in plan.chunks:
+            states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(chunk.token_ids)]
+            if chunk.num_draws:
+                rows = states[-chunk.num_draws :]
+                drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+        self.after_step()
+        return drawn
+
+    def _write(self, request: Request, position: int, token: int) -> bytes:
+        before = b"" if position == 0 else self._contents[self._slot(request, position - 1)]
+        state = _state(before, request.spec.cache_salt, token)
+        self._contents[self._slot(request, position)] = state
+        return state
+
+    def _slot(self, request: Request, position: int) -> tuple[int, int]:
+        return request.pages[position // self._page_size], position % self._page_size

@@ -1,0 +1,155 @@
+"""Random histories of the engine: whatever comes in which order, nothing is lost and every answer is the plain one.
+
+Requests over a few shared documents come, are cancelled at any moment (in the middle of a step too), fail, speculate,
+and fight for pages. After each call the invariants of scheduler, pages and prefix cache are checked; every stream is
+compared with the one that its request gets alone, token by token. `make soak` runs thousands of histories.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from longreach.engine.engine import Engine
+from longreach.engine.messages import Failed, Generate, Sampling
+from longreach.engine.pages import PagePool
+from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.step_time import StepCost
+
+from .simulation import SimulatedRunner, expected_stream
+
+MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
+# Documents that begin alike, that differ at once, and one that repeats itself.
+DOCUMENTS = [
+    [1] * 40 + [2] * 40,
+    [1] * 40 + [0] * 40,
+    [1] * 13 + [2, 0] * 40,
+    [2, 1, 0, 0, 1] * 16,
+]
+
+
+class Histories(RuleBasedStateMachine):
+    """An engine over simulated pages, a clock, and the requests that are in it."""
+
+    requests = Bundle("requests")
+
+    @initialize(
+        pages=st.integers(20, 40),
+        page_size=st.sampled_from([1, 4]),
+        max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
+        promised=st.sampled_from([0, 1, 5, 100]),
+    )
+    def start(self, pages: int, page_size: int, max_itl: float, promised: int) -> None:
+        self.page_size = page_size
+        pool = PagePool(pages * 4 // page_size, page_size)
+        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised)
+        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4))
+        self.runner.after_step = self.while_a_step_runs
+        self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
+        self.alive: dict[str, Generate] = {}
+        self.streams: dict[str, list[int]] = {}
+        self.names = iter(range(10**6))
+        self.cancel_in_step: str | None = None
+        self.fail_step = False
+        logging.getLogger("longreach.engine.engine").setLevel(logging.CRITICAL)
+
+    @rule(
+        target=requests,
+        document=st.sampled_from(DOCUMENTS),
+        length=st.integers(1, 75),
+        max_tokens=st.integers(1, 30),
+        stops=st.booleans(),
+        speculate=st.integers(0, 4),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "", "other"]),
+    )
+    def add(self, document: list, length: int, max_tokens: int, stops: bool, speculate: int, priority: int, salt: str):
+        spec = Generate(
+            request_id=f"r{next(self.names)}",
+            prompt=document[:length],
+            max_tokens=max_tokens,
+            stop_token_ids=[1] if stops else [],
+            sampling=Sampling(seed=length),
+            speculate=speculate,
+            priority=priority,
+            cache_salt=salt,
+        )
+        failed = self.engine.submit(spec)
+        assert (failed is not None) == (length + max_tokens > MODEL_LEN), failed
+        if failed is not None:
+            return multiple()
+        self.alive[spec.request_id] = spec
+        self.streams[spec.request_id] = []
+        return spec.request_id
+
+    @rule(name=consumes(requests))
+    def cancel(self, name: str) -> None:
+        self.engine.cancel(name)
+        self.alive.pop(name, None)
+
+    @rule(name=consumes(requests))
+    def cancel_while_the_next_step_runs(self, name: str) -> None:
+        self.cancel_in_step = name
+
+    @rule(seconds=st.floats(0, 2 * RESUME_SECONDS))
+    def wait(self, seconds: float) -> None:
+        self.runner.now += seconds
+
+    @rule()
+    def fail_the_next_step(self) -> None:
+        self.fail_step = True
+
+    @rule(count=st.integers(1, 12))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+            self.engine.scheduler.check()
+
+    def step(self) -> None:
+        before = self.runner.steps
+        for news in self.engine.step():
+            if isinstance(news, Failed):
+                assert self.alive.pop(news.request_id, None) is not None
+                continue
+            for update in news.updates:
+                spec = self.alive[update.request_id]
+                stream = self.streams[update.request_id]
+                stream += update.tokens
+                expected = expected_stream(spec, spec.sampling.seed or 0, self.runner._vocabulary)
+                assert stream == expected[: len(stream)], spec
+                assert max(update.cached, update.computed) <= update.prompt_tokens
+                assert (update.finish_reason is not None) == (stream == expected)
+                if update.finish_reason is not None:
+                    del self.alive[update.request_id]
+        assert self.runner.steps > before or not self.alive, "requests are there and nothing is computed"
+
+    def while_a_step_runs(self) -> None:
+        if self.cancel_in_step is not None:
+            self.cancel(self.cancel_in_step)
+            self.cancel_in_step = None
+        if self.fail_step:
+            self.fail_step = False
+            raise RuntimeError("a step that fails on purpose")
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        scheduler = self.engine.scheduler
+        scheduler.check()
+        assert set(scheduler.running) | set(scheduler.waiting) == set(self.alive)
+        if not self.alive:
+            assert scheduler.pool.num_available == scheduler.pool.num_pages
+
+    def teardown(self) -> None:
+        logging.getLogger("longreach.engine.engine").setLevel(logging.NOTSET)
+        for _ in range(5000):
+            if not self.engine.has_work:
+                break
+            self.step()
+        self.nothing_is_lost()
+        assert not self.alive, "a request is stuck"
+
+
+TestHistories = Histories.TestCase

@@ -1,0 +1,90 @@
+"""The model of step time: it finds the costs that made the measurements, forgets nothing it still needs, and fits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from longreach.engine.step_time import StepCost, StepTime, Work
+
+# About what an 8B model costs on one H200: 5 ms a step, 24 us a token, 0.9 ns a pair, 31 ns a cached key.
+GPU = StepCost(5e-3, 24e-6, 0.9e-9, 31e-9)
+DECODES = Work.of_step([(30_000 + i, 1) for i in range(8)])
+
+
+def prefill(start: int, length: int) -> Work:
+    return Work.of_step([(start, length)])
+
+
+def test_work_counts_what_causal_attention_computes() -> None:
+    assert Work.of_chunk(3, 4) == Work(0, 4, 4 + 5 + 6 + 7, 7)
+    assert Work.of_step([(0, 2), (9, 1)]) == Work(1, 3, 1 + 2 + 10, 12)
+
+
+@pytest.mark.parametrize("true", [GPU, StepCost(8e-3, 5e-4, 4e-8, 1e-7), StepCost(0.0, 1e-3, 0.0, 0.0)])
+def test_predictions_come_within_a_few_percent_of_noisy_measurements(true: StepCost) -> None:
+    noise, model = random.Random(0), StepTime()
+    for start in range(0, 131_072, 8192):
+        for work in (prefill(start, 8192), Work.of_step([(start, 1)]), DECODES + prefill(start, 900)):
+            model.observe(work, true.seconds(work) * noise.uniform(0.97, 1.03))
+    for work in (prefill(100_000, 4096), Work.of_step([(60_000, 1)]), prefill(0, 300)):
+        assert model.cost.seconds(work) == pytest.approx(true.seconds(work), rel=0.1)
+    assert all(value >= 0 for value in (model.cost.per_step, model.cost.per_token, model.cost.per_pair))
+
+
+def test_an_hour_of_decodes_does_not_erase_what_a_prefill_costs() -> None:
+    model = StepTime()
+    for start in range(0, 131_072, 8192):
+        model.observe(prefill(start, 8192), GPU.seconds(prefill(start, 8192)))
+    for _ in range(20_000):
+        model.observe(DECODES, GPU.seconds(DECODES))
+    work = DECODES + prefill(64_000, 2000)
+    assert model.cost.seconds(work) == pytest.approx(GPU.seconds(work), rel=0.2)
+
+
+def test_it_follows_a_machine_that_gets_slower() -> None:
+    model = StepTime()
+    for factor in (1.0, 3.0):
+        for _ in range(300):
+            model.observe(prefill(50_000, 1024), factor * GPU.seconds(prefill(50_000, 1024)))
+    assert model.cost.seconds(prefill(50_000, 1024)) == pytest.approx(3 * GPU.seconds(prefill(50_000, 1024)), rel=0.05)
+
+
+def test_one_step_that_waited_for_a_compiler_does_not_count_for_much() -> None:
+    model = StepTime()
+    model.observe(prefill(0, 1024), 60.0)
+    for start in range(0, 20_480, 1024):
+        model.observe(prefill(start, 1024), GPU.seconds(prefill(start, 1024)))
+    assert model.cost.seconds(prefill(8192, 1024)) == pytest.approx(GPU.seconds(prefill(8192, 1024)), rel=0.05)
+
+
+def test_steps_measured_together_teach_the_same() -> None:
+    model = StepTime()
+    for start in range(0, 262_144, 16_384):
+        both = prefill(start, 8192) + prefill(start + 8192, 8192)
+        model.observe(both, GPU.seconds(both))
+        model.observe(DECODES, GPU.seconds(DECODES))
+    assert model.cost.seconds(prefill(65_536, 8192)) == pytest.approx(GPU.seconds(prefill(65_536, 8192)), rel=0.05)
+
+
+def test_what_teaches_nothing_changes_nothing() -> None:
+    model = StepTime()
+    model.observe(prefill(0, 10), 0.0)
+    model.observe(Work(), 1.0)
+    assert model.cost == StepCost()
+
+
+def test_the_longest_chunk_is_the_longest() -> None:
+    for seconds in (0.0, 1e-4, 0.01, 0.05):
+        length = GPU.longest_chunk(100_000, 8192, seconds)
+        assert GPU.seconds(Work.of_chunk(100_000, length)) <= seconds or length == 0
+        assert length == 8192 or GPU.seconds(Work.of_chunk(100_000, length + 1)) > seconds
+    assert GPU.longest_chunk(0, 8192, 1e9) == 8192
+
+
+def test_a_whole_prefill_is_predicted_as_its_steps_are() -> None:
+    steps = sum(GPU.seconds(prefill(start, 8192)) for start in range(0, 131_072, 8192))
+    assert GPU.prefill_seconds(0, 131_072, 8192) == pytest.approx(steps, rel=0.01)
+    assert GPU.prefill_seconds(0, 131_072, 8192) == pytest.approx(
+        GPU.prefill_seconds(0, 65_536, 8192) + GPU.prefill_seconds(65_536, 131_072, 8192)
+    )

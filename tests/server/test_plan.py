@@ -1,0 +1,139 @@
+"""`longreach plan`: what it promises is what the engine then reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longreach import cli
+from longreach.config import EMBEDDED_MODEL
+from longreach.engine.build import build_engine
+from longreach.engine.messages import EngineConfig
+from transformers import LlamaConfig, Qwen3Config
+from typer.testing import CliRunner
+
+GIB = 1 << 30
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}
+
+
+def plan(*arguments: object) -> dict[str, Any]:
+    result = CliRunner().invoke(cli.app, ["plan", *map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of an 8B model, and no weights."""
+    path = tmp_path_factory.mktemp("llama-8b")
+    LlamaConfig(**LLAMA_8B).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (None, {}),
+        (None, {"max_model_len": 5000, "page_size": 16, "dtype": "bfloat16"}),
+        (None, {"kv_cache_memory": 3_000_000}),
+        (LlamaConfig(hidden_size=128, intermediate_size=352, max_position_embeddings=9000, **SMALL), {}),
+        (LlamaConfig(hidden_size=128, intermediate_size=352, tie_word_embeddings=True, **SMALL), {"max_num_seqs": 3}),
+        (
+            Qwen3Config(hidden_size=128, intermediate_size=256, head_dim=48, max_position_embeddings=700, **SMALL),
+            {"kv_cache_memory": 2_500_000, "page_size": 256},
+        ),
+    ],
+)
+def test_the_engine_reports_what_was_planned(config: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    model = EMBEDDED_MODEL
+    if config is not None:
+        config.save_pretrained(model := tmp_path)
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    [row] = plan(model, "--device", "cpu", *flags)["rows"]
+    settings = {"kv_cache_bytes" if name == "kv_cache_memory" else name: value for name, value in options.items()}
+    engine, started = build_engine(
+        EngineConfig(model=str(model), device="cpu", random_weights=config is not None, **settings)
+    )
+    assert (row["kv_tokens"], row["max_model_len"]) == (started.kv_tokens, started.max_model_len)
+    loaded = engine._runner._loaded.patched.model  # type: ignore[attr-defined]
+    tensors = [*loaded.parameters(), *loaded.buffers()]
+    assert row["weight_bytes"] == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def test_an_8b_model_on_gpus(llama: Path) -> None:
+    result = plan(llama, "--gpu-memory", "24GiB,80GiB", "--gpus", "1,2", "--kv-dtype", "auto,float8")
+    assert (result["model_type"], result["dtype"]) == ("llama", "bfloat16")
+    rows = {(row["memory_bytes"] // GIB, row["gpus"], row["kv_dtype"]): row for row in result["rows"]}
+    assert len(rows) == 8
+    one = rows[80, 1, "bfloat16"]
+    # 8.03 billion parameters, and 32 layers of 8 KV heads of 128 numbers twice
+    assert one["weight_bytes"] == pytest.approx(8.03e9 * 2, rel=0.001)
+    assert one["kv_bytes_per_token"] == 2 * 32 * 8 * 128 * 2
+    assert one["max_model_len"] == 131072
+    room = 0.9 * 80 * GIB - one["weight_bytes"] - one["step_bytes"]
+    assert one["kv_tokens"] == pytest.approx(room / one["kv_bytes_per_token"], rel=0.04)
+    assert one["concurrency"] == round(one["kv_tokens"] / 131072, 2)
+    assert rows[80, 1, "float8_e4m3fn"]["kv_tokens"] == pytest.approx(2 * one["kv_tokens"], rel=0.001)
+    assert rows[80, 2, "bfloat16"]["weight_bytes"] * 2 == one["weight_bytes"]
+    assert rows[80, 2, "bfloat16"]["kv_tokens"] > 2 * one["kv_tokens"]
+    small = rows[24, 1, "bfloat16"]
+    assert small["max_model_len"] == small["kv_tokens"] < 131072
+
+
+def test_what_does_not_fit_says_so_and_the_others_are_planned(llama: Path) -> None:
+    small, large = plan(llama, "--gpu-memory", "16GiB,80GiB", "--max-model-len", "128k")["rows"]
+    assert (small["kv_tokens"], small["max_model_len"]) == (0, 0)
+    assert "max_model_len 131072 needs a KV cache of 16.0 GiB" in small["problem"]
+    assert large["problem"] is None
+    printed = CliRunner().invoke(cli.app, ["plan", str(llama), "--gpu-memory", "16GiB,80GiB"])
+    assert printed.exit_code == 0
+    assert "no memory is left for the KV cache" in printed.stdout
+    assert "131,072" in printed.stdout
+    assert "15.0 GiB" in printed.stdout
+
+
+def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
+    kv_tokens = [
+        plan(llama, "--gpu-memory", "80GiB", "--max-batched-tokens", budget)["rows"][0]["kv_tokens"]
+        for budget in ("4k", "64k")
+    ]
+    assert kv_tokens[1] < kv_tokens[0] - 30_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "0"], "--gpus: give a number of GPUs, got '0'"),
+        (["--gpus", "two"], "--gpus: give a number of GPUs"),
+        (["--gpu-memory", "80 gigs"], "--gpu-memory: give bytes or"),
+        (["--gpu-memory", "0"], "--gpu-memory: give more than 0 bytes"),
+        (["--kv-dtype", "int4"], "--kv-dtype: give auto or float8, got 'int4'"),
+        (["--max-model-len", "1M"], "longer than the 131072 positions"),
+        (["--page-size", "3"], "--page-size:"),
+        (["--device", "cpu", "--gpu-memory", "80GiB"], "say nothing about a CPU"),
+    ],
+)
+def test_wrong_arguments_are_a_line_and_status_2(llama: Path, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli.app, ["plan", str(llama), *arguments])
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith("longreach: error: ")
+    assert message in line
+
+
+def test_a_model_without_a_row_in_the_families_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    result = CliRunner().invoke(cli.app, ["plan", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "gpt2" in result.stderr
