@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-
-from training import tokenizer as bpe
 from training.filler import Codec, Filler
 from training.tasks import Sampler
 from training.vocabulary import Lexicon
+
+from training import tokenizer as bpe
 
 MODEL = Path(__file__).resolve().parents[2] / "server" / "longreach" / "default_model"
 

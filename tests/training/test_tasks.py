@@ -7,12 +7,12 @@ import re
 
 import numpy as np
 import pytest
+from training.facts import Drawer
+from training.tasks import Sampler, Spec
 
 from training import phrasings, tasks
 from training import vocabulary as v
 from training.data import LEAD_WEIGHT, collate
-from training.facts import Drawer
-from training.tasks import Sampler, Spec
 from training.tokenizer import ASSISTANT_ID, EOS_ID
 
 
