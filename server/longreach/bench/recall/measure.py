@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .codec import Codec
-from .suite import Plan, Prompt, depths_of, prompts
+from .suite import Plan, Prompt, depths_of, prompts, sampler_of
 
 if TYPE_CHECKING:
     from .client import Answer, Server  # its HTTP library is in the bench extra
@@ -33,15 +33,14 @@ def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, repo
     if concurrency < 1:
         raise ValueError("concurrency must be 1 or more")
     rows: list[dict[str, Any]] = []
-    group: list[Prompt] = []
+    sampler = sampler_of(codec, plan)
     with ThreadPoolExecutor(concurrency) as pool:
-        for prompt in prompts(codec, plan):
-            group.append(prompt)
-            if len(group) == plan.count:
-                answers = list(pool.map(lambda p: server.answer(p.text, p.max_tokens), group))
-                rows.append(row(plan, group, answers))
+        for length in plan.lengths:
+            for task in plan.tasks:
+                asked = list(prompts(sampler, plan, task, length))
+                answers = list(pool.map(lambda prompt: server.answer(prompt.text, prompt.max_tokens), asked))
+                rows.append(row(plan, asked, answers))
                 report(line(rows[-1]))
-                group = []
     return {
         "environment": {
             "model": server.model,
@@ -56,11 +55,6 @@ def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, repo
 def row(plan: Plan, asked: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
     """One task at one length."""
     right = [prompt.query.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
-    by_depth = {
-        f"{depth:g}": _share([r for r, prompt in zip(right, asked, strict=True) if prompt.depth == depth])
-        for depth in depths_of(plan)
-        if any(prompt.depth == depth for prompt in asked)
-    }
     wrong = [
         {"question": prompt.text[-200:], "expected": prompt.query.answer, "got": answer.text}
         for prompt, answer, r in zip(asked, answers, right, strict=True)
@@ -70,14 +64,22 @@ def row(plan: Plan, asked: Sequence[Prompt], answers: Sequence[Answer]) -> dict[
     return {
         "task": asked[0].task,
         "length": asked[0].length,
-        "prompts": len(asked),
-        "exact": _share(right),
-        "by_depth": by_depth,
-        "false_alarms": _share([p.false_alarm(a.text) for p, a in zip(asked, answers, strict=True)]),
+        **shares(plan, right, [p.false_alarm(a.text) for p, a in zip(asked, answers, strict=True)]),
         "ttft_s": round(statistics.median(answer.ttft_s for answer in answers), 4),
         "prompt_tokens": round(statistics.mean(answer.prompt_tokens for answer in answers)),
         "density": round(statistics.mean(densities), 4) if densities else None,
         "wrong": wrong[:_EXAMPLES],
+    }
+
+
+def shares(plan: Plan, right: Sequence[bool], alarms: Sequence[bool]) -> dict[str, Any]:
+    """What was right of a task's prompts at one length, in the order of the plan: in all and by depth."""
+    depths = depths_of(plan)
+    return {
+        "prompts": len(right),
+        "exact": _share(right),
+        "by_depth": {f"{depth:g}": _share(right[i :: len(depths)]) for i, depth in enumerate(depths[: len(right)])},
+        "false_alarms": _share(alarms),
     }
 
 
@@ -87,10 +89,11 @@ def _share(flags: Sequence[bool]) -> float:
 
 def line(row: dict[str, Any]) -> str:
     """One row as text."""
-    density = "" if row["density"] is None else f", density {row['density']:.3f}"
+    time = f", TTFT {row['ttft_s']:.3f} s" if "ttft_s" in row else ""
+    density = f", density {row['density']:.3f}" if row.get("density") is not None else ""
     return (
         f"{row['task']:<10} {row['length']:>7,} tokens: {row['exact']:.2f} of {row['prompts']} exact, "
-        f"false alarms {row['false_alarms']:.2f}, TTFT {row['ttft_s']:.3f} s{density}"
+        f"false alarms {row['false_alarms']:.2f}{time}{density}"
     )
 
 
@@ -100,18 +103,22 @@ def table(result: dict[str, Any]) -> str:
     found = {(row["task"], row["length"]): row for row in result["rows"]}
     lines = [["task", *(f"{length:,}" for length in lengths)], ["---", *["---:"] * len(lengths)]]
     for task in result["plan"]["tasks"]:
-        lines.append([task, *(f"{found[task, length]['exact']:.2f}" for length in lengths)])
+        lines.append(
+            [task, *(f"{found[task, length]['exact']:.2f}" if (task, length) in found else "" for length in lengths)]
+        )
 
-    def mean(name: str, length: int, digits: int) -> str:
-        values = [row[name] for (_, at), row in found.items() if at == length and row[name] is not None]
-        return f"{statistics.mean(values):.{digits}f}" if values else "not reported"
+    def mean(name: str, length: int) -> str:
+        values = [row[name] for (_, at), row in found.items() if at == length and row.get(name) is not None]
+        return f"{statistics.mean(values):.3f}" if values else "not reported"
 
-    lines.append(["false alarms", *(mean("false_alarms", length, 3) for length in lengths)])
-    lines.append(["TTFT (s)", *(mean("ttft_s", length, 3) for length in lengths)])
-    lines.append(["density", *(mean("density", length, 3) for length in lengths)])
-    plan, where = result["plan"], result["environment"]
+    lines.append(["false alarms", *(mean("false_alarms", length) for length in lengths)])
+    if any("ttft_s" in row for row in result["rows"]):
+        lines.append(["TTFT (s)", *(mean("ttft_s", length) for length in lengths)])
+        lines.append(["density", *(mean("density", length) for length in lengths)])
+    plan = result["plan"]
+    where = ", ".join(f"{name} {value}" for name, value in result["environment"].items())
     caption = (
         f"Exact match, {plan['count']} prompts a cell, {plan['phrasing']} phrasings, {plan['filler']} text, "
-        f"seed {plan['seed']}; {where['model']}, longreach {where['longreach']}, {where['date']}."
+        f"seed {plan['seed']}; {where}."
     )
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -87,26 +87,28 @@ def depths_of(plan: Plan) -> tuple[float, ...]:
     return (0.5,) if plan.depths == 1 else tuple(i / (plan.depths - 1) for i in range(plan.depths))
 
 
-def samples(codec: Codec, plan: Plan, forms: Sequence[str] | None = None) -> Iterator[tuple[Sample, str, int, float]]:
-    """The plan's samples, with task, length and depth; the same for the same plan, whatever else was drawn before."""
-    filler = Filler.build(codec, MIXES[plan.filler], max(40_000, 2 * max(plan.lengths)), plan.seed)
-    sampler = Sampler(codec, filler, Lexicon())
+def sampler_of(codec: Codec, plan: Plan) -> Sampler:
+    """The sampler of a plan's text."""
+    tokens = max(40_000, 2 * max(plan.lengths))
+    return Sampler(codec, Filler.build(codec, MIXES[plan.filler], tokens, plan.seed), Lexicon())
+
+
+def samples(sampler: Sampler, plan: Plan, task: str, length: int) -> Iterator[tuple[Sample, float]]:
+    """The samples of one task and length, each with its depth: the same for the same plan, whatever else was drawn."""
     depths = depths_of(plan)
-    forms = forms or (("chat", "bare", "cue") if codec.chats else ("bare", "cue"))
-    for length in plan.lengths:
-        for task in plan.tasks:
-            for i in range(plan.count):
-                rng = random.Random(f"{plan.seed} {task} {length} {plan.phrasing} {plan.filler} {i}")
-                depth = depths[i % len(depths)]
-                spec = Spec(
-                    length, task, form=forms[i % len(forms)], depth=depth, phrasing=cast("Phrasing", plan.phrasing)
-                )
-                yield sampler.draw(rng, spec), task, length, depth
+    forms = ("chat", "bare", "cue") if sampler.codec.chats else ("bare", "cue")
+    for i in range(plan.count):
+        rng = random.Random(f"{plan.seed} {task} {length} {plan.phrasing} {plan.filler} {i}")
+        depth = depths[i % len(depths)]
+        form = forms[i % len(forms)]
+        spec = Spec(length, task, form=form, depth=depth, phrasing=cast("Phrasing", plan.phrasing))
+        yield sampler.draw(rng, spec), depth
 
 
-def prompts(codec: Codec, plan: Plan) -> Iterator[Prompt]:
-    """The plan's prompts as text."""
-    for sample, task, length, depth in samples(codec, plan):
+def prompts(sampler: Sampler, plan: Plan, task: str, length: int) -> Iterator[Prompt]:
+    """The prompts of one task and length as text."""
+    codec = sampler.codec
+    for sample, depth in samples(sampler, plan, task, length):
         question = sample.questions[0]
         text = codec.decode(sample.ids[len(codec.bos) : question.start])
         yield Prompt(task, length, depth, text, question.query, question.end - question.start + _SLACK)
