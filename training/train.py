@@ -84,7 +84,7 @@ class Run:
 
     def until(self, batches: Iterator[Batch], out_of_time: Callable[[], bool]) -> bool:
         """Train until the end or until `out_of_time`; returns whether it is the end."""
-        every = max(1, self.schedule.steps // SCORES)
+        every = max(LOG_EVERY, self.schedule.steps // SCORES)
         tokens = 0
         while not self.schedule.done:
             batch, rate = next(batches), self.schedule.rate()
