@@ -1,11 +1,11 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 14000
-    python -m training.train .scratch/corpus OUT --steps 14000 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 14000 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT --steps 12000
+    python -m training.train .scratch/corpus OUT --steps 12000 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 12000 --resume OUT/state                 # goes on
 
-OUT receives log.jsonl, and the exported model (OUT/model) or, if the time was over first, the state to resume from
-(OUT/state). What is exported is the state with the best score on fixed fresh prompts since the last stage began; the
+OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
+exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last stage began; the
 score is the mean over the tasks, two longer lengths, and held-out phrasings in unseen text.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,8 +78,16 @@ def scores(trainer: Trainer, cells: dict[str, list[Batch]]) -> dict[str, float]:
 class Run:
     """A training run: the trainer, where it is, what it logs, and the best weights so far."""
 
-    def __init__(self, trainer: Trainer, schedule: Schedule, cells: dict[str, list[Batch]], write: Write) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        schedule: Schedule,
+        cells: dict[str, list[Batch]],
+        write: Write,
+        state_directory: Path | None = None,
+    ) -> None:
         self.trainer, self.schedule, self.cells, self.write = trainer, schedule, cells, write
+        self.state_directory = state_directory
         self.best = -1.0
         self.best_weights: dict[str, torch.Tensor] = {}
 
@@ -101,9 +110,15 @@ class Run:
                 self.write(event="stage", step=self.schedule.step, stage=self.schedule.number)
             if self.schedule.step % every == 0 or self.schedule.done:
                 self.score()
+                self.save()
             if out_of_time():
                 return self.schedule.done
         return True
+
+    def save(self) -> None:
+        """Write the state to resume from."""
+        if self.state_directory is not None:
+            state.save(self.state_directory, self.trainer.optimizer, self.schedule)
 
     def score(self) -> None:
         """Look at the fixed prompts, and keep the weights if they are the best of the last stage."""
@@ -134,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
     parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
-    parser.add_argument("--steps", type=int, default=14000)
+    parser.add_argument("--steps", type=int, default=12000)
     parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
@@ -173,14 +188,15 @@ def main() -> None:
         attention=trainer.backend,
         stages=[{"mix": stage.mix, "rate": stage.rate, "share": stage.share, "gate": stage.gate} for stage in stages],
     )
-    run = Run(trainer, schedule, cells, write)
+    run = Run(trainer, schedule, cells, write, options.out / "state")
     batches = iter(data.loader(source, schedule.jobs(), options.workers))
     finished = run.until(batches, lambda: time.monotonic() - started > options.seconds)
     write(event="end" if finished else "pause", step=schedule.step, best=round(run.best, 4))
     if finished:
         export(run, options)
+        shutil.rmtree(options.out / "state")
     else:
-        state.save(options.out / "state", trainer.optimizer, schedule)
+        run.save()
 
 
 def export(run: Run, options: argparse.Namespace) -> None:

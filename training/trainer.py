@@ -30,7 +30,7 @@ class Trainer:
         nn.Module.to(net, device)
         self.optimizer = MasterAdamW(net, torch.bfloat16 if device.type == "cuda" else torch.float32)
         if attention == "longreach":
-            self.backend = patch(net).backend.reason
+            self.backend = patch(net, fuse_norms=not compiled).backend.reason
         else:
             net.set_attn_implementation(attention)
             self.backend = f"transformers, {attention}"

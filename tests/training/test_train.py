@@ -62,6 +62,22 @@ def test_answered_says_which_questions_greedy_decoding_gets_right(corpus: Path) 
     assert one.answered(batch).tolist() == [True]
 
 
+def test_layers_that_share_a_mask_share_a_compiled_graph(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> object:
+        graphs.append(1)
+        return graph.forward
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: compiled(layer, backend=count, **how))
+    net = model.create(3, **{**SMALL, "pairs": 3})
+    one = Trainer(net, CPU)
+    for length in (512, 1024):
+        one.backward(Batches(corpus, 1024)[Job("1", length)])
+    assert len(graphs) == 4  # two masks, two lengths
+
+
 def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
     layer = torch.nn.Linear(4, 4, bias=False)
     start = layer.weight.detach().clone()

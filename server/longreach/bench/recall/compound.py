@@ -28,12 +28,10 @@ def _pick(drawer: Drawer, table: str, name: str) -> tuple[str, ...]:
 
 
 def _dressed(drawer: Drawer, questions: Sequence[str]) -> tuple[str, ...]:
-    """Three of the questions with, in the training mixture, words before and after them."""
-    rng = drawer.rng
-    chosen = rng.sample(questions, min(3, len(questions)))
+    """The questions; in the training mixture one of them, with words before and after it."""
     if drawer.phrasing != "mixed":
-        return tuple(chosen)
-    return tuple(grammar.dressed(rng, question, drawer.lexicon) for question in chosen)
+        return tuple(questions)
+    return (grammar.dressed(drawer.rng, drawer.rng.choice(questions), drawer.lexicon),)
 
 
 def repeated(drawer: Drawer, times: int) -> Item:

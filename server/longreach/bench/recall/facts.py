@@ -118,10 +118,10 @@ class Drawer:
         return self.relation()
 
     def asked(self, fixed: tuple[str, ...], held_out: tuple[str, ...], make: Callable[[], str]) -> tuple[str, ...]:
-        """The held-out templates, all fixed ones, or one of them and two new ones."""
+        """The held-out templates or all fixed ones; in the mixture, one of those or, twice as often, a new one."""
         if self.phrasing != "mixed":
             return held_out if self.held_out else fixed
-        return (self.rng.choice(fixed), *(make() for _ in range(2)))
+        return (self.rng.choice(fixed) if self.rng.random() < 1 / 3 else make(),)
 
     def told_as(self, fixed: tuple[str, ...], held_out: tuple[str, ...], make: Callable[[], str]) -> str:
         if self.held_out:
