@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.filler import TRAINING_MIX, UNSEEN_MIX, Filler
-from longreach.bench.recall.tasks import Sample, Sampler, Spec, training_spec
+from longreach.bench.recall.samples import Sample, Spec
+from longreach.bench.recall.tasks import Sampler, training_spec
 from longreach.bench.recall.vocabulary import Lexicon
 from torch.utils.data import DataLoader, Dataset
 

@@ -25,8 +25,8 @@ from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.forms import gap
 from longreach.bench.recall.items import NOT_STATED
 from longreach.bench.recall.measure import line, shares
+from longreach.bench.recall.samples import Sample
 from longreach.bench.recall.suite import Plan, sampler_of, samples
-from longreach.bench.recall.tasks import Sample
 from longreach_kernels import Window
 from longreach_patches import patch
 from longreach_patches.attention import LAYER_ATTRIBUTE

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from longreach.bench.recall.tasks import TASKS, Spec
+from longreach.bench.recall.documents import TASKS
+from longreach.bench.recall.samples import Spec
 from transformers import SmolLM3ForCausalLM
 
 from training import data, model, state

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from longreach.bench.recall.tasks import Spec, training_spec
+from longreach.bench.recall.samples import Spec
+from longreach.bench.recall.tasks import training_spec
 
 from training.data import LEAD_WEIGHT, Batches, Job, collate, loader
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach.bench.recall.tasks import Spec
+from longreach.bench.recall.samples import Spec
 from transformers import AutoModelForCausalLM
 
 from training import model, state
@@ -177,7 +177,7 @@ def _batch():
 
 
 def test_the_score_covers_every_task_every_length_and_what_is_held_out() -> None:
-    from longreach.bench.recall.tasks import TASKS
+    from longreach.bench.recall.documents import TASKS
 
     jobs = fixed_jobs(131072, (4096, 16384, 32768))
     assert list(jobs) == [*TASKS, "needles/16384", "needles/32768", "held_out/4096"]

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from longreach.bench.recall import compound, fiction, phrasings, unseen
 from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.documents import TASKS
 from longreach.bench.recall.facts import Drawer
 from longreach.bench.recall.forms import FORMS
 from longreach.bench.recall.items import NOT_STATED, Query
+from longreach.bench.recall.samples import Sample, Spec
 from longreach.bench.recall.tables import load
-from longreach.bench.recall.tasks import TASKS, Sample, Spec, training_spec
+from longreach.bench.recall.tasks import training_spec
 
 from .recall_samplers import sampler
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from .codec import Codec
+from .documents import TASKS
 from .facts import Phrasing
 from .filler import GENERATED_MIX, UNSEEN_MIX, Filler
 from .items import NOT_STATED, Query
-from .tasks import TASKS, Sample, Sampler, Spec
+from .samples import Sample, Spec
+from .tasks import Sampler
 from .vocabulary import Lexicon
 
 MIXES = {"seen": GENERATED_MIX, "unseen": UNSEEN_MIX}

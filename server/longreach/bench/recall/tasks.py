@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,122 +24,14 @@ from . import compound
 from . import phrasings as p
 from .codec import Codec
 from .documents import TASKS, compose
-from .facts import Drawer, Phrasing
+from .facts import Drawer
 from .filler import Filler
 from .forms import EARLY, EARLY_CUES, ENDINGS, FORMS, SEPARATORS, gap
-from .items import NOT_STATED, Item, Query, Statement
+from .items import Item, Query, Statement
+from .samples import Asked, Assembly, Placed, Sample, Spec
 from .vocabulary import Lexicon
 
 NEAR = 200  # tokens that a statement may move to stand at the end of a sentence or line
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What to draw: `length` in tokens, answers included.
-
-    With a `task` of `TASKS`, one question about what `compose` puts first, and `items` is how many others there are
-    (None: as many as the task usually has). Without one, `items` of every kind and up to `questions` of them asked for;
-    this is what training uses. `depth` in [0, 1] is where the first statement asked for stands. `early` puts the
-    question before the document.
-    """
-
-    length: int
-    task: str | None = None
-    items: int | None = None
-    questions: int = 1
-    form: str | None = None
-    depth: float | None = None
-    phrasing: Phrasing = "mixed"
-    absent: float = 0.0  # the share of questions about something that the document does not state
-    turns: int = 1  # document parts, each followed by some of the questions
-    early: bool = False
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question of a sample; its answer's tokens are `ids[start:end]`, the last of them the end of sequence."""
-
-    text: str
-    form: str
-    query: Query
-    item: Item | None  # None where the document does not state the answer, or several items do
-    start: int
-    end: int
-
-    @property
-    def answer(self) -> str:
-        """The right answer."""
-        return self.query.answer
-
-
-@dataclass(frozen=True)
-class Sample:
-    """`ids` (length,) int64; `target` and `lead` (length,) bool mark answer tokens and the first of each that says
-    something.
-    """
-
-    ids: np.ndarray
-    target: np.ndarray
-    lead: np.ndarray
-    questions: tuple[Question, ...]
-    spans: tuple[tuple[Statement, int, int], ...]  # where each statement stands in `ids`
-
-    def prompt(self, codec: Codec) -> str:
-        """The text before the first answer, special tokens written out."""
-        return codec.decode(self.ids[: self.questions[0].start])
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """A statement as it goes into the text; `item` None for a sentence that states nothing."""
-
-    item: Item | None
-    statement: Statement
-    ids: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A question ready to be appended: its tokens, and its answer's; `opening` is text before the document."""
-
-    text: str
-    form: str
-    query: Query
-    item: Item | None
-    before: np.ndarray
-    after: np.ndarray
-    opening: str = ""
-
-
-class _Assembly:
-    """Token sequences put one after another, with notes of where answers and statements came to stand."""
-
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.pieces: list[np.ndarray] = []
-        self.size = 0
-        self.questions: list[Question] = []
-        self.spans: list[tuple[Statement, int, int]] = []
-
-    def add(self, ids: np.ndarray) -> None:
-        self.pieces.append(ids)
-        self.size += len(ids)
-
-    def ask(self, asked: _Asked) -> None:
-        self.add(asked.before)
-        start = self.size
-        self.add(asked.after)
-        self.questions.append(Question(asked.text, asked.form, asked.query, asked.item, start, self.size))
-
-    def finish(self) -> Sample:
-        ids = np.concatenate(self.pieces)
-        target, lead = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
-        for question in self.questions:
-            target[question.start : question.end] = True
-            lead[question.start] = True
-            if self.codec.blank[ids[question.start]]:
-                lead[question.start + 1] = True
-        return Sample(ids, target, lead, tuple(self.questions), tuple(self.spans))
 
 
 class Sampler:
@@ -181,7 +72,7 @@ class Sampler:
         # The first item stands in the first part, so that there is something to ask about.
         where = [0, *(0 if rng.random() < 0.3 else rng.randrange(turns) for _ in items[1:])]
 
-        asked: list[list[_Asked]] = []
+        asked: list[list[Asked]] = []
         for turn in range(turns):
             known = [item for item, part in zip(items, where, strict=True) if part <= turn]
             count = questions // turns + (turn < questions % turns)
@@ -194,7 +85,7 @@ class Sampler:
         opening = self._opening(rng, spec, form, asked[0][0].opening)
         placed = [
             [
-                _Placed(item, s, self._spaced(rng, s))
+                Placed(item, s, self._spaced(rng, s))
                 for item, part in zip(items, where, strict=True)
                 if part == turn
                 for s in item.statements
@@ -210,7 +101,7 @@ class Sampler:
             return None
 
         cuts = sorted(rng.randrange(room + 1) for _ in range(turns - 1))
-        assembly = _Assembly(self.codec)
+        assembly = Assembly(self.codec)
         assembly.add(opening)
         for turn, (start, end) in enumerate(zip([0, *cuts], [*cuts, room], strict=True)):
             if turn and form == "chat":
@@ -232,13 +123,13 @@ class Sampler:
             text = rng.choice(instructions) + rng.choice(("\n", "\n\n", "\n\n", " ")) + text
         return np.concatenate([np.array(marks, np.int64), self.codec.encode(text)])
 
-    def _mentions(self, rng: random.Random, drawer: Drawer, items: Sequence[Item]) -> list[_Placed]:
+    def _mentions(self, rng: random.Random, drawer: Drawer, items: Sequence[Item]) -> list[Placed]:
         """Sentences that name some items' keys or relations and state nothing."""
         named = [item for item in items if item.key or item.relation]
         statements = [
             Statement(drawer.mention(rng.choice(named))) for _ in range(rng.randint(1, 1 + len(named) // 3)) if named
         ]
-        return [_Placed(None, statement, self._spaced(rng, statement)) for statement in statements]
+        return [Placed(None, statement, self._spaced(rng, statement)) for statement in statements]
 
     def _query(
         self, rng: random.Random, spec: Spec, drawer: Drawer, known: Sequence[Item], number: int | None
@@ -266,7 +157,7 @@ class Sampler:
         *,
         number: int | None,
         opening: bool,
-    ) -> _Asked:
+    ) -> Asked:
         """One question; `number` counts those of the first part, `opening` if a document stands right before it."""
         query, item = self._query(rng, spec, drawer, known, number)
         text = rng.choice(query.questions)
@@ -287,7 +178,7 @@ class Sampler:
         if form == "chat":
             before.append(np.array(self.codec.assistant))
         after = np.concatenate([self.codec.encode(gap(body) + query.answer), np.array(self.codec.eos, np.int64)])
-        return _Asked(text, form, query, item, np.concatenate(before), after, early)
+        return Asked(text, form, query, item, np.concatenate(before), after, early)
 
     def _spaced(self, rng: random.Random, statement: Statement) -> np.ndarray:
         """The statement as it goes into the text, with the white space around it."""
@@ -302,8 +193,8 @@ class Sampler:
     def _document(
         self,
         rng: random.Random,
-        assembly: _Assembly,
-        placed: Sequence[_Placed],
+        assembly: Assembly,
+        placed: Sequence[Placed],
         size: int,
         first: Item | None,
         depth: float | None,
@@ -315,7 +206,7 @@ class Sampler:
         lines = np.flatnonzero(self.codec.ends_line[text]) + 1
         sentences = np.flatnonzero(self.codec.ends_sentence[text][:-1] & self.codec.opens_gap[text][1:]) + 1
 
-        def settled(cut: int, statement: _Placed) -> int:
+        def settled(cut: int, statement: Placed) -> int:
             """The cut moved to the end of a sentence or line near it."""
             line = statement.statement.line
             ends = lines if len(lines) and line else sentences
@@ -324,8 +215,8 @@ class Sampler:
                 return near if abs(near - cut) < NEAR else cut
             return cut
 
-        order: list[tuple[int, float, int, _Placed]] = []
-        groups: dict[Item | None, list[_Placed]] = {}
+        order: list[tuple[int, float, int, Placed]] = []
+        groups: dict[Item | None, list[Placed]] = {}
         for statement in placed:
             groups.setdefault(statement.item, []).append(statement)
         for item, statements in groups.items():
@@ -364,6 +255,3 @@ def training_spec(rng: random.Random, length: int) -> Spec:
 
 def _log_uniform(rng: random.Random, most: int) -> int:
     return min(most, int((most + 1) ** rng.random()))
-
-
-__all__ = ["NOT_STATED", "TASKS", "Question", "Sample", "Sampler", "Spec", "training_spec"]
