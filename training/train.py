@@ -5,8 +5,8 @@
     python -m training.train .scratch/corpus OUT2 --steps 12000 --resume OUT/state                 # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
-exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last stage
-began, or since the run was resumed in it; the score is the mean over the tasks, two longer lengths, and held-out
+exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
+stage began, or since the run was resumed in it; the score is the mean over the tasks, two longer lengths, and held-out
 phrasings in unseen text.
 """
 
