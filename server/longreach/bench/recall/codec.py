@@ -15,8 +15,9 @@ class Codec:
     """A tokenizer with what the splicing of token sequences needs to know of each token.
 
     `ends_sentence`, `ends_line`, `opens_gap` and `blank` are bool arrays over the vocabulary: the token ends a sentence
-    or a line; it ends a line; it begins with white space; it is white space. `bos`, `eos`, `user` and `assistant` are
-    the ids of the embedded model's special tokens, () where the tokenizer lacks one: such a prompt is plain text.
+    or a line; it ends a line; it begins with white space; it is white space. `comma` is the id of a comma, -1 if it has
+    none; `bos`, `eos`, `user` and `assistant` hold the ids of the embedded model's special tokens, () where the
+    tokenizer lacks one: such a prompt is plain text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -27,6 +28,7 @@ class Codec:
         self.ends_line = np.array([piece.endswith("\n") for piece in pieces])
         self.opens_gap = np.array([piece[:1].isspace() for piece in pieces])
         self.blank = np.array([piece.isspace() for piece in pieces])
+        self.comma = next((i for i, piece in enumerate(pieces) if piece == ","), -1)
         self.bos, self.eos, self.user, self.assistant = (self._mark(t) for t in (BOS, EOS, USER, ASSISTANT))
         self.ordinary = np.array([i for i, piece in enumerate(pieces) if piece not in SPECIAL_TOKENS], np.int64)
 

@@ -54,7 +54,7 @@ def repeated(drawer: Drawer, times: int) -> Item:
     return Item(
         statements,
         (
-            Query("multivalue", asked("all"), (), ", ".join(values), unordered=True),
+            Query("multivalue", asked("all"), (), ", ".join(values), listed=True, unordered=True),
             Query("first", asked("first"), (), values[0]),
             Query("last", asked("last"), (), values[-1]),
         ),
@@ -73,7 +73,7 @@ def together(drawer: Drawer, items: Sequence[Item]) -> Query:
     questions = _dressed(drawer, _pick(drawer, "together", "questions"))
     relation = items[0].relation
     asked = tuple(p.capital(q.replace("{r}", relation).replace("{list}", listed)) for q in questions)
-    return Query("multiquery", asked, (), ", ".join(item.value for item in items))
+    return Query("multiquery", asked, (), ", ".join(item.value for item in items), listed=True)
 
 
 def _variable(rng: random.Random, lexicon: v.Lexicon) -> str:

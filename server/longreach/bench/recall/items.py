@@ -19,13 +19,14 @@ class Statement:
 class Query:
     """One thing to ask: the ways to ask it (`stems` begin the answer's sentence), and the only right answer.
 
-    `unordered`: the answer is a list whose order is free.
+    `listed`: the answer is a list of values with commas between them; `unordered`: and their order is free.
     """
 
     task: str
     questions: tuple[str, ...]
     stems: tuple[str, ...]
     answer: str
+    listed: bool = False
     unordered: bool = False
 
     def right(self, answer: str) -> bool:

@@ -52,8 +52,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """`ids` (length,) int64; `target` and `lead` (length,) bool mark answer tokens and the first of each that says
-    something.
+    """`ids` (length,) int64; `target` and `lead` (length,) bool mark answer tokens and the first of each value that
+    says something.
     """
 
     ids: np.ndarray
@@ -117,7 +117,12 @@ class Assembly:
         target, lead = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
         for question in self.questions:
             target[question.start : question.end] = True
-            lead[question.start] = True
-            if self.codec.blank[ids[question.start]]:
-                lead[question.start + 1] = True
+            firsts = [question.start]
+            if question.query.listed:  # each value of a list has to be found
+                commas = np.flatnonzero(ids[question.start : question.end] == self.codec.comma)
+                firsts += (question.start + 1 + commas).tolist()
+            for first in firsts:
+                lead[first] = True
+                if self.codec.blank[ids[first]]:
+                    lead[first + 1] = True
         return Sample(ids, target, lead, tuple(self.questions), tuple(self.spans))
