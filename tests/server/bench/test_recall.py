@@ -129,6 +129,14 @@ def test_a_refused_policy_and_a_refused_prompt_read_differently() -> None:
         run(url, "sparse")
 
 
+def test_a_server_that_is_gone_is_an_error() -> None:
+    with server(lambda body: " 7") as (url, _):
+        one = Server(url)
+        assert one.answer("?", 4).text == " 7"
+    with pytest.raises(ValueError, match="the server went away"):
+        one.answer("?", 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -51,7 +51,7 @@ class Server:
         """The greedy completion of a prompt.
 
         Raises:
-            ValueError: the server refused the request; the message is the server's.
+            ValueError: the server refused the request, which the message quotes, or is gone.
         """
         body = {
             "model": self.model,
@@ -62,6 +62,12 @@ class Server:
             "stream_options": {"include_usage": True},
             **self._extra,
         }
+        try:
+            return self._stream(body)
+        except httpx.HTTPError as error:
+            raise ValueError(f"the server went away: {error or type(error).__name__}") from None
+
+    def _stream(self, body: dict[str, Any]) -> Answer:
         started = time.perf_counter()
         text, first, usage = "", None, {}
         with self._client.stream("POST", "/v1/completions", json=body) as response:
