@@ -116,7 +116,8 @@ def table(result: dict[str, Any]) -> str:
         lines.append(["TTFT (s)", *(mean("ttft_s", length) for length in lengths)])
         lines.append(["density", *(mean("density", length) for length in lengths)])
     plan = result["plan"]
-    where = ", ".join(f"{name} {value}" for name, value in result["environment"].items())
+    plain = ("model", "on", "date")  # which need no name beside them
+    where = ", ".join(v if name in plain else f"{name} {v}" for name, v in result["environment"].items())
     caption = (
         f"Exact match, {plan['count']} prompts a cell, {plan['phrasing']} phrasings, {plan['filler']} text, "
         f"seed {plan['seed']}; {where}."
