@@ -25,12 +25,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from longreach.bench.recall.filler import GENERATORS, tokenized
+from longreach.bench.recall.vocabulary import Lexicon
 
-from training import fiction, records
 from training import tokenizer as bpe
 from training.model import MAX_LENGTH
-from training.vocabulary import Lexicon
 
 SEED = 20260101
 MANIFEST = Path(__file__).with_name("corpus.json")
@@ -83,16 +82,8 @@ TRAINING_SOURCES = (
     Source("pydantic", "MIT"),
     Source("fastapi", "MIT"),
 )
-HELD_OUT_SOURCES = (Source("networkx", "BSD-3-Clause"), Source("huggingface_hub", "Apache-2.0"))
 
-# Tokens per pool: the training pools, then those that only evaluation reads.
-POOLS = {"prose": 5_000_000, "code": 3_000_000, "story": 3_000_000, "records": 3_000_000, "scripts": 800_000}
-HELD_OUT_POOLS = {
-    "held_out_prose": 400_000,
-    "held_out_code": 300_000,
-    "held_out_story": 300_000,
-    "held_out_records": 200_000,
-}
+POOLS = {"prose": 4_000_000, "code": 2_000_000, "story": 1_500_000, "records": 2_000_000, "scripts": 400_000}
 
 
 def _is_notice(text: str) -> bool:
@@ -161,31 +152,11 @@ def _round_robin(streams: list[Iterator[str]]) -> Iterator[str]:
 
 
 def stream(pool: str, lexicon: Lexicon, seed: int = SEED) -> Iterator[str]:
-    """The texts of one pool (a name of `POOLS` or `HELD_OUT_POOLS`), in a seeded order."""
+    """The texts of one pool, a name of `POOLS`, in a seeded order."""
     rng = random.Random(f"{seed} {pool}")
-    held_out = pool.startswith("held_out_")
-    kind = pool.removeprefix("held_out_")
-    if kind in ("prose", "code"):
-        sources = HELD_OUT_SOURCES if held_out else TRAINING_SOURCES
-        return _round_robin([texts(source, kind, rng) for source in sources])
-    if kind == "story":
-        return fiction.paragraphs(rng, fiction.NOTES if held_out else fiction.SCENES)
-    if kind == "records":
-        return records.blocks(rng, lexicon, records.HELD_OUT_KINDS if held_out else records.KINDS)
-    if kind == "scripts" and not held_out:
-        return records.scripts(rng)
-    raise ValueError(f"pool {pool!r} is unknown: use one of {sorted(POOLS | HELD_OUT_POOLS)}")
-
-
-def pool_tokens(pool: str, tokenizer: Tokenizer, lexicon: Lexicon, size: int, seed: int = SEED) -> np.ndarray:
-    """The first `size` tokens of a pool, uint16, texts joined by blank lines (fewer if the sources hold fewer)."""
-    pieces, total = [], 0
-    source = stream(pool, lexicon, seed)
-    while total < size and (batch := list(itertools.islice(source, 256))):
-        for encoding in tokenizer.encode_batch([text.strip("\n") + "\n\n" for text in batch], add_special_tokens=False):
-            pieces.append(np.array(encoding.ids, np.uint16))
-            total += len(encoding.ids)
-    return np.concatenate(pieces)[:size]
+    if pool in ("prose", "code"):
+        return _round_robin([texts(source, pool, rng) for source in TRAINING_SOURCES])
+    return GENERATORS[pool](rng, lexicon)
 
 
 def common_words(texts_: list[str]) -> tuple[str, ...]:
@@ -210,22 +181,19 @@ def main() -> None:
     bpe.save(bpe.build(sample), out / "tokenizer", MAX_LENGTH)
     tokenizer = bpe.load(out / "tokenizer")
 
-    pools = {}
-    for pool, size in (POOLS | HELD_OUT_POOLS).items():
-        ids = pool_tokens(pool, tokenizer, lexicon, size)
-        np.save(out / f"{pool}.npy", ids)
-        pools[pool] = {"tokens": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
-        print(pool, len(ids), flush=True)
-
-    def listed(sources: tuple[Source, ...]) -> list[dict[str, object]]:
-        return [{"name": s.name, "version": s.version, "licence": s.licence, "files": len(s.files())} for s in sources]
-
+    pools = {pool: tokenized(stream(pool, lexicon), tokenizer, size).astype(np.uint16) for pool, size in POOLS.items()}
+    np.savez_compressed(out / "pools.npz", **pools)
     manifest = {
         "seed": SEED,
-        "sources": listed(TRAINING_SOURCES),
-        "held_out_sources": listed(HELD_OUT_SOURCES),
-        "generated": ["story", "records", "scripts", "held_out_story", "held_out_records"],
-        "pools": pools,
+        "sources": [
+            {"name": s.name, "version": s.version, "licence": s.licence, "files": len(s.files())}
+            for s in TRAINING_SOURCES
+        ],
+        "generated": [pool for pool in POOLS if pool in GENERATORS],
+        "pools": {
+            pool: {"tokens": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
+            for pool, ids in pools.items()
+        },
         "tokenizer_sha256": hashlib.sha256((out / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest(),
         "words": len(lexicon.extra),
     }

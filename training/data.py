@@ -1,69 +1,91 @@
-"""Batches of training samples, made by worker processes while the model trains."""
+"""Batches of training samples, made by worker processes while the model trains.
+
+A batch is a function of the seed and its step alone, so a run that is resumed sees what an uninterrupted one would.
+"""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.filler import TRAINING_MIX, UNSEEN_MIX, Filler
+from longreach.bench.recall.samples import Sample, Spec
+from longreach.bench.recall.tasks import Sampler, training_spec
+from longreach.bench.recall.vocabulary import Lexicon
+from torch.utils.data import DataLoader, Dataset
 
-from training import tokenizer as bpe
-from training.filler import TRAINING_MIX, Codec, Filler
-from training.tasks import Sample, Sampler, training_spec
-from training.vocabulary import Lexicon
+LEAD_WEIGHT = 4.0  # finding the place is the hard part: the first token that says something counts this much
+TEXT_POSITIONS = 4096  # where a batch also learns to predict text
+UNSEEN_TOKENS = 150_000
 
 
 @dataclass(frozen=True)
 class Batch:
     """`ids` (B, L) int64. For each answer token: `at` the flat position whose output predicts it, `token` the token,
-    `weight` its share in the loss, `question` which question of the batch it belongs to (0 to `questions` - 1).
+    `weight` its share in the loss, `lead` whether it is the first of its answer that says something, `question` which
+    question of the batch it belongs to (0 to `questions` - 1). `text` are flat positions of which the next token is
+    predicted too.
     """
 
     ids: torch.Tensor
     at: torch.Tensor
     token: torch.Tensor
     weight: torch.Tensor
+    lead: torch.Tensor
     question: torch.Tensor
+    text: torch.Tensor
     questions: int
 
+    def _map(self, change: Any) -> "Batch":
+        names = ("ids", "at", "token", "weight", "lead", "question", "text")
+        return Batch(**{name: change(getattr(self, name)) for name in names}, questions=self.questions)
+
     def to(self, device: torch.device) -> "Batch":
-        moved = (x.to(device, non_blocking=True) for x in (self.ids, self.at, self.token, self.weight, self.question))
-        return Batch(*moved, questions=self.questions)
+        return self._map(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        return Batch(
-            *(x.pin_memory() for x in (self.ids, self.at, self.token, self.weight, self.question)),
-            questions=self.questions,
-        )
+        return self._map(lambda x: x.pin_memory())
 
 
-LEAD_WEIGHT = 4.0  # finding the place is the hard part: the first token that says something counts this much
-
-
-def collate(samples: list[Sample]) -> Batch:
-    """Samples of one length as a batch."""
+def collate(samples: list[Sample], seed: str = "") -> Batch:
+    """Samples of one length as a batch; `seed` picks the positions of `text`."""
     ids = np.stack([sample.ids for sample in samples])
-    length = ids.shape[1]
-    at, weight, question, number = [], [], [], 0
+    rows, length = ids.shape
+    at, lead, question, number = [], [], [], 0
     for row, sample in enumerate(samples):
         for asked in sample.questions:
             span = np.arange(asked.start, asked.end)
             at.append(row * length + span - 1)
-            weight.append(np.where(sample.lead[span], LEAD_WEIGHT, 1.0))
+            lead.append(sample.lead[span])
             question.append(np.full(len(span), number))
             number += 1
-    flat = np.concatenate(at)
+    flat, leads = np.concatenate(at), np.concatenate(lead)
+    rng = np.random.default_rng(random.Random(seed).getrandbits(32))
+    text = rng.integers(0, rows, TEXT_POSITIONS) * length + rng.integers(0, length - 1, TEXT_POSITIONS)
     return Batch(
         torch.from_numpy(ids),
         torch.from_numpy(flat),
         torch.from_numpy(ids.reshape(-1)[flat + 1]),
-        torch.from_numpy(np.concatenate(weight)).float(),
+        torch.from_numpy(np.where(leads, LEAD_WEIGHT, 1.0)).float(),
+        torch.from_numpy(leads),
         torch.from_numpy(np.concatenate(question)),
+        torch.from_numpy(text),
         number,
     )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One batch to make: its seed, its samples' length, and for evaluation the spec that all of them follow."""
+
+    seed: str
+    length: int
+    spec: Spec | None = None
+    unseen: bool = False  # text of kinds that training never uses
 
 
 def load_lexicon(corpus: Path) -> Lexicon:
@@ -71,26 +93,33 @@ def load_lexicon(corpus: Path) -> Lexicon:
     return Lexicon(tuple((corpus / "words.txt").read_text().split()))
 
 
-class Stream(IterableDataset):
-    """Endless batches of `tokens` tokens; the shared `stage` picks the row of `mixes` that lengths are drawn by."""
+class Batches(Dataset[Batch]):
+    """Makes the batch of a `Job`, of `tokens` tokens; each process reads the corpus when it makes its first."""
 
-    def __init__(
-        self, corpus: Path, mixes: list[Mapping[int, float]], tokens: int, stage: "Synchronized[int]", seed: int
-    ) -> None:
-        self.corpus, self.mixes, self.tokens, self.stage, self.seed = corpus, mixes, tokens, stage, seed
+    def __init__(self, corpus: Path, tokens: int) -> None:
+        self.corpus, self.tokens = corpus, tokens
+        self._samplers: dict[bool, Sampler] = {}
 
-    def __iter__(self) -> Iterator[Batch]:
-        worker = get_worker_info()
-        rng = random.Random(f"{self.seed} {worker.id if worker else 0}")
-        codec = Codec(bpe.load(self.corpus / "tokenizer"))
-        sampler = Sampler(codec, Filler.load(self.corpus, codec, TRAINING_MIX), load_lexicon(self.corpus))
-        while True:
-            mix = self.mixes[self.stage.value]
-            length = rng.choices(list(mix), list(mix.values()))[0]
-            yield collate([sampler.draw(rng, training_spec(rng, length)) for _ in range(max(1, self.tokens // length))])
+    def _sampler(self, unseen: bool) -> Sampler:
+        if unseen not in self._samplers:
+            codec = Codec.load(self.corpus / "tokenizer")
+            if unseen:
+                filler = Filler.build(codec, UNSEEN_MIX, UNSEEN_TOKENS, 0)
+            else:
+                filler = Filler.load(self.corpus, codec, TRAINING_MIX)
+            self._samplers[unseen] = Sampler(codec, filler, load_lexicon(self.corpus))
+        return self._samplers[unseen]
+
+    def __getitem__(self, job: Job) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride] - jobs are its indices
+        rng, sampler = random.Random(job.seed), self._sampler(job.unseen)
+        rows = max(1, self.tokens // job.length)
+        specs = (job.spec or training_spec(rng, job.length) for _ in range(rows))
+        return collate([sampler.draw(rng, spec) for spec in specs], job.seed)
 
 
-def loader(stream: Stream, workers: int) -> DataLoader:
-    """`workers` processes that keep a few batches ready each; 0 makes them in this process."""
-    extra = {"prefetch_factor": 2, "persistent_workers": True} if workers else {}
-    return DataLoader(stream, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available(), **extra)
+def loader(batches: Batches, jobs: Iterable[Job], workers: int) -> DataLoader:
+    """The batches of the jobs in their order, made by `workers` processes that keep two ready each (0: made here)."""
+    extra = {"prefetch_factor": 2} if workers else {}
+    return DataLoader(
+        batches, batch_size=None, sampler=jobs, num_workers=workers, pin_memory=torch.cuda.is_available(), **extra
+    )

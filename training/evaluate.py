@@ -1,182 +1,157 @@
-"""Exact match of the exported model: by length, form, phrasing and text (trained on or held out), and depth.
+"""Recall of an exported model over many fresh prompts, on a GPU in a minute.
 
-    python -m training.evaluate server/longreach/default_model training/results/recall.json
+    python -m training.evaluate OUT/model training/results
 
-Each prompt is text; it is tokenized by the exported tokenizer and answered greedily until the end of sequence. Exact
-match means that the answer, without the white space around it, is the value and nothing else.
+The tasks are those of `longreach bench recall`, and so is the layout of the results, of which each plan gives one:
+recall-PLAN.json. Here the prompts of a cell are answered
+in batches: greedy decoding gives the right answer just if every token of it is the most likely one after the prompt
+and the tokens before it, so one forward pass over prompt and answer tells.
 """
 
 import argparse
+import dataclasses
 import hashlib
 import json
-import random
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.forms import gap
+from longreach.bench.recall.items import NOT_STATED
+from longreach.bench.recall.measure import line, shares
+from longreach.bench.recall.samples import Sample
+from longreach.bench.recall.suite import Plan, sampler_of, samples
+from longreach_kernels import Window
+from longreach_patches import patch
+from longreach_patches.attention import LAYER_ATTRIBUTE
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from training import tasks
-from training import tokenizer as bpe
-from training.facts import Phrasing
-from training.filler import HELD_OUT_MIX, ORDINARY_MIX, TRAINING_MIX, Codec, Filler
-from training.vocabulary import Lexicon
-
-# What a cell's prompts are made of: their text, and how facts are stated and asked for.
-SPLITS: dict[str, tuple[Mapping[str, float], Phrasing]] = {
-    "plain": (ORDINARY_MIX, "plain"),
-    "seen": (TRAINING_MIX, "mixed"),
-    "held_out": (HELD_OUT_MIX, "held_out"),
+NEEDLES = ("single", "many", "multikey", "uuid")
+SHORT = (1024, 4096, 16384, 32768)
+PLANS = {
+    "plain": Plan(lengths=SHORT, depths=10, count=100),
+    "held_out": Plan(lengths=SHORT, depths=10, count=100, phrasing="held_out"),
+    "unseen_text": Plan(lengths=(16384,), depths=10, count=100, filler="unseen"),
+    "long": Plan(tasks=("single",), lengths=(65536, 131072), depths=10, count=100),
+    # Every full layer restricted to a window with sinks: it must fail beyond the window, and nowhere else.
+    "window": Plan(tasks=NEEDLES[:1], lengths=(512, 1024, 2048, *SHORT[1:]), depths=10, count=100),
 }
-MAX_NEW_TOKENS = 48
+WINDOW, SINKS = 1024, 4
+TOKENS = 131072  # a forward pass
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as text, the answer expected, and where its fact stands (share of the prompt before it)."""
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One task at one length of a plan."""
 
-    text: str
-    answer: str
-    question: str
-    depth: float
-
-
-def prompts(
-    sampler: tasks.Sampler, length: int, form: str, count: int, phrasing: Phrasing, seed: int
-) -> Iterator[Prompt]:
-    """`count` fresh prompts, the asked fact at evenly spread depths; each among 1, 4 or 16 facts."""
-    rng = random.Random(f"{seed} {length} {form} {phrasing}")
-    for i in range(count):
-        spec = tasks.Spec(
-            length, (1, 4, 16)[i % 3], 1, form=form, depth=(i + 0.5) / count, phrasing=phrasing, absent=0.0
-        )
-        sample = sampler.draw(rng, spec)
-        question = sample.questions[0]
-        yield Prompt(sample.prompt(sampler.codec), question.answer, question.text, (i + 0.5) / count)
+    name: str
+    plan: Plan
+    task: str
+    length: int
 
 
-def not_stated_prompts(sampler: tasks.Sampler, length: int, count: int, seed: int) -> Iterator[Prompt]:
-    """Prompts that ask for what they do not state."""
-    rng = random.Random(f"{seed} {length} not stated")
-    for i in range(count):
-        sample = sampler.draw(rng, tasks.Spec(length, (1, 4, 16)[i % 3], 1, absent=1.0, form=rng.choice(tasks.FORMS)))
-        yield Prompt(sample.prompt(sampler.codec), sample.questions[0].answer, sample.questions[0].text, 1.0)
+@cache
+def _codec(directory: Path) -> Codec:
+    return Codec.load(directory)
 
 
-class Answerer:
-    """Greedy decoding of text prompts, one at a time, with a KV cache."""
-
-    def __init__(self, directory: Path, device: str) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa")
-        self.model = nn.Module.to(model, device).eval()
-        self.device = device
-
-    @torch.inference_mode()
-    def answer(self, text: str) -> str:
-        """The model's answer to `text` (special tokens written out in it), special tokens removed, white space kept."""
-        ids = torch.tensor([self.tokenizer(text, add_special_tokens=False).input_ids], device=self.device)
-        out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        new: list[int] = []
-        while len(new) < MAX_NEW_TOKENS:
-            token = int(out.logits[0, -1].argmax())
-            if token == bpe.EOS_ID:
-                break
-            new.append(token)
-            out = self.model(
-                input_ids=torch.tensor([[token]], device=self.device),
-                past_key_values=out.past_key_values,
-                use_cache=True,
-            )
-        return self.tokenizer.decode(new, skip_special_tokens=True)
+@cache
+def _sampler(directory: Path, plan: Plan) -> Any:
+    return sampler_of(_codec(directory), plan)
 
 
-def measure(answerer: Answerer, batch: Iterator[Prompt]) -> dict[str, object]:
-    """Exact match over prompts: {n, exact, by_depth (tenths of the prompt), wrong (up to five)}."""
-    depths: dict[int, list[bool]] = {}
-    wrong: list[dict[str, str]] = []
-    for prompt in batch:
-        got = answerer.answer(prompt.text)
-        right = got.strip() == prompt.answer
-        depths.setdefault(min(9, int(10 * prompt.depth)), []).append(right)
-        if not right and len(wrong) < 5:
-            wrong.append({"question": prompt.question, "expected": prompt.answer, "got": got})
-    flags = [flag for tenth in depths.values() for flag in tenth]
-    return {
-        "n": len(flags),
-        "exact": round(sum(flags) / len(flags), 4),
-        "by_depth": {str(tenth): round(sum(f) / len(f), 4) for tenth, f in sorted(depths.items())},
-        "wrong": wrong,
-    }
+def _draw(directory: Path, cell: Cell) -> list[Sample]:
+    """The samples of a cell; runs in a process of its own."""
+    whole = dataclasses.replace(cell.plan, tasks=(cell.task,), lengths=(cell.length,))
+    return [sample for sample, _ in samples(_sampler(directory, whole), whole, cell.task, cell.length)]
+
+
+def load(directory: Path, device: torch.device, *, window: bool = False) -> PreTrainedModel:
+    """The model with our attention; with `window`, its full layers see the last `WINDOW` tokens and `SINKS` first."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+    nn.Module.to(model, device).eval()
+    masks = patch(model).masks
+    for mask, layer in zip(masks, model.base_model.layers, strict=True):
+        if window and not isinstance(mask, Window):
+            attention = getattr(layer.self_attn, LAYER_ATTRIBUTE)
+            setattr(layer.self_attn, LAYER_ATTRIBUTE, dataclasses.replace(attention, mask=Window(WINDOW, SINKS)))
+    return model
+
+
+@torch.inference_mode()
+def answered(model: PreTrainedModel, codec: Codec, batch: list[Sample]) -> Iterator[tuple[bool, bool]]:
+    """For each sample of one length: is greedy decoding right, and does it say that the text does not state it?"""
+    device = next(model.parameters()).device
+    ids = torch.stack([torch.from_numpy(sample.ids) for sample in batch]).to(device)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    for row, sample in enumerate(batch):
+        asked = sample.questions[0]
+        said = model.lm_head(hidden[row, asked.start - 1 : asked.end - 1]).argmax(-1).cpu()
+        before = codec.decode(sample.ids[asked.start - 4 : asked.start])
+        unknown = int(codec.encode(gap(before) + NOT_STATED)[0])
+        alarm = asked.answer != NOT_STATED and int(said[0]) == unknown != int(sample.ids[asked.start])
+        yield bool((said == torch.from_numpy(sample.ids[asked.start : asked.end])).all()), alarm
+
+
+def measure(model: PreTrainedModel, codec: Codec, cell: Cell, drawn: list[Sample]) -> dict[str, Any]:
+    """The row of a cell, as `longreach bench recall` has it, without times."""
+    size = max(1, TOKENS // cell.length)
+    found = [pair for i in range(0, len(drawn), size) for pair in answered(model, codec, drawn[i : i + size])]
+    right, alarms = ([pair[i] for pair in found] for i in (0, 1))
+    return {"task": cell.task, "length": cell.length, **shares(cell.plan, right, alarms)}
 
 
 def main() -> None:
-    """Evaluate a directory and write the JSON result."""
+    """Evaluate a directory and write the JSON results."""
     parser = argparse.ArgumentParser(description="measure recall of an exported model")
     parser.add_argument("model", type=Path)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--corpus", type=Path, help="pools of training.corpus; without it, smaller ones are made now")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384, 32768])
-    parser.add_argument("--count", type=int, default=100, help="prompts per length, form and split")
-    parser.add_argument("--splits", nargs="+", choices=list(SPLITS), default=list(SPLITS))
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument(
-        "--seconds", type=float, default=1e9, help="leave out the cells that would start later than this"
-    )
+    parser.add_argument("results", type=Path, help="where recall-PLAN.json go")
+    parser.add_argument("--plans", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--longest", type=int, default=131072, help="leave out longer prompts")
+    parser.add_argument("--count", type=int, help="prompts a cell; default: the plan's, 100")
+    parser.add_argument("--workers", type=int, default=14, help="processes that make prompts")
     options = parser.parse_args()
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    answerer = Answerer(options.model, device)
-    codec = Codec(bpe.load(options.model))
-    lexicon = Lexicon()
     started = time.monotonic()
-    cells: dict[str, object] = {}
-    left_out: list[str] = []
-    tokens = max(60_000, 2 * max(options.lengths))
-    samplers = {}
-    for split in options.splits:
-        mix, _ = SPLITS[split]
-        filler = (
-            Filler.load(options.corpus, codec, mix)
-            if options.corpus
-            else Filler.build(codec, mix, tokens, options.seed)
-        )
-        samplers[split] = tasks.Sampler(codec, filler, lexicon)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    codec = _codec(options.model)
+    cells = []
+    for name in options.plans:
+        plan = PLANS[name] if options.count is None else dataclasses.replace(PLANS[name], count=options.count)
+        lengths = tuple(length for length in plan.lengths if length <= options.longest)
+        if lengths:
+            plan = dataclasses.replace(plan, lengths=lengths)
+            cells += [Cell(name, plan, task, length) for length in lengths for task in plan.tasks]
+    rows: dict[str, list[dict[str, Any]]] = {cell.name: [] for cell in cells}
+    models: dict[bool, PreTrainedModel] = {}
+    with ProcessPoolExecutor(options.workers) as pool:
+        drawn = pool.map(_draw, [options.model] * len(cells), cells)
+        for cell, batch in zip(cells, drawn, strict=True):
+            windowed = cell.name == "window"
+            if windowed not in models:
+                models[windowed] = load(options.model, device, window=windowed)
+            rows[cell.name].append(measure(models[windowed], codec, cell, batch))
+            print(f"{time.monotonic() - started:6.1f} s {cell.name:<11} {line(rows[cell.name][-1])}", flush=True)
 
-    def run(name: str, batch: Iterator[Prompt]) -> None:
-        if time.monotonic() - started > options.seconds:
-            left_out.append(name)
-            return
-        cells[name] = measure(answerer, batch)
-        print(name, json.dumps(cells[name]), flush=True)
-
-    for length in options.lengths:
-        for split, sampler in samplers.items():
-            for form in tasks.FORMS:
-                run(
-                    f"{length}/{form}/{split}",
-                    prompts(sampler, length, form, options.count, SPLITS[split][1], options.seed),
-                )
-        if "seen" in samplers:
-            run(f"{length}/not_stated/seen", not_stated_prompts(samplers["seen"], length, options.count, options.seed))
-
-    result = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    environment = {
+        "weights": hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest()[:12],
+        "on": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "seed": options.seed,
-        "count": options.count,
-        "model_sha256": hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest(),
-        "cells": cells,
-        "left_out": left_out,
     }
-    options.result.parent.mkdir(parents=True, exist_ok=True)
-    options.result.write_text(json.dumps(result, indent=1) + "\n")
+    options.results.mkdir(parents=True, exist_ok=True)
+    for name, found in rows.items():
+        plan = dataclasses.asdict(next(cell.plan for cell in cells if cell.name == name))
+        result = {"environment": environment, "plan": plan, "rows": found}
+        (options.results / f"recall-{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

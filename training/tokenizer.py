@@ -9,12 +9,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from longreach.bench.recall.codec import ASSISTANT, BOS, EOS, PAD, SPECIAL_TOKENS, USER
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 4096
-BOS, EOS, USER, ASSISTANT, PAD = "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|pad|>"
-SPECIAL_TOKENS = (BOS, EOS, USER, ASSISTANT, PAD)
 BOS_ID, EOS_ID, USER_ID, ASSISTANT_ID, PAD_ID = range(len(SPECIAL_TOKENS))
 
 SPLIT = r" ?\p{L}+|\p{N}|\r?\n| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?!\S)|\s"

@@ -1,271 +1,214 @@
-"""Train the embedded model: one command, seeded, by a curriculum of lengths.
+"""Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --seconds 1000
+    python -m training.train .scratch/corpus OUT --steps 12000
+    python -m training.train .scratch/corpus OUT --steps 12000 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 12000 --resume OUT/state                 # goes on
 
-Each stage adds a longer length and keeps some of the shorter ones; it warms up anew with a lower learning rate, and
-ends when enough fresh prompts are answered exactly or its share of the time is used. What is kept is the state with
-the best score on prompts of every length, half of them with phrasings and text that training never uses. OUT receives
-log.jsonl and the exported model.
+OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
+exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
+stage began, or since the run was resumed in it; the score is the mean over the tasks, two longer lengths, and held-out
+phrasings in unseen text.
 """
 
 import argparse
 import json
 import math
-import multiprocessing
 import random
+import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from longreach.bench.recall.documents import TASKS
+from longreach.bench.recall.samples import Spec
 from transformers import SmolLM3ForCausalLM
 
-from training import attention, data, model, tasks
+from training import data, model, state
 from training import tokenizer as bpe
-from training.data import Batch
-from training.filler import HELD_OUT_MIX, TRAINING_MIX, Codec, Filler
+from training.data import Batch, Batches, Job
+from training.schedule import STAGES, Schedule
+from training.trainer import Trainer
 
-TEXT_WEIGHT = 0.2
-TEXT_POSITIONS = 4096
+Write = Callable[..., None]
+
+LOG_EVERY = 25
+SCORES = 16  # looks at the fixed prompts in the whole training
+NEEDLES = ("single", "many", "multikey", "uuid")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Lengths by share of the batches, peak learning rate, the exact-match rate that ends the stage, and its share of
-    the time at most.
+def fixed_jobs(tokens: int, lengths: tuple[int, ...]) -> dict[str, list[Job]]:
+    """The prompts of the score, by cell: 64 of every task at the shortest of `lengths` (or a batch, if that is more),
+    and of needles at every length, and of needles with held-out phrasings in unseen text.
     """
+    cells: dict[str, list[Job]] = {}
 
-    mix: Mapping[int, float]
-    rate: float
-    gate: float
-    share: float
+    def add(name: str, length: int, tasks: tuple[str, ...], *, unseen: bool = False) -> None:
+        batches = max(1, 64 * length // tokens)
+        cells[name] = [
+            Job(
+                f"score {name} {i}",
+                length,
+                Spec(
+                    length,
+                    tasks[i % len(tasks)],
+                    depth=random.Random(i).random(),
+                    phrasing="held_out" if unseen else "mixed",
+                ),
+                unseen,
+            )
+            for i in range(max(batches, len(tasks)))
+        ]
 
-
-STAGES = (
-    Stage({512: 1.0}, 1.5e-3, 0.90, 0.30),
-    Stage({512: 0.4, 4096: 0.6}, 1.0e-3, 0.95, 0.20),
-    Stage({512: 0.25, 4096: 0.3, 16384: 0.45}, 7e-4, 0.98, 0.20),
-    Stage({512: 0.35, 4096: 0.25, 16384: 0.22, 32768: 0.18}, 7e-4, 1.1, 1.0),
-)
-WARM_UP = 100  # steps, at the start of every stage
-
-
-class Trainer:
-    """The model, its optimizer and its log."""
-
-    def __init__(self, net: SmolLM3ForCausalLM, device: torch.device, log: Path, *, compiled: bool) -> None:
-        nn.Module.to(net, device)
-        self.net, self.device, self.log = net, device, log
-        if compiled:
-            torch._dynamo.config.recompile_limit = 64
-            for layer in net.model.layers:
-                nn.Module.compile(layer, dynamic=False)
-        matrices = [p for p in net.parameters() if p.ndim > 1]
-        others = [p for p in net.parameters() if p.ndim <= 1]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
-            betas=(0.9, 0.95),
-            fused=device.type == "cuda",
-        )
-        self.started = time.monotonic()
-
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started
-
-    def write(self, **entry: object) -> None:
-        """Append one line to the log."""
-        line = json.dumps({"seconds": round(self.elapsed(), 1), **entry})
-        print(line, flush=True)
-        with self.log.open("a") as file:
-            file.write(line + "\n")
-
-    def outputs(self, batch: Batch) -> torch.Tensor:
-        """Final hidden states (B * L, C) of a batch."""
-        hidden = self.net.model(input_ids=batch.ids, use_cache=False).last_hidden_state
-        return hidden.reshape(-1, hidden.shape[-1])
-
-    def step(self, batch: Batch, rate: float) -> dict[str, torch.Tensor]:
-        """One update; returns device scalars: losses, gradient norm, and the share of questions answered exactly
-        before the update.
-        """
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            hidden = self.outputs(batch)
-            answers = self.net.lm_head(hidden[batch.at]).float()
-            somewhere = torch.randint(batch.ids.numel() - 1, (TEXT_POSITIONS,), device=self.device)
-            text = self.net.lm_head(hidden[somewhere]).float()
-        losses = F.cross_entropy(answers, batch.token, reduction="none")
-        answer_loss = (losses * batch.weight).sum() / batch.weight.sum()
-        # The last position of a row predicts the next row's first token: too few to matter.
-        text_loss = F.cross_entropy(text, batch.ids.reshape(-1)[somewhere + 1])
-        (answer_loss + TEXT_WEIGHT * text_loss).backward()
-        norm = nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return {
-            "answer": answer_loss.detach(),
-            "text": text_loss.detach(),
-            "norm": norm,
-            "exact": exact(answers, batch).mean(),
-        }
-
-    def score(self, batches: list[Batch]) -> float:
-        """The share of first questions answered exactly; gradients stay on so that the compiled layers are used as
-        they are.
-        """
-        right = total = 0.0
-        for batch in batches:
-            batch = batch.to(self.device)
-            with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-                logits = self.net.lm_head(self.outputs(batch)[batch.at])
-            right += exact(logits, batch).sum().item()
-            total += batch.questions
-        return right / total
-
-
-def exact(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """For each question 1.0 if every answer token is the most likely one, that is if greedy decoding gives the
-    answer; (questions,).
-    """
-    wrong = (logits.argmax(-1) != batch.token).float()
-    return (torch.zeros(batch.questions, device=wrong.device).index_add_(0, batch.question, wrong) == 0).float()
-
-
-def fixed_prompts(corpus: Path, lengths: list[int], tokens: int, count: int) -> dict[str, list[Batch]]:
-    """Batches of single-question prompts by `length/split`, always the same; text and phrasings of the split."""
-    codec, lexicon = Codec(bpe.load(corpus / "tokenizer")), data.load_lexicon(corpus)
-    cells = {}
-    for split, mix in (("seen", TRAINING_MIX), ("held_out", HELD_OUT_MIX)):
-        sampler = tasks.Sampler(codec, Filler.load(corpus, codec, mix), lexicon)
-        for length in lengths:
-            rng = random.Random(f"evaluation {split} {length}")
-            size = max(1, tokens // length)
-            cells[f"{length}/{split}"] = [
-                data.collate(
-                    [
-                        sampler.draw(
-                            rng,
-                            tasks.Spec(
-                                length,
-                                rng.choice((1, 4, 16)),
-                                1,
-                                depth=rng.random(),
-                                phrasing="held_out" if split == "held_out" else "mixed",
-                                absent=0.0,
-                            ),
-                        )
-                        for _ in range(size)
-                    ]
-                )
-                for _ in range(max(1, count // size))
-            ]
+    for task in TASKS:
+        add(task, lengths[0], (task,))
+    for length in lengths[1:]:
+        add(f"needles/{length}", length, NEEDLES)
+    add(f"held_out/{lengths[0]}", lengths[0], ("single", "many", "multikey"), unseen=True)
     return cells
 
 
-def train(
-    trainer: Trainer,
-    batches: Iterator[Batch],
-    stages: tuple[Stage, ...],
-    stage_now: "Synchronized[int]",
-    cells: dict[str, list[Batch]],
-    seconds: float,
-) -> dict[str, torch.Tensor]:
-    """Run the stages within `seconds`; returns the best state by mean score."""
-    best, best_state, step, tokens = -1.0, {}, 0, 0
-    for number, stage in enumerate(stages):
-        stage_now.value = number
-        last = number == len(stages) - 1
-        begun = trainer.elapsed()
-        allowed = seconds - begun if last else min(stage.share * seconds, seconds - begun)
-        rates: dict[int, float] = {}
-        in_stage, checked = 0, begun
-        trainer.write(event="stage", stage=number, mix=stage.mix)
-        while (now := trainer.elapsed()) - begun < allowed:
-            batch = next(batches).to(trainer.device)
-            cooling = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, (now - begun) / allowed))) if last else 1.0
-            results = trainer.step(batch, stage.rate * min(1.0, (in_stage + 1) / WARM_UP) * cooling)
-            step, in_stage, tokens = step + 1, in_stage + 1, tokens + batch.ids.numel()
+def scores(trainer: Trainer, cells: dict[str, list[Batch]]) -> dict[str, float]:
+    """The share of questions answered exactly, by cell."""
+    shares = {}
+    for name, batches in cells.items():
+        right = torch.cat([trainer.answered(batch) for batch in batches])
+        shares[name] = round(right.float().mean().item(), 4)
+    return shares
+
+
+class Run:
+    """A training run: the trainer, where it is, what it logs, and the best weights so far."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        schedule: Schedule,
+        cells: dict[str, list[Batch]],
+        write: Write,
+        state_directory: Path | None = None,
+    ) -> None:
+        self.trainer, self.schedule, self.cells, self.write = trainer, schedule, cells, write
+        self.state_directory = state_directory
+        self.best = -1.0
+        self.best_weights: dict[str, torch.Tensor] = {}
+
+    def until(self, batches: Iterator[Batch], out_of_time: Callable[[], bool]) -> bool:
+        """Train until the end or until `out_of_time`; returns whether it is the end."""
+        every = max(LOG_EVERY, self.schedule.steps // SCORES)
+        tokens = 0
+        while not self.schedule.done:
+            batch, rate = next(batches), self.schedule.rate()
             length = batch.ids.shape[1]
-            if step % 25 == 0:
+            results = self.trainer.step(batch, rate)
+            tokens += batch.ids.numel()
+            if self.schedule.step % LOG_EVERY == 0:
                 values = {name: round(value.item(), 4) for name, value in results.items()}
                 if not math.isfinite(values["answer"]):
-                    raise RuntimeError(f"the loss is {values['answer']} at step {step}: lower the stage's rate")
-                rates[length] = 0.7 * rates.get(length, values["exact"]) + 0.3 * values["exact"]
-                trainer.write(
-                    step=step,
-                    length=length,
-                    tokens=tokens,
-                    rate=round(trainer.optimizer.param_groups[0]["lr"], 6),
-                    **values,
-                )
-            longest = max(stage.mix)
-            passed = not last and in_stage >= 4 * WARM_UP and rates.get(longest, 0.0) >= stage.gate
-            if passed or trainer.elapsed() - checked > max(20.0, seconds / 16) or trainer.elapsed() - begun >= allowed:
-                checked = trainer.elapsed()
-                scores = {name: round(trainer.score(cell), 4) for name, cell in cells.items()}
-                mean = sum(scores.values()) / len(scores)
-                trainer.write(event="score", step=step, mean=round(mean, 4), **scores)
-                if mean >= best:
-                    best, best_state = (
-                        mean,
-                        {name: p.detach().to("cpu", copy=True) for name, p in trainer.net.state_dict().items()},
-                    )
-            if passed:
-                break
-    trainer.write(event="end", step=step, tokens=tokens, best=round(best, 4))
-    return best_state
+                    raise RuntimeError(f"the loss is {values['answer']} at step {self.schedule.step}: lower the rates")
+                self.schedule.observe(length, values["lead"])
+                self.write(step=self.schedule.step, length=length, tokens=tokens, rate=round(rate, 6), **values)
+            if self.schedule.advance():
+                self.write(event="stage", step=self.schedule.step, stage=self.schedule.number)
+            if self.schedule.step % every == 0 or self.schedule.done:
+                self.score()
+                self.save()
+            if out_of_time():
+                return self.schedule.done
+        return True
+
+    def save(self) -> None:
+        """Write the state to resume from."""
+        if self.state_directory is not None:
+            state.save(self.state_directory, self.trainer.optimizer, self.schedule)
+
+    def score(self) -> None:
+        """Look at the fixed prompts, and keep the weights if they are the best of the last stage."""
+        found = scores(self.trainer, self.cells)
+        mean = sum(found.values()) / len(found)
+        self.write(event="score", step=self.schedule.step, mean=round(mean, 4), **found)
+        if self.schedule.last and mean >= self.best:
+            self.best = mean
+            masters = zip(self.trainer.optimizer.names, self.trainer.optimizer.masters, strict=True)
+            self.best_weights = {name: master.detach().to("cpu", copy=True) for name, master in masters}
+
+
+def logger(path: Path) -> Write:
+    """A function that appends one line of JSON to `path` and prints it, with the seconds since now."""
+    started = time.monotonic()
+
+    def write(**entry: object) -> None:
+        line = json.dumps({"seconds": round(time.monotonic() - started, 1), **entry})
+        print(line, flush=True)
+        with path.open("a") as file:
+            file.write(line + "\n")
+
+    return write
 
 
 def main() -> None:
     """Parse the command line, train, export."""
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
-    parser.add_argument("out", type=Path, help="where the log, the weights and the exported model go")
-    parser.add_argument("--seconds", type=float, default=1000.0, help="time to train")
+    parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
+    parser.add_argument("--steps", type=int, default=12000)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
+    parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=131072, help="tokens a step")
     parser.add_argument("--workers", type=int, default=14, help="processes that make batches")
-    parser.add_argument("--resume", type=Path, help="an exported model to go on from")
-    parser.add_argument("--first-stage", type=int, default=0, help="stage to begin with when resuming")
-    parser.add_argument("--pairs", type=int, default=3, help="pairs of layers")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of layers")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--longest", type=int, default=32768, help="leave out the stages with longer prompts than this")
     parser.add_argument("--no-compile", action="store_true", help="run the layers eagerly")
     options = parser.parse_args()
+    started = time.monotonic()
 
     options.out.mkdir(parents=True, exist_ok=True)
+    write = logger(options.out / "log.jsonl")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_float32_matmul_precision("high")
-    attention.register()
+    stages = tuple(stage for stage in STAGES if max(stage.mix) <= options.longest)
+    schedule = Schedule(options.steps, options.seed, stages)
     net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=3 * options.hidden)
+    trainer = Trainer(net, device, compiled=not options.no_compile)
     if options.resume:
-        net.load_state_dict(SmolLM3ForCausalLM.from_pretrained(options.resume, dtype=torch.float32).state_dict())
-    net.set_attn_implementation(attention.NAME)
+        state.load(options.resume, trainer.optimizer, schedule)
 
-    stages = tuple(s for s in STAGES if max(s.mix) <= options.longest)[options.first_stage :]
-    lengths = sorted({length for s in stages for length in s.mix} & {4096, 16384, 32768}) or [512]
-    stage_now = multiprocessing.Value("i", 0)
-    stream = data.Stream(
-        options.corpus, [s.mix for s in stages], options.tokens, stage_now, options.seed + 1000 * options.first_stage
-    )
-    batches = iter(data.loader(stream, options.workers))
-    trainer = Trainer(net, device, options.out / "log.jsonl", compiled=not options.no_compile)
-    cells = fixed_prompts(options.corpus, lengths, options.tokens, 128)
-    trainer.write(
+    source = Batches(options.corpus, options.tokens)
+    lengths = tuple(sorted({length for stage in stages for length in stage.mix} - {512})) or (512,)
+    jobs = fixed_jobs(options.tokens, lengths)
+    flat = iter(data.loader(source, [job for cell in jobs.values() for job in cell], options.workers))
+    cells = {name: [next(flat) for _ in cell] for name, cell in jobs.items()}
+    write(
         event="start",
+        step=schedule.step,
+        steps=schedule.steps,
+        seed=options.seed,
         parameters=sum(p.numel() for p in net.parameters()),
         torch=torch.__version__,
         device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        attention=trainer.backend,
+        stages=[{"mix": stage.mix, "rate": stage.rate, "share": stage.share, "gate": stage.gate} for stage in stages],
     )
+    run = Run(trainer, schedule, cells, write, options.out / "state")
+    batches = iter(data.loader(source, schedule.jobs(), options.workers))
+    finished = run.until(batches, lambda: time.monotonic() - started > options.seconds)
+    write(event="end" if finished else "pause", step=schedule.step, best=round(run.best, 4))
+    if finished:
+        export(run, options)
+        shutil.rmtree(options.out / "state")
+    else:
+        run.save()
 
-    net.load_state_dict(train(trainer, batches, stages, stage_now, cells, options.seconds))
-    model.export(net.cpu(), options.out / "model")
+
+def export(run: Run, options: argparse.Namespace) -> None:
+    """Write OUT/model: the best weights, the tokenizer and the chat template."""
+    net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=3 * options.hidden)
+    missing, unexpected = net.load_state_dict(run.best_weights, strict=False)
+    assert missing in ([], ["lm_head.weight"])  # tied to the embedding
+    assert not unexpected
+    assert isinstance(net, SmolLM3ForCausalLM)
+    model.export(net, options.out / "model")
     bpe.save(bpe.load(options.corpus / "tokenizer"), options.out / "model", model.MAX_LENGTH)
 
 

@@ -29,7 +29,12 @@ class PatchedModel:
     """
 
     def __init__(
-        self, model: PreTrainedModel, modules: list[nn.Module], masks: tuple[LayerMask, ...], backend: Backend
+        self,
+        model: PreTrainedModel,
+        modules: list[nn.Module],
+        masks: tuple[LayerMask, ...],
+        backend: Backend,
+        fuse_norms: bool,
     ):
         self.model = model
         self.masks = masks
@@ -39,7 +44,7 @@ class PatchedModel:
         for module, mask in zip(modules, masks, strict=True):
             setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend))
         model.set_attn_implementation(NAME)
-        self._norms = norms.fuse(model)
+        self._norms = norms.fuse(model) if fuse_norms else []
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
@@ -60,7 +65,7 @@ class PatchedModel:
         self.undo()
 
 
-def patch(model: PreTrainedModel, backend: str = "auto") -> PatchedModel:
+def patch(model: PreTrainedModel, backend: str = "auto", *, fuse_norms: bool = True) -> PatchedModel:
     """Patch `model` in place to use longreach's attention, and return the handle that can undo it.
 
     The patched model trains as before. transformers predicts each label from the row before it, so with left padding
@@ -70,6 +75,8 @@ def patch(model: PreTrainedModel, backend: str = "auto") -> PatchedModel:
     Args:
         model: a causal language model of a supported family, on its device and in its dtype.
         backend: "auto", or a name that `longreach_kernels.resolve_backend` knows; an explicit name never falls back.
+        fuse_norms: whether to fuse the RMSNorms too. torch.compile does so itself, and without ours it can use one
+            graph for all layers that share a mask.
 
     Raises:
         UnsupportedModelError: the family or a feature of its config is not supported, or the model is patched already.
@@ -89,7 +96,7 @@ def patch(model: PreTrainedModel, backend: str = "auto") -> PatchedModel:
     parameter = next(model.parameters())
     resolved = resolve_backend(backend, parameter.device, parameter.dtype)
     register()
-    return PatchedModel(model, modules, masks, resolved)
+    return PatchedModel(model, modules, masks, resolved, fuse_norms)
 
 
 def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:

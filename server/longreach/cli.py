@@ -58,6 +58,51 @@ def kernels(
         out.write_text(json.dumps(result, indent=1) + "\n")
 
 
+@bench.command()
+def recall(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="A server's URL, or a model to serve: directory or hub id. Default: embedded."),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="Some of the tasks, with commas. Default: all.")] = None,
+    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "1024,4096,16384",
+    depths: Annotated[int, typer.Option(help="Depths from the beginning of the text to its end.")] = 5,
+    count: Annotated[int, typer.Option(help="Prompts for each task and length, spread over the depths.")] = 20,
+    phrasing: Annotated[str, typer.Option(help="plain, mixed or held_out (unseen in training).")] = "plain",
+    filler: Annotated[str, typer.Option(help="Text around the facts: seen or unseen in training.")] = "seen",
+    attention: Annotated[str | None, typer.Option(help="Attention policy: a name, or a JSON object.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Directory of the served model's tokenizer.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Prompts in flight.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
+    heatmap: Annotated[Path | None, typer.Option(help="Write recall by length and depth as a PNG here.")] = None,
+) -> None:
+    """Measure how well facts are found in long prompts: by task, length and depth, through a server."""
+    from longreach.bench.recall.heatmap import draw
+    from longreach.bench.recall.measure import table
+    from longreach.bench.recall.run import run
+    from longreach.bench.recall.suite import Plan, some_tasks, whole_numbers
+
+    try:
+        plan = Plan(some_tasks(tasks), whole_numbers("lengths", lengths), depths, count, phrasing, filler, seed)
+        result = run(
+            target,
+            plan,
+            attention=attention,
+            tokenizer=tokenizer,
+            concurrency=concurrency,
+            report=lambda line: typer.echo(line, err=True),
+        )
+        typer.echo(table(result))
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1) + "\n")
+        if heatmap is not None:
+            draw(result, heatmap)
+    except ValueError as error:
+        typer.echo(f"longreach: error: {error}", err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+
+
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 

@@ -105,6 +105,14 @@ def test_undo_restores_the_model_and_nothing_leaks_to_another() -> None:
     assert isinstance(patch(model, "cpu"), PatchedModel)
 
 
+def test_norms_stay_as_they_are_where_that_is_asked() -> None:
+    model = build("llama")
+    expected = model(prompt(20)).logits
+    with patch(model, "cpu", fuse_norms=False):
+        assert "forward" not in model.model.layers[0].input_layernorm.__dict__
+        torch.testing.assert_close(model(prompt(20)).logits, expected, **TOLERANCE)
+
+
 def test_patching_twice_is_refused() -> None:
     model = build("llama")
     patch(model, "cpu")

@@ -1,36 +1,37 @@
-"""The committed model, its tokenizer, and samplers that need no corpus."""
+"""The committed model and its tokenizer, and a corpus that is made in a second."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.filler import TRAINING_MIX, Filler
+from longreach.config import EMBEDDED_MODEL
 from tokenizers import Tokenizer
 
 from training import tokenizer as bpe
-from training.filler import Codec, Filler
-from training.tasks import Sampler
-from training.vocabulary import Lexicon
-
-MODEL = Path(__file__).resolve().parents[2] / "server" / "longreach" / "default_model"
 
 
 @pytest.fixture(scope="session")
 def model_directory() -> Path:
     """The committed model."""
-    return MODEL
+    return EMBEDDED_MODEL
 
 
 @pytest.fixture(scope="session")
 def bare_tokenizer() -> Tokenizer:
     """The committed tokenizer, without transformers around it."""
-    return bpe.load(MODEL)
+    return bpe.load(EMBEDDED_MODEL)
 
 
 @pytest.fixture(scope="session")
-def samplers(bare_tokenizer: Tokenizer) -> dict[str, Sampler]:
-    """Samplers over generated text, which needs no corpus: `seen` and `held_out`."""
-    codec = Codec(bare_tokenizer)
-    mixes = {
-        "seen": {"story": 0.5, "records": 0.3, "noise": 0.2},
-        "held_out": {"held_out_story": 0.6, "held_out_records": 0.2, "held_out_noise": 0.2},
-    }
-    return {name: Sampler(codec, Filler.build(codec, mix, 20_000, seed=3), Lexicon()) for name, mix in mixes.items()}
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `training.corpus` writes, with stories in the place of installed packages' text."""
+    directory = tmp_path_factory.mktemp("corpus")
+    codec = Codec.load(EMBEDDED_MODEL)
+    pools = dict(Filler.build(codec, TRAINING_MIX, 3000, 1).pools)
+    pools |= {"prose": pools["story"], "code": pools["records"]}
+    np.savez(directory / "pools.npz", **pools)
+    (directory / "words.txt").write_text("lantern\nharbor\nmeadow\n")
+    bpe.save(codec.tokenizer, directory / "tokenizer", 1024)
+    return directory

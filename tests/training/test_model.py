@@ -5,19 +5,33 @@ from pathlib import Path
 
 import pytest
 import torch
+from longreach.bench.recall import fiction
 from safetensors import safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from training import card, fiction
-from training.evaluate import Answerer
+from training import card
 
 FACT = "The pass key for the silver lantern is 48213."
 QUESTION = "What is the pass key for the silver lantern?"
 
 
+class Answerer:
+    """Greedy decoding with transformers alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def answer(self, text: str) -> str:
+        """The answer to a prompt with its special tokens written out."""
+        inputs = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        out = self.model.generate(**inputs, max_new_tokens=24)
+        return self.tokenizer.decode(out[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+
+
 @pytest.fixture(scope="module")
 def answerer(model_directory: Path) -> Answerer:
-    return Answerer(model_directory, "cpu")
+    return Answerer(model_directory)
 
 
 def _document(answerer: Answerer, tokens: int, depth: float, fact: str = FACT) -> str:
@@ -65,7 +79,8 @@ def test_files(model_directory: Path) -> None:
     with safe_open(weights, "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118 - not a mapping
     config = AutoConfig.from_pretrained(model_directory)
-    assert config.layer_types == ["sliding_attention", "full_attention"] * 3
+    assert config.layer_types == ["sliding_attention", "full_attention"] * (config.num_hidden_layers // 2)
+    assert config.no_rope_layers == [1, 0] * (config.num_hidden_layers // 2)
     assert (config.use_sliding_window, config.sliding_window, config.max_position_embeddings) == (True, 128, 131072)
 
 
@@ -73,4 +88,4 @@ def test_card_shows_what_was_measured(model_directory: Path) -> None:
     text = (model_directory / "README.md").read_text()
     results = card.measured()
     assert results
-    assert text.split(card.BEGIN)[1].split(card.END)[0].strip() == card.table(results)
+    assert text.split(card.BEGIN)[1].split(card.END)[0].strip() == card.tables(results)

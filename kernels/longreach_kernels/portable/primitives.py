@@ -51,7 +51,15 @@ def tile_pointers(base, Table, tile, offs_n, offs_d, num_keys, strides, BLOCK_N:
 
 
 @triton.jit
-def load_rows(pointers, rows, offs_d, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr = True):
+def load_rows(
+    pointers,
+    rows,
+    offs_d,
+    limit,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHECK: tl.constexpr = tl.constexpr(True),
+):
     """Load rows of channels; rows from ``limit`` on (if CHECK) and channels beyond the head dim are 0."""
     if CHECK:
         inside = rows[:, None] < limit

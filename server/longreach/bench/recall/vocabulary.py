@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.tables import load
+from .tables import load
 
 _TABLES = load("words")
 
@@ -67,29 +67,23 @@ def digits(rng: random.Random, least: int = 3, most: int = 8) -> str:
     return str(rng.randrange(10 ** (size - 1), 10**size))
 
 
-def code(rng: random.Random) -> str:
-    """An identifier such as K7-204, QX-88-ZT, 4F-A91C or 7d0c2e1f."""
+def shaped(rng: random.Random, shape: str) -> str:
+    """`shape` with capital letters for its A, small ones for its a and digits for its 0."""
     letters, figures = "ABCDEFGHJKLMNPQRSTUVWXYZ", "0123456789"
-    shape = rng.choice(
-        (
-            "A0-000",
-            "AA-000",
-            "AA-00-AA",
-            "0A-A00A",
-            "AAA000",
-            "A000",
-            "000-000",
-            "AAAA-0000",
-            "00-00-00",
-            "hex",
-            "A00.0",
-            "aa_000",
-        )
-    )
-    if shape == "hex":
-        return f"{rng.getrandbits(32):08x}"
     pick: dict[str, str] = {"A": letters, "a": letters.lower(), "0": figures}
     return "".join(rng.choice(pick[c]) if c in pick else c for c in shape)
+
+
+def code(rng: random.Random) -> str:
+    """An identifier such as K7-204, QX-88-ZT, 4F-A91C or 7d0c2e1f."""
+    shape = rng.choice(_CODE_SHAPES)
+    return f"{rng.getrandbits(32):08x}" if shape == "hex" else shaped(rng, shape)
+
+
+_CODE_SHAPES = (
+    *("A0-000", "AA-000", "AA-00-AA", "0A-A00A", "AAA000", "A000"),
+    *("000-000", "AAAA-0000", "00-00-00", "hex", "A00.0", "aa_000"),
+)
 
 
 def uuid(rng: random.Random) -> str:

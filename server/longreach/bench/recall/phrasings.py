@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training import vocabulary as v
-from training.tables import load
-from training.vocabulary import Lexicon
+from . import vocabulary as v
+from .tables import load
+from .vocabulary import Lexicon
 
 _TABLES = load("phrasings")
 
@@ -228,7 +228,6 @@ INSTRUCTIONS = tuple(_TABLES["instructions"])
 HELD_OUT_INSTRUCTIONS = tuple(_TABLES["held_out_instructions"])
 CLOSING = tuple(_TABLES["closing"])
 HELD_OUT_CLOSING = tuple(_TABLES["held_out_closing"])
-NOT_STATED = "Not stated."
 
 
 def capital(text: str) -> str:

@@ -1,16 +1,18 @@
 """One document's facts: drawn so that each question has one right answer."""
 
+from __future__ import annotations
+
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from training import events, grammar
-from training import phrasings as p
-from training import vocabulary as v
-from training.phrasings import capital, fill
-from training.tables import load
-from training.vocabulary import Lexicon
+from . import events, grammar
+from . import phrasings as p
+from . import vocabulary as v
+from .items import NOT_STATED, Item, Query, Statement
+from .phrasings import capital, fill
+from .tables import load
+from .vocabulary import Lexicon
 
 Phrasing = Literal["mixed", "plain", "held_out"]
 
@@ -19,26 +21,24 @@ _TABLES = load("facts")
 MENTIONS = tuple(_TABLES["mentions"])
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A statement, what it says, and how it may be asked for.
-
-    `key` is empty where the question names a relation alone. `line` facts stand on lines of their own.
-    """
-
-    key: str
-    relation: str
-    value: str
-    statement: str
-    questions: tuple[str, ...]
-    stems: tuple[str, ...]
-    line: bool
-
-
 def _filled(
     questions: tuple[str, ...], stems: tuple[str, ...], relation: str, key: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(fill(q, relation, key) for q in questions), tuple(fill(s, relation, key) for s in stems)
+
+
+def _single(
+    key: str,
+    relation: str,
+    value: str,
+    statement: str,
+    questions: tuple[str, ...],
+    stems: tuple[str, ...],
+    *,
+    line: bool = False,
+) -> Item:
+    query = Query("single", *_filled(questions, stems, relation, key), value)
+    return Item((Statement(statement, line),), (query,), key, relation, value)
 
 
 class Drawer:
@@ -52,13 +52,18 @@ class Drawer:
     def __init__(self, rng: random.Random, lexicon: Lexicon, phrasing: Phrasing = "mixed") -> None:
         self.rng, self.lexicon, self.phrasing = rng, lexicon, phrasing
         self.held_out = phrasing == "held_out"
-        self.shared_relation = self._new_relation() if rng.random() < 0.5 else None
+        self.shared_relation = self.new_relation() if rng.random() < 0.5 else None
         self.shared_word = lexicon.adjective(rng) if rng.random() < 0.2 else None
         self.shared_value: Callable[[], str] | None = (lambda: v.digits(rng, 4, 7)) if rng.random() < 0.3 else None
         self.keys: set[str] = set()
         self.relations_without_key: set[str] = set()
 
-    def _new_relation(self) -> str:
+    def share_relation(self) -> None:
+        """Let all facts from now on share one relation."""
+        self.shared_relation = self.shared_relation or self.new_relation()
+
+    def new_relation(self) -> str:
+        """A relation such as `pass key` or `silver code`."""
         rng = self.rng
         if self.held_out and rng.random() < 0.5:
             return rng.choice(v.HELD_OUT_RELATIONS)
@@ -73,7 +78,7 @@ class Drawer:
             else f"{self.lexicon.noun(rng)} {rng.choice(('code', 'number', 'key', 'name', 'word'))}"
         )
 
-    def _new_key(self, make: Callable[[random.Random, Lexicon], str]) -> str:
+    def new_key(self, make: Callable[[random.Random, Lexicon], str]) -> str:
         """A key that is no part of another and has no other as a part."""
         for attempt in range(50):
             key = (
@@ -89,13 +94,17 @@ class Drawer:
 
     def _key(self) -> str:
         if self.shared_word and self.rng.random() < 0.5:
-            return self._new_key(lambda rng, lexicon: f"the {self.shared_word} {lexicon.noun(rng)}")
-        return self._new_key(v.key)
+            return self.new_key(lambda rng, lexicon: f"the {self.shared_word} {lexicon.noun(rng)}")
+        return self.new_key(v.key)
 
     def _value(self) -> str:
         return self.shared_value() if self.shared_value else v.value(self.rng, self.lexicon)
 
-    def fact(self) -> Fact:
+    def brief_value(self) -> str:
+        """A number or a word: what can be one of a list."""
+        return v.digits(self.rng, 3, 7) if self.rng.random() < 0.7 else self.lexicon.word(self.rng)
+
+    def fact(self) -> Item:
         """A fresh fact of any kind."""
         draw = self.rng.random()
         if draw < 0.10:
@@ -103,80 +112,93 @@ class Drawer:
             if fact is not None:
                 return fact
         if draw < 0.28:
-            return self._record()
+            return self.record()
         if draw < 0.54:
             return self._event()
-        return self._relation()
+        return self.relation()
 
-    def _asked(self, fixed: tuple[str, ...], held_out: tuple[str, ...], make: Callable[[], str]) -> tuple[str, ...]:
-        """The held-out templates, all fixed ones, or one of them and two new ones."""
+    def asked(self, fixed: tuple[str, ...], held_out: tuple[str, ...], make: Callable[[], str]) -> tuple[str, ...]:
+        """The held-out templates or all fixed ones; in the mixture, one of those or, twice as often, a new one."""
         if self.phrasing != "mixed":
             return held_out if self.held_out else fixed
-        return (self.rng.choice(fixed), *(make() for _ in range(2)))
+        return (self.rng.choice(fixed) if self.rng.random() < 1 / 3 else make(),)
 
-    def _told(self, fixed: tuple[str, ...], held_out: tuple[str, ...], make: Callable[[], str]) -> str:
+    def told_as(self, fixed: tuple[str, ...], held_out: tuple[str, ...], make: Callable[[], str]) -> str:
         if self.held_out:
             return self.rng.choice(held_out)
         return self.rng.choice(fixed) if self.phrasing == "plain" or self.rng.random() < 0.25 else make()
 
-    def _relation(self) -> Fact:
+    def absent(self, known: Sequence[Item]) -> Query:
+        """A query that nothing stated so far answers: about a new fact, or another relation of a known key."""
+        rng = self.rng
+        related = [item for item in known if item.key and item.relation]
+        about = self.fact()
+        if (
+            related
+            and about.key
+            and about.relation
+            and about.relation not in self.relations_without_key
+            and rng.random() < 0.5
+        ):
+            item = rng.choice(related)
+            if item.relation != about.relation:
+                questions = self.asked(p.QUESTIONS, p.HELD_OUT_QUESTIONS, lambda: grammar.question(rng, self.lexicon))
+                return Query("absent", *_filled(questions, p.STEMS, about.relation, item.key), NOT_STATED)
+        query = about.queries[0]
+        return Query("absent", query.questions, query.stems, NOT_STATED)
+
+    def relation(self, *, brief: bool = False) -> Item:
+        """A fact that relates a key to a value: the pass key for the silver lantern is 48213.
+
+        A `brief` one has the shared relation and a number or a word as its value.
+        """
         rng, lexicon = self.rng, self.lexicon
-        relation = self.shared_relation if self.shared_relation and rng.random() < 0.9 else self._new_relation()
-        key, value = self._key(), self._value()
-        statement = self._told(p.STATEMENTS, p.HELD_OUT_STATEMENTS, lambda: grammar.statement(rng, lexicon))
-        questions = self._asked(p.QUESTIONS, p.HELD_OUT_QUESTIONS, lambda: grammar.question(rng, lexicon))
-        stems = self._asked(p.STEMS, p.STEMS, lambda: grammar.stem(rng, lexicon))
+        shared = self.shared_relation if brief or rng.random() < 0.9 else None
+        relation = shared or self.new_relation()
+        key, value = self._key(), self.brief_value() if brief else self._value()
+        statement = self.told_as(p.STATEMENTS, p.HELD_OUT_STATEMENTS, lambda: grammar.statement(rng, lexicon))
+        questions = self.asked(p.QUESTIONS, p.HELD_OUT_QUESTIONS, lambda: grammar.question(rng, lexicon))
+        stems = self.asked(p.STEMS, p.STEMS, lambda: grammar.stem(rng, lexicon))
         told = fill(statement, relation, key, value)
         if rng.random() < 0.08:  # the question may be written in another case than the statement
             key = key.title() if rng.random() < 0.5 else key.lower()
-        return Fact(key, relation, value, told, *_filled(questions, stems, relation, key), line=False)
+        return _single(key, relation, value, told, questions, stems)
 
-    def _keyless(self) -> Fact | None:
-        rng, lexicon, relation = self.rng, self.lexicon, self._new_relation()
+    def _keyless(self) -> Item | None:
+        rng, lexicon, relation = self.rng, self.lexicon, self.new_relation()
         if relation == self.shared_relation or relation in self.relations_without_key:
             return None
         self.relations_without_key.add(relation)
         value = self._value()
-        statement = self._told(
+        statement = self.told_as(
             p.KEYLESS_STATEMENTS, p.KEYLESS_STATEMENTS, lambda: grammar.statement(rng, lexicon, keyed=False)
         )
-        questions = self._asked(
+        questions = self.asked(
             p.KEYLESS_QUESTIONS, p.KEYLESS_QUESTIONS, lambda: grammar.question(rng, lexicon, keyed=False)
         )
-        stems = self._asked(p.KEYLESS_STEMS, p.KEYLESS_STEMS, lambda: grammar.stem(rng, lexicon, keyed=False))
-        return Fact(
-            "",
-            relation,
-            value,
-            fill(statement, relation, "", value),
-            *_filled(questions, stems, relation, ""),
-            line=False,
-        )
+        stems = self.asked(p.KEYLESS_STEMS, p.KEYLESS_STEMS, lambda: grammar.stem(rng, lexicon, keyed=False))
+        return _single("", relation, value, fill(statement, relation, "", value), questions, stems)
 
-    def _record(self) -> Fact:
+    def record(self) -> Item:
         rng, lexicon = self.rng, self.lexicon
         key, value = self._key().removeprefix("the "), self._value()
-        statement = self._told(p.RECORDS, p.HELD_OUT_RECORDS, lambda: grammar.record(rng, lexicon))
-        questions = self._asked(
+        statement = self.told_as(p.RECORDS, p.HELD_OUT_RECORDS, lambda: grammar.record(rng, lexicon))
+        questions = self.asked(
             p.RECORD_QUESTIONS, p.HELD_OUT_RECORD_QUESTIONS, lambda: grammar.record_question(rng, lexicon)
         )
-        return Fact(
-            key, "", value, fill(statement, "", key, value), *_filled(questions, p.RECORD_STEMS, "", key), line=True
-        )
+        return _single(key, "", value, fill(statement, "", key, value), questions, p.RECORD_STEMS, line=True)
 
-    def _event(self) -> Fact:
+    def _event(self) -> Item:
         if self.held_out:
             family = self.rng.choice(p.HELD_OUT_FAMILIES)
         else:
             plain = self.phrasing == "plain" or self.rng.random() < 0.35
             family = self.rng.choice(p.FAMILIES) if plain else events.event(self.rng, self.lexicon)
-        key, value = self._new_key(family.key), family.value(self.rng, self.lexicon)
+        key, value = self.new_key(family.key), family.value(self.rng, self.lexicon)
         statement = self.rng.choice(family.statements)
-        return Fact(
-            key, "", value, fill(statement, "", key, value), *_filled(family.questions, (), "", key), line=False
-        )
+        return _single(key, "", value, fill(statement, "", key, value), family.questions, ())
 
-    def mention(self, fact: Fact) -> str:
+    def mention(self, fact: Item) -> str:
         """A sentence that names the fact's key or relation and states nothing."""
         choices = [m for m in MENTIONS if ("{r}" in m) == (not fact.key)] if fact.key or fact.relation else []
         template = self.rng.choice(choices)

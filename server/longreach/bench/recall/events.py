@@ -7,11 +7,11 @@ a family of phrasings that did not exist before.
 import random
 from collections.abc import Callable
 
-from training import vocabulary as v
-from training.grammar import Grammar, rough, sentence
-from training.phrasings import Family
-from training.tables import load
-from training.vocabulary import Lexicon
+from . import vocabulary as v
+from .grammar import Grammar, rough, sentence
+from .phrasings import Family
+from .tables import load
+from .vocabulary import Lexicon
 
 _TABLES = load("events")
 _FIXED = ("base", "past", "participle", "go", "went", "plural")

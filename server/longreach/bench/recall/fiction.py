@@ -1,4 +1,4 @@
-"""Prose from a grammar: small stories for training, travel notes in another manner for evaluation.
+"""Prose from a grammar: small stories.
 
 It has the look of ordinary text (names, places, talk, long and short sentences) and says nothing of relevance to any
 question.
@@ -8,13 +8,12 @@ import random
 import re
 from collections.abc import Callable, Iterator
 
-from training import vocabulary as v
-from training.tables import load
+from . import vocabulary as v
+from .tables import load
 
 _TABLES = load("fiction")
 
 SCENES = tuple(_TABLES["scenes"])
-NOTES = tuple(_TABLES["notes"])
 REMARKS = tuple(_TABLES["remarks"])
 _CHOICES: dict[str, tuple[str, ...]] = {
     "weather": ("raining", "bitterly cold", "warm and still", "foggy", "snowing a little", "too hot to think"),
@@ -112,4 +111,3 @@ def paragraphs(rng: random.Random, scenes: tuple[str, ...] = SCENES) -> Iterator
 
 
 NOISE = tuple(_TABLES["noise"])
-HELD_OUT_NOISE = tuple(_TABLES["held_out_noise"])

@@ -4,9 +4,9 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-from training import vocabulary as v
-from training.phrasings import STATEMENTS, fill
-from training.vocabulary import Lexicon
+from . import vocabulary as v
+from .phrasings import STATEMENTS, fill
+from .vocabulary import Lexicon
 
 
 def _log(rng: random.Random, lexicon: Lexicon) -> Iterator[str]:
@@ -122,15 +122,7 @@ def _statements(rng: random.Random, lexicon: Lexicon) -> Iterator[str]:
         yield " ".join(fill(template, relation, v.key(rng, lexicon), make()) for _ in range(per_line))
 
 
-def _hexdump(rng: random.Random, _: Lexicon) -> Iterator[str]:
-    offset = 0
-    while True:
-        yield f"{offset:08x}  " + " ".join(f"{rng.randrange(256):02x}" for _ in range(16))
-        offset += 16
-
-
 KINDS = (_log, _pairs, _pairs, _table, _objects, _markdown, _statements)
-HELD_OUT_KINDS = (_hexdump,)
 
 
 def blocks(

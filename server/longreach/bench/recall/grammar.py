@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from itertools import accumulate
 from typing import Any
 
-from training.tables import load
-from training.vocabulary import Lexicon
+from .tables import load
+from .vocabulary import Lexicon
 
 _NAME = re.compile(r"\$(\w+)")
 
@@ -120,3 +120,14 @@ def record(rng: random.Random, lexicon: Lexicon) -> str:
 def record_question(rng: random.Random, lexicon: Lexicon) -> str:
     """A question for the value of a record."""
     return rough(rng, sentence(_GRAMMAR.expand(rng, "$record_question", lexicon)), lexicon, 0.15)
+
+
+def dressed(rng: random.Random, text: str, lexicon: Lexicon) -> str:
+    """A question with words before or after it now and then, its capital or its mark missing at times."""
+    if rng.random() < 0.1:
+        text = text.rstrip("?.! ")
+    before = _GRAMMAR.expand(rng, "$before", lexicon)
+    if before or (rng.random() < 0.08 and not text.startswith("{")):
+        text = text[:1].lower() + text[1:]
+    after = _GRAMMAR.expand(rng, "$afterthought", lexicon)
+    return sentence(before + text) + ("" if "{" in after else after)

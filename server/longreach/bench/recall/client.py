@@ -1,0 +1,128 @@
+"""A server under measurement: one that runs, or one that is started for a model."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import orjson
+
+_TIMEOUT = httpx.Timeout(10, read=600)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said: the time to its first token and in all, in seconds, and the tokens it read.
+
+    `density` is the share of the attention that was computed, where the server reports it (`usage.attention_density`).
+    """
+
+    text: str
+    ttft_s: float
+    total_s: float
+    prompt_tokens: int
+    density: float | None
+
+
+class Server:
+    """An OpenAI-compatible server at `url`; each request carries `attention`, a policy, unless that is None.
+
+    Raises:
+        ValueError: nothing answers there, or not with a list of models.
+    """
+
+    def __init__(self, url: str, attention: Any = None) -> None:
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT)
+        self._extra = {} if attention is None else {"attention": attention}
+        try:
+            self.model: str = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+        except (httpx.HTTPError, LookupError, ValueError) as error:
+            raise ValueError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
+
+    def answer(self, prompt: str, max_tokens: int) -> Answer:
+        """The greedy completion of a prompt.
+
+        Raises:
+            ValueError: the server refused the request, which the message quotes, or is gone.
+        """
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._extra,
+        }
+        try:
+            return self._stream(body)
+        except httpx.HTTPError as error:
+            raise ValueError(f"the server went away: {error or type(error).__name__}") from None
+
+    def _stream(self, body: dict[str, Any]) -> Answer:
+        started = time.perf_counter()
+        text, first, usage = "", None, {}
+        with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                response.read()
+                raise ValueError(self._refusal(response))
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                chunk = orjson.loads(line[6:])
+                if "error" in chunk:
+                    raise ValueError(f"the server failed midway: {chunk['error'].get('message')}")
+                if chunk["choices"]:
+                    text += chunk["choices"][0]["text"]
+                    first = first or time.perf_counter()
+                usage = chunk.get("usage") or usage
+        ended = time.perf_counter()
+        density = usage.get("attention_density")
+        return Answer(text, (first or ended) - started, ended - started, usage.get("prompt_tokens", 0), density)
+
+    def _refusal(self, response: httpx.Response) -> str:
+        try:
+            error = response.json()["error"]
+        except (ValueError, LookupError, TypeError):
+            return f"the server answered {response.status_code} without an error object"
+        if self._extra and error.get("param") == "attention":
+            return f"the server takes no such attention policy, leave --attention out: {error['message']}"
+        return f"the server refused a prompt: {error['message']}"
+
+
+@contextlib.contextmanager
+def serving(model: str | None) -> Iterator[str]:
+    """The address of `longreach serve MODEL` on a free port, for as long as the context lasts (None: the embedded one).
+
+    Raises:
+        ValueError: the server did not come up; the message is what it said.
+    """
+    command = [sys.executable, "-m", "longreach", "serve", *([model] if model else []), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:  # noqa: S603
+        assert process.stderr is not None
+        said: list[str] = []
+        url = None
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"ready: (http://\S+)", line):
+                url = found[1]
+                break
+        if url is None:
+            raise ValueError("longreach serve did not start: " + "".join(said[-5:]).strip())
+        # Keep reading, or the server blocks once the pipe is full.
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        try:
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+            drain.join(5)

@@ -1,0 +1,125 @@
+"""`longreach bench recall`: recall by task, length and depth, beside density and time to first token."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .codec import Codec
+from .suite import Plan, Prompt, depths_of, prompts, sampler_of
+
+if TYPE_CHECKING:
+    from .client import Answer, Server  # its HTTP library is in the bench extra
+
+Report = Callable[[str], object]
+
+_EXAMPLES = 3  # wrong answers kept for each task and length
+
+
+def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, report: Report = print) -> dict[str, Any]:
+    """Ask every prompt of the plan, `concurrency` at a time.
+
+    Returns what goes to JSON: the plan, and a row for each task and length with the share answered exactly, that share
+    by depth, the share of false alarms, median seconds to the first token, and mean density where it is reported.
+
+    Raises:
+        ValueError: a prompt cannot be made, or the server refused it.
+    """
+    if concurrency < 1:
+        raise ValueError("concurrency must be 1 or more")
+    rows: list[dict[str, Any]] = []
+    sampler = sampler_of(codec, plan)
+    with ThreadPoolExecutor(concurrency) as pool:
+        for length in plan.lengths:
+            for task in plan.tasks:
+                asked = list(prompts(sampler, plan, task, length))
+                answers = list(pool.map(lambda prompt: server.answer(prompt.text, prompt.max_tokens), asked))
+                rows.append(row(plan, asked, answers))
+                report(line(rows[-1]))
+    return {
+        "environment": {
+            "model": server.model,
+            "longreach": importlib.metadata.version("longreach"),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        },
+        "plan": asdict(plan),
+        "rows": rows,
+    }
+
+
+def row(plan: Plan, asked: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
+    """One task at one length."""
+    right = [prompt.query.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
+    wrong = [
+        {"question": prompt.text[-200:], "expected": prompt.query.answer, "got": answer.text}
+        for prompt, answer, r in zip(asked, answers, right, strict=True)
+        if not r
+    ]
+    densities = [answer.density for answer in answers if answer.density is not None]
+    return {
+        "task": asked[0].task,
+        "length": asked[0].length,
+        **shares(plan, right, [p.false_alarm(a.text) for p, a in zip(asked, answers, strict=True)]),
+        "ttft_s": round(statistics.median(answer.ttft_s for answer in answers), 4),
+        "prompt_tokens": round(statistics.mean(answer.prompt_tokens for answer in answers)),
+        "density": round(statistics.mean(densities), 4) if densities else None,
+        "wrong": wrong[:_EXAMPLES],
+    }
+
+
+def shares(plan: Plan, right: Sequence[bool], alarms: Sequence[bool]) -> dict[str, Any]:
+    """What was right of a task's prompts at one length, in the order of the plan: in all and by depth."""
+    depths = depths_of(plan)
+    return {
+        "prompts": len(right),
+        "exact": _share(right),
+        "by_depth": {f"{depth:g}": _share(right[i :: len(depths)]) for i, depth in enumerate(depths[: len(right)])},
+        "false_alarms": _share(alarms),
+    }
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return round(sum(flags) / len(flags), 4)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row as text."""
+    time = f", TTFT {row['ttft_s']:.3f} s" if "ttft_s" in row else ""
+    density = f", density {row['density']:.3f}" if row.get("density") is not None else ""
+    return (
+        f"{row['task']:<10} {row['length']:>7,} tokens: {row['exact']:.2f} of {row['prompts']} exact, "
+        f"false alarms {row['false_alarms']:.2f}{time}{density}"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a Markdown table: a row for each task, a column for each length, then TTFT and density."""
+    lengths = result["plan"]["lengths"]
+    found = {(row["task"], row["length"]): row for row in result["rows"]}
+    lines = [["task", *(f"{length:,}" for length in lengths)], ["---", *["---:"] * len(lengths)]]
+    for task in result["plan"]["tasks"]:
+        lines.append(
+            [task, *(f"{found[task, length]['exact']:.2f}" if (task, length) in found else "" for length in lengths)]
+        )
+
+    def mean(name: str, length: int) -> str:
+        values = [row[name] for (_, at), row in found.items() if at == length and row.get(name) is not None]
+        return f"{statistics.mean(values):.3f}" if values else "not reported"
+
+    lines.append(["false alarms", *(mean("false_alarms", length) for length in lengths)])
+    if any("ttft_s" in row for row in result["rows"]):
+        lines.append(["TTFT (s)", *(mean("ttft_s", length) for length in lengths)])
+        lines.append(["density", *(mean("density", length) for length in lengths)])
+    plan = result["plan"]
+    plain = ("model", "on", "date")  # which need no name beside them
+    where = ", ".join(v if name in plain else f"{name} {v}" for name, v in result["environment"].items())
+    caption = (
+        f"Exact match, {plan['count']} prompts a cell, {plan['phrasing']} phrasings, {plan['filler']} text, "
+        f"seed {plan['seed']}; {where}."
+    )
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"

@@ -1,0 +1,128 @@
+"""A sample and its parts: what is asked for, what was put where, and the tokens of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .codec import Codec
+from .facts import Phrasing
+from .items import Item, Query, Statement
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to draw: `length` in tokens, answers included.
+
+    With a `task` of `TASKS`, one question about what `compose` puts first, and `items` is how many others there are
+    (None: as many as the task usually has). Without one, `items` of every kind and up to `questions` of them asked for;
+    this is what training uses. `depth` in [0, 1] is where the first statement asked for stands. `early` puts the
+    question before the document.
+    """
+
+    length: int
+    task: str | None = None
+    items: int | None = None
+    questions: int = 1
+    form: str | None = None
+    depth: float | None = None
+    phrasing: Phrasing = "mixed"
+    absent: float = 0.0  # the share of questions about something that the document does not state
+    turns: int = 1  # document parts, each followed by some of the questions
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of a sample; its answer's tokens are `ids[start:end]`, the last of them the end of sequence."""
+
+    text: str
+    form: str
+    query: Query
+    item: Item | None  # None where the document does not state the answer, or several items do
+    start: int
+    end: int
+
+    @property
+    def answer(self) -> str:
+        """The right answer."""
+        return self.query.answer
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`ids` (length,) int64; `target` and `lead` (length,) bool mark answer tokens and the first of each value that
+    says something.
+    """
+
+    ids: np.ndarray
+    target: np.ndarray
+    lead: np.ndarray
+    questions: tuple[Question, ...]
+    spans: tuple[tuple[Statement, int, int], ...]  # where each statement stands in `ids`
+
+    def prompt(self, codec: Codec) -> str:
+        """The text before the first answer, special tokens written out."""
+        return codec.decode(self.ids[: self.questions[0].start])
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A statement as it goes into the text; `item` None for a sentence that states nothing."""
+
+    item: Item | None
+    statement: Statement
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question ready to be appended: its tokens, and its answer's; `opening` is text before the document."""
+
+    text: str
+    form: str
+    query: Query
+    item: Item | None
+    before: np.ndarray
+    after: np.ndarray
+    opening: str = ""
+
+
+class Assembly:
+    """Token sequences put one after another, with notes of where answers and statements came to stand."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.pieces: list[np.ndarray] = []
+        self.size = 0
+        self.questions: list[Question] = []
+        self.spans: list[tuple[Statement, int, int]] = []
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append tokens."""
+        self.pieces.append(ids)
+        self.size += len(ids)
+
+    def ask(self, asked: Asked) -> None:
+        """Append a question and its answer."""
+        self.add(asked.before)
+        start = self.size
+        self.add(asked.after)
+        self.questions.append(Question(asked.text, asked.form, asked.query, asked.item, start, self.size))
+
+    def finish(self) -> Sample:
+        """The sample that was put together."""
+        ids = np.concatenate(self.pieces)
+        target, lead = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
+        for question in self.questions:
+            target[question.start : question.end] = True
+            firsts = [question.start]
+            if question.query.listed:  # each value of a list has to be found
+                commas = np.flatnonzero(ids[question.start : question.end] == self.codec.comma)
+                firsts += (question.start + 1 + commas).tolist()
+            for first in firsts:
+                lead[first] = True
+                if self.codec.blank[ids[first]]:
+                    lead[first + 1] = True
+        return Sample(ids, target, lead, tuple(self.questions), tuple(self.spans))

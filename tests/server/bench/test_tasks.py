@@ -1,0 +1,249 @@
+"""Samples are what they claim: statements and answers stand where they are said to, every task's answer follows from
+its statements, held-out phrasings stay held out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from longreach.bench.recall import compound, fiction, phrasings, unseen
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.documents import TASKS
+from longreach.bench.recall.facts import Drawer
+from longreach.bench.recall.forms import FORMS
+from longreach.bench.recall.items import NOT_STATED, Query
+from longreach.bench.recall.samples import Sample, Spec
+from longreach.bench.recall.tables import load
+from longreach.bench.recall.tasks import training_spec
+
+from .recall_samplers import sampler
+
+PHRASINGS = ("plain", "mixed", "held_out")
+
+
+def draw(seed: object, spec: Spec) -> Sample:
+    return sampler().draw(random.Random(f"{seed}"), spec)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("phrasing", PHRASINGS)
+def test_every_task_has_the_length_the_statements_and_the_answer_it_says(task: str, phrasing: str) -> None:
+    codec = sampler().codec
+    for seed in range(6):
+        form = FORMS[seed % len(FORMS)]
+        sample = draw(seed, Spec(1024, task, form=form, phrasing=phrasing))  # type: ignore[arg-type]
+        assert sample.ids.shape == sample.target.shape == (1024,)
+        for statement, start, end in sample.spans:
+            assert codec.decode(sample.ids[start:end]).strip() == statement.text.strip()
+        (question,) = sample.questions
+        answer = sample.ids[question.start : question.end]
+        assert (answer[-1],) == codec.eos
+        text = codec.decode(answer[:-1])
+        assert question.query.right(text)
+        assert text.strip() == question.answer
+        assert question.end == 1024
+        assert np.flatnonzero(sample.target).tolist() == list(range(question.start, question.end))
+        values = len(question.answer.split(", ")) if task in ("multivalue", "multiquery") else 1
+        assert values <= sample.lead.sum() <= 2 * values
+        assert not (sample.lead & ~sample.target).any()
+        prompt = sample.prompt(codec)
+        assert prompt.endswith("<|assistant|>") == (form == "chat")
+        assert text.startswith(" ") != prompt.endswith(" ")
+
+
+def told(sample: Sample) -> str:
+    """All statements, in the order of the text."""
+    return "\n".join(statement.text for statement, _, _ in sorted(sample.spans, key=lambda span: span[1]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_answers_follow_from_the_statements(seed: int) -> None:
+    def question(task: str) -> tuple[Sample, str, str]:
+        sample = draw(f"{task} {seed}", Spec(1500, task, phrasing="plain"))
+        return sample, sample.questions[0].answer, sample.questions[0].text
+
+    def places(sample: Sample, values: list[str]) -> list[int]:
+        return [told(sample).index(value) for value in values]
+
+    sample, answer, _ = question("multivalue")
+    values = answer.split(", ")
+    assert 2 <= len(values) <= 4
+    assert places(sample, values) == sorted(places(sample, values))
+
+    sample, answer, _ = question("first")
+    item = sample.questions[0].item
+    assert item is not None
+    assert answer in item.statements[0].text
+    sample, answer, _ = question("last")
+    item = sample.questions[0].item
+    assert item is not None
+    assert answer in item.statements[-1].text
+
+    sample, answer, text = question("multiquery")
+    assert 2 <= len(answer.split(", ")) <= 4
+    assert all(value in told(sample) for value in answer.split(", "))
+
+    sample, answer, text = question("chain")
+    item = sample.questions[0].item
+    assert item is not None
+    assert len(item.statements) == 3
+    assert [answer in statement.text for statement in item.statements] == [True, False, False]
+
+    sample, answer, text = question("count")
+    marked = re.search(r"\*\*\w+\*\*|<\w+>|#\w+|\[\w+]|__\w+?__|@\w+", text)
+    assert marked is not None
+    assert told(sample).count(marked[0]) == int(answer)
+
+    sample, answer, _ = question("frequent")
+    item = sample.questions[0].item
+    assert item is not None
+    counts = Counter(re.findall(r"\w+", item.statements[0].text))
+    (top, most), (_, second) = counts.most_common(2)
+    assert (top, most > 1.5 * second) == (answer, True)
+
+    sample, answer, _ = question("copy")
+    assert answer in told(sample)
+
+    sample, answer, text = question("uuid")
+    line = next(s.text for s, _, _ in sample.spans if answer in s.text)
+    assert re.search(r"[0-9a-f-]{36}", text)[0] in line  # type: ignore[index]
+
+    _, answer, _ = question("absent")
+    assert answer == NOT_STATED
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.37, 1.0])
+@pytest.mark.parametrize("task", ["single", "multivalue", "chain"])
+def test_depth_is_where_the_first_statement_stands(task: str, depth: float) -> None:
+    for seed in range(8):
+        sample = draw(seed, Spec(3000, task, form="bare", depth=depth))
+        item = sample.questions[0].item
+        assert item is not None
+        starts = {id(statement): start for statement, start, _ in sample.spans}
+        order = [starts[id(statement)] for statement in item.statements]
+        assert order == sorted(order)
+        assert order[0] / 3000 == pytest.approx(depth, abs=0.14)
+
+
+def test_every_question_of_a_training_sample_follows_its_statements() -> None:
+    rng, tasks = random.Random(5), Counter()
+    for _ in range(120):
+        sample = sampler().draw(rng, training_spec(rng, 1500))
+        ends = {id(statement): end for statement, _, end in sample.spans}
+        for question in sample.questions:
+            tasks[question.query.task] += 1
+            if question.item is not None:
+                last = max(ends[id(statement)] for statement in question.item.statements)
+                early = not sample.prompt(sampler().codec).rstrip().endswith(question.text)
+                assert last <= question.start or early
+            elif question.query.task == "absent":
+                assert question.answer == NOT_STATED
+    asked_for = {"single", *TASKS} - {"many", "multikey"}  # which are single questions among many facts
+    assert set(tasks) == asked_for
+    assert 0.02 < tasks["absent"] / tasks.total() < 0.1
+
+
+def test_an_early_question_stands_before_the_document_and_nowhere_else() -> None:
+    codec = sampler().codec
+    for form in FORMS:
+        sample = draw(form, Spec(800, "single", form=form, early=True))
+        text, (question,) = sample.prompt(codec), sample.questions
+        assert text.count(question.text) == 1
+        first = min(start for _, start, _ in sample.spans)
+        assert question.text in codec.decode(sample.ids[:first])
+
+
+def test_lists_are_right_in_any_order_where_the_order_is_free() -> None:
+    free, strict = (Query("t", (), (), "12, 7, lamp", unordered=flag) for flag in (True, False))
+    assert free.right(" 7, lamp, 12\n")
+    assert not free.right("7, lamp")
+    assert not strict.right("7, lamp, 12")
+    assert strict.right(" 12, 7, lamp")
+
+
+def test_keys_tell_facts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where names are few, no key repeats another or is a part of it."""
+    names = ("the red fox", "red fox", "fox", "Ada", "Ada Marsh", "the mill")
+    monkeypatch.setattr(v, "key", lambda rng, lexicon: rng.choice(names))
+    monkeypatch.setattr(v, "person", lambda rng: rng.choice(names))
+    for seed in range(20):
+        drawer = Drawer(random.Random(seed), v.Lexicon())
+        keys = [fact.key.removeprefix("the ").lower() for fact in (drawer.fact() for _ in range(12)) if fact.key]
+        assert len(keys) > 5
+        assert not [(a, b) for i, a in enumerate(keys) for j, b in enumerate(keys) if i != j and f" {a} " in f" {b} "]
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(".+?".join(re.escape(part) for part in re.split(r"{\w+}", template)))
+
+
+def test_held_out_phrasings_never_occur_in_training() -> None:
+    """Each held-out template's fixed words, found in no statement or question that training draws."""
+    held_out = [
+        *phrasings.HELD_OUT_STATEMENTS,
+        *phrasings.HELD_OUT_QUESTIONS,
+        *phrasings.HELD_OUT_RECORDS,
+        *phrasings.HELD_OUT_RECORD_QUESTIONS,
+        *(s for family in phrasings.HELD_OUT_FAMILIES for s in (*family.statements, *family.questions)),
+        *(
+            s
+            for table in load("compound").values()
+            for name in table
+            if name.startswith("held_out_")
+            for s in table[name]
+        ),
+    ]
+    patterns = [_pattern(template) for template in held_out]
+    rng = random.Random(1)
+    seen: list[str] = []
+    for _ in range(150):
+        sample = sampler().draw(rng, training_spec(rng, 900))
+        seen += [statement.text for statement, _, _ in sample.spans] + [question.text for question in sample.questions]
+    assert len(seen) > 900
+    assert not [(p.pattern, text) for p in patterns for text in seen if p.fullmatch(text)]
+    assert not set(v.RELATIONS) & set(v.HELD_OUT_RELATIONS)
+    assert not set(phrasings.INSTRUCTIONS) & set(phrasings.HELD_OUT_INSTRUCTIONS)
+    # The same search does find them where they are used.
+    for task in ("single", "multivalue", "chain", "count", "frequent", "copy"):
+        sample = draw(task, Spec(1200, task, phrasing="held_out"))
+        assert any(p.fullmatch(statement.text) for p in patterns for statement, _, _ in sample.spans), task
+        assert any(p.fullmatch(sample.questions[0].text) for p in patterns), task
+
+
+def test_unseen_text_shares_no_sentence_with_what_training_reads() -> None:
+    assert not set(unseen.NOISE) & set(fiction.NOISE)
+    rng = random.Random(2)
+    for kind in (unseen.foreign, unseen.novel, unseen.program, unseen.logs):
+        texts = kind(rng, v.Lexicon())
+        assert next(texts) != next(texts)
+    other = sampler("unseen").draw(random.Random(1), Spec(900, "single"))
+    assert len(other.ids) == 900
+
+
+def test_same_seed_same_sample() -> None:
+    first, second = (draw(4, Spec(600, items=3, questions=2)) for _ in range(2))
+    assert (first.ids == second.ids).all()
+    assert not (first.ids == draw(5, Spec(600, items=3, questions=2)).ids).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        (Spec(20), "use 512 or more"),
+        (Spec(900, "needle"), "use one of single, many"),
+        (Spec(900, form="poem"), "use one of chat, bare"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error(spec: Spec, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        draw(0, spec)
+
+
+def test_chains_name_each_variable_once() -> None:
+    drawer = Drawer(random.Random(3), v.Lexicon())
+    chains = [compound.chain(drawer, 3) for _ in range(6)]
+    assert len({query.stems for item in chains for query in item.queries}) == 24

@@ -1,0 +1,43 @@
+"""Batches point at what they say, and are a function of their job alone."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from longreach.bench.recall.samples import Spec
+from longreach.bench.recall.tasks import training_spec
+
+from training.data import LEAD_WEIGHT, Batches, Job, collate, loader
+
+
+def test_collate_points_at_the_position_before_each_answer_token(corpus: Path) -> None:
+    rng = random.Random(6)
+    sampler = Batches(corpus, 2048)._sampler(False)
+    samples = [sampler.draw(rng, training_spec(rng, 512)) for _ in range(4)]
+    batch = collate(samples)
+    flat = batch.ids.reshape(-1)
+    assert batch.ids.shape == (4, 512)
+    assert (flat[batch.at + 1] == batch.token).all()
+    assert sorted((batch.at + 1).tolist()) == np.flatnonzero(np.concatenate([s.target for s in samples])).tolist()
+    assert int(batch.lead.sum()) == sum(int(s.lead.sum()) for s in samples)
+    assert ((batch.weight == LEAD_WEIGHT) == batch.lead).all()
+    assert batch.questions == sum(len(s.questions) for s in samples) == int(batch.question.max()) + 1
+    assert ((batch.text + 1) % 512 != 0).all()  # the next token is of the same row
+
+
+def test_a_batch_is_a_function_of_its_job(corpus: Path) -> None:
+    jobs = [Job("1 0", 512), Job("1 1", 1024), Job("s", 512, Spec(512, "chain"), unseen=True)]
+    straight = [Batches(corpus, 1024)[job] for job in jobs]
+    assert [tuple(batch.ids.shape) for batch in straight] == [(2, 512), (1, 1024), (2, 512)]
+    assert straight[2].questions == 2
+    backwards = Batches(corpus, 1024)
+    again = [backwards[job] for job in reversed(jobs)][::-1]
+    through_workers = list(loader(Batches(corpus, 1024), jobs, 2))
+    for batch, *others in zip(straight, again, through_workers, strict=True):
+        for other in others:
+            for field in dataclasses.fields(batch):
+                one, two = getattr(batch, field.name), getattr(other, field.name)
+                assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
+    assert not torch.equal(straight[0].ids, Batches(corpus, 1024)[Job("2 0", 512)].ids)

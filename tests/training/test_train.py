@@ -1,0 +1,197 @@
+"""The trainer: our attention gives eager's gradients, updates survive rounding, stages come in order, and a run that
+was interrupted goes on.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from longreach.bench.recall.samples import Spec
+from transformers import AutoModelForCausalLM
+
+from training import model, state
+from training.data import Batches, Job
+from training.optimizer import MasterAdamW
+from training.schedule import GATE_AFTER, WARM_UP, Schedule, Stage
+from training.train import Run, fixed_jobs
+from training.trainer import Trainer
+
+SMALL = {"pairs": 1, "hidden": 64, "mlp": 96, "window": 32}
+CPU = torch.device("cpu")
+STAGES = (Stage({512: 1.0}, 1e-3, 0.4, 0.9), Stage({512: 0.5, 1024: 0.5}, 5e-4, 1.0, 2.0))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def trainer(attention: str = "longreach") -> Trainer:
+    return Trainer(model.create(3, **SMALL), CPU, attention=attention, compiled=False)
+
+
+def test_our_attention_gives_the_gradients_of_eager(corpus: Path) -> None:
+    batch = Batches(corpus, 1024)[Job("1", 512)]
+    found = {}
+    for name in ("longreach", "eager"):
+        one = trainer(name)
+        losses = one.backward(batch)
+        found[name] = losses["answer"], one.net.get_parameter("model.layers.0.self_attn.k_proj.weight").grad
+    assert "CPU" in trainer().backend
+    for ours, theirs in zip(found["longreach"], found["eager"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-6)
+
+
+def test_training_learns_and_is_reproduced_by_its_seed(corpus: Path) -> None:
+    batch = Batches(corpus, 512)[Job("1", 512)]
+    histories = []
+    for _ in range(2):
+        one = trainer()
+        histories.append([one.step(batch, 3e-3)["answer"].item() for _ in range(12)])
+    assert histories[0] == histories[1]
+    assert histories[0][-1] < 0.7 * histories[0][0]
+
+
+def test_answered_says_which_questions_greedy_decoding_gets_right(corpus: Path) -> None:
+    batch = Batches(corpus, 512)[Job("1", 512, Spec(512, "count"))]
+    one = trainer()
+    assert not one.answered(batch).any()
+    for _ in range(60):
+        one.step(batch, 5e-3)
+    assert one.answered(batch).tolist() == [True]
+
+
+def test_layers_that_share_a_mask_share_a_compiled_graph(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> object:
+        graphs.append(1)
+        return graph.forward
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: compiled(layer, backend=count, **how))
+    net = model.create(3, **{**SMALL, "pairs": 3})
+    one = Trainer(net, CPU)
+    for length in (512, 1024):
+        one.backward(Batches(corpus, 1024)[Job("1", length)])
+    assert len(graphs) == 4  # two masks, two lengths
+
+
+def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
+    layer = torch.nn.Linear(4, 4, bias=False)
+    start = layer.weight.detach().clone()
+    optimizer = MasterAdamW(layer, torch.bfloat16)
+    for _ in range(100):
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step(1e-5)
+    assert layer.weight.dtype == torch.bfloat16
+    moved = (start - optimizer.masters[0]).detach()
+    torch.testing.assert_close(moved, torch.full((4, 4), 1e-3), rtol=0.05, atol=0)
+    assert torch.equal(layer.weight, optimizer.masters[0].bfloat16())
+
+
+def test_a_stage_warms_up_and_ends_by_its_share_or_its_gate() -> None:
+    schedule = Schedule(5000, 1, STAGES)
+    assert schedule.rate() == pytest.approx(1e-3 / WARM_UP)
+    changes = []
+    while not schedule.done:
+        if schedule.advance():
+            changes.append(schedule.step)
+            assert schedule.rate() == pytest.approx(5e-4 / WARM_UP)
+    assert changes == [2000]
+    assert schedule.rate() == pytest.approx(0.02 * 5e-4)
+
+    early = Schedule(5000, 1, STAGES)
+    while not early.advance():
+        early.observe(512, 0.95)
+    assert early.step == GATE_AFTER
+    late = Schedule(5000, 1, STAGES)
+    while not late.advance():
+        late.observe(512, 0.89)
+        late.observe(1024, 1.0)  # is no length of this stage
+    assert late.step == 2000
+
+
+def test_jobs_go_on_where_a_schedule_was_resumed() -> None:
+    whole, resumed = Schedule(100, 7, STAGES), Schedule(100, 7, STAGES)
+    jobs = whole.jobs()
+    first = [next(jobs) for _ in range(30)]
+    for _ in range(10):
+        whole.advance()
+    resumed.resume(whole.position)
+    again = resumed.jobs()
+    assert [next(again) for _ in range(20)] == first[10:]
+    assert len({job.seed for job in first}) == 30
+    assert {job.length for job in first} == {512}
+
+
+def run(one: Trainer, schedule: Schedule, corpus: Path, log: list[dict]) -> Run:
+    cells = {"count": [Batches(corpus, 512)[Job("score", 512, Spec(512, "count"))]]}
+    return Run(one, schedule, cells, lambda **entry: log.append(entry))
+
+
+def test_a_run_that_pauses_goes_on_as_if_it_had_not(corpus: Path, tmp_path: Path) -> None:
+    def batches(schedule: Schedule):
+        source = Batches(corpus, 512)
+        return (source[job] for job in schedule.jobs())
+
+    log: list[dict] = []
+    whole = Schedule(8, 1, STAGES)
+    finished = run(trainer(), whole, corpus, log)
+    assert finished.until(batches(whole), lambda: False)
+    assert [entry["step"] for entry in log if entry.get("event") == "stage"] == [4]
+    assert finished.best == log[-1]["mean"] >= 0
+
+    half = Schedule(8, 1, STAGES)
+    paused = run(trainer(), half, corpus, [])
+    assert not paused.until(batches(half), lambda: half.step == 5)
+    state.save(tmp_path, paused.trainer.optimizer, half)
+
+    rest, one = Schedule(8, 1, STAGES), trainer()
+    state.load(tmp_path, one.optimizer, rest)
+    assert (rest.step, rest.number, rest.begun) == (5, 1, 4)
+    for mine, other in zip(one.optimizer.masters, paused.trainer.optimizer.masters, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-5, atol=1e-9)
+    assert run(one, rest, corpus, []).until(batches(rest), lambda: False)
+    ends = [r.trainer.optimizer.masters for r in (finished, run(one, rest, corpus, []))]
+    for mine, other in zip(*ends, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-3, atol=2e-5)
+
+
+def test_a_state_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no training state"):
+        state.load(tmp_path, trainer().optimizer, Schedule(8, 1))
+    one = trainer()
+    one.step(_batch(), 1e-3)
+    state.save(tmp_path, one.optimizer, Schedule(8, 1))
+    other = Trainer(model.create(3, pairs=1, hidden=32, mlp=48), CPU, compiled=False)
+    with pytest.raises(ValueError, match="other sizes"):
+        state.load(tmp_path, other.optimizer, Schedule(8, 1))
+
+
+def _batch():
+    from training.compare import random_batch
+
+    return random_batch(512, 512, CPU)
+
+
+def test_the_score_covers_every_task_every_length_and_what_is_held_out() -> None:
+    from longreach.bench.recall.documents import TASKS
+
+    jobs = fixed_jobs(131072, (4096, 16384, 32768))
+    assert list(jobs) == [*TASKS, "needles/16384", "needles/32768", "held_out/4096"]
+    for name, cell in jobs.items():
+        rows = sum(131072 // job.length for job in cell)
+        assert rows >= 64, name
+        assert {job.unseen for job in cell} == {name.startswith("held_out")}
+    assert math.isclose(sum(len(cell) for cell in jobs.values()) * 131072, 6.9e6, rel_tol=0.1)
+
+
+def test_what_is_exported_loads_and_computes_the_same(tmp_path: Path) -> None:
+    net = model.create(5, **SMALL)
+    model.export(net, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert loaded.config.layer_types == ["sliding_attention", "full_attention"]
+    for name, weight in net.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight.bfloat16()), name

@@ -1,0 +1,106 @@
+"""The curriculum: which lengths, at which rate, for how many steps.
+
+Short sequences do most of the work. A longer length comes at a lower rate with a warm-up of its own (entering 4,096
+tokens at 2e-3 made a probe forget all it knew), and short ones stay in the mix. A stage ends before its share of the
+steps is over once the first token of its longest answers is right often enough; what it leaves goes to the last
+stage, which cools down to the end.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from training.data import Job
+
+WARM_UP = 150  # steps, at the start of every stage
+GATE_AFTER = 500  # steps of a stage before its gate is looked at
+FLOOR = 0.02  # of the rate, at the very end
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Lengths by share of the batches, peak learning rate, the share of all steps at most, and the share of first
+    answer tokens that ends it before.
+    """
+
+    mix: Mapping[int, float]
+    rate: float
+    share: float
+    gate: float
+
+
+STAGES = (
+    Stage({512: 1.0}, 1.5e-3, 0.22, 0.96),
+    Stage({512: 0.5, 4096: 0.5}, 1.0e-3, 0.13, 0.97),
+    Stage({512: 0.4, 4096: 0.3, 16384: 0.3}, 8e-4, 0.13, 0.98),
+    Stage({512: 0.42, 4096: 0.26, 16384: 0.17, 32768: 0.15}, 8e-4, 1.0, 2.0),
+)
+
+
+class Schedule:
+    """Where the training is: the stage, the steps in it and in all; `steps` is the total.
+
+    `position` of a state that was saved takes it up there.
+    """
+
+    def __init__(self, steps: int, seed: int, stages: tuple[Stage, ...] = STAGES) -> None:
+        self.steps, self.seed, self.stages = steps, seed, stages
+        self.step = self.number = self.begun = 0
+        self.gate_rate = 0.0  # of first answer tokens, at the stage's longest length, moving average
+
+    @property
+    def position(self) -> dict[str, float]:
+        """What `resume` needs."""
+        return {"step": self.step, "number": self.number, "begun": self.begun, "gate_rate": self.gate_rate}
+
+    def resume(self, position: Mapping[str, float]) -> None:
+        """Go on from a saved `position`."""
+        self.step, self.number, self.begun = (int(position[name]) for name in ("step", "number", "begun"))
+        self.gate_rate = position["gate_rate"]
+
+    @property
+    def stage(self) -> Stage:
+        return self.stages[self.number]
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the last stage."""
+        return self.number == len(self.stages) - 1
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.steps
+
+    def rate(self) -> float:
+        """The learning rate of the step to come."""
+        inside = self.step - self.begun
+        warm = min(1.0, (inside + 1) / WARM_UP)
+        if not self.last:
+            return self.stage.rate * warm
+        progress = inside / max(1, self.steps - self.begun)
+        return self.stage.rate * warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    def advance(self) -> bool:
+        """Count a step; returns whether a new stage begins with the next."""
+        self.step += 1
+        inside = self.step - self.begun
+        passed = inside >= GATE_AFTER and self.gate_rate >= self.stage.gate
+        if self.last or not (passed or inside >= self.stage.share * self.steps):
+            return False
+        self.number, self.begun, self.gate_rate = self.number + 1, self.step, 0.0
+        return True
+
+    def observe(self, length: int, lead: float) -> None:
+        """Note the share `lead` of first answer tokens that were right in a batch of `length`."""
+        if length == max(self.stage.mix):
+            self.gate_rate = lead if self.gate_rate == 0 else 0.8 * self.gate_rate + 0.2 * lead
+
+    def jobs(self) -> Iterator[Job]:
+        """The batches from the next step on; the stage is looked at when a job is handed out, some steps ahead."""
+        step = self.step
+        while True:
+            seed = f"{self.seed} {step}"
+            mix = self.stage.mix
+            yield Job(seed, random.Random(f"length {seed}").choices(list(mix), list(mix.values()))[0])
+            step += 1
