@@ -25,6 +25,8 @@ def eager_low_precision(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     seen = mask.allowed(torch.arange(num_keys - num_queries, num_keys), torch.arange(num_keys)).to(q.device)
+    if seen.dim() == 3:  # query heads share the mask's heads in runs
+        seen = seen.repeat_interleave(q.shape[1] // seen.shape[0], 0)
     scores = scores.float().masked_fill(~seen, float("-inf"))
     if sink_logits is not None:
         sinks = sink_logits.float()[None, :, None, None].expand(*scores.shape[:3], 1)

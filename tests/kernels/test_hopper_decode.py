@@ -39,7 +39,7 @@ def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) ->
 
 
 def splits_of(num_keys: int, window: int | None, sinks: int) -> list[range]:
-    """The keys of each split of a query at the end of `num_keys` keys, from the description in `decode._plan`."""
+    """The keys of each split of a query at the end of `num_keys` keys, from the description in `decode_queue._plan`."""
     low = max(num_keys - window, 0) if window else 0
     size = 1 << decode_launch.MIN_BITS
     while num_keys - low > decode_launch.MAX_SPLITS * size:

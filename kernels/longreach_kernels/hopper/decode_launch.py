@@ -99,7 +99,7 @@ def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
 
 
 def most_splits(max_context_len: int, window: int | None, sinks: int) -> int:
-    """Most splits that `decode._plan` gives a query over at most ``max_context_len`` keys."""
+    """Most splits that `decode_queue._plan` gives a query over at most ``max_context_len`` keys."""
     size = 1 << MIN_BITS
     if window is None:
         return max(1, min(-(-max_context_len // size), MAX_SPLITS))

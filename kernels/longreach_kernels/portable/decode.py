@@ -112,7 +112,7 @@ def _split_kernel(
     for tile in range(start // BLOCK_N, tl.cdiv(end, BLOCK_N)):
         keys = tile * BLOCK_N + offs_n
         k_ptrs = tile_pointers(k_base, table, tile, offs_n, offs_d, num_keys, k_strides, BLOCK_N, PAGE_SIZE)
-        k = load_rows(k_ptrs, keys, offs_d, num_keys, HEAD_DIM, BLOCK_D).to(q.dtype)
+        k = load_rows(k_ptrs, keys, offs_d, num_keys, HEAD_DIM, BLOCK_D, True).to(q.dtype)
         qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         allowed = keys < num_keys
         if WINDOWED:
@@ -121,7 +121,7 @@ def _split_kernel(
         p, alpha, row_max, row_sum = online_softmax(qk, row_max, row_sum, scale_log2, softcap_log2, SOFTCAP)
         acc = acc * alpha[:, None]
         v_ptrs = tile_pointers(v_base, table, tile, offs_n, offs_d, num_keys, v_strides, BLOCK_N, PAGE_SIZE)
-        v = load_rows(v_ptrs, keys, offs_d, num_keys, HEAD_DIM, BLOCK_D).to(q.dtype)
+        v = load_rows(v_ptrs, keys, offs_d, num_keys, HEAD_DIM, BLOCK_D, True).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
 
     # A split that holds none of the keys in sight contributes a weight of 0.

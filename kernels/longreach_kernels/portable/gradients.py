@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 def load_tokens(base, rows, stride, offs_d, limit, FORM: tl.constexpr):
     """Rows of a (tokens, channels) matrix, 0 beyond its end."""
     pointers = base + rows.to(tl.int64)[:, None] * stride + offs_d[None, :]
-    return load_rows(pointers, rows, offs_d, limit, FORM.head_dim, FORM.block_d)
+    return load_rows(pointers, rows, offs_d, limit, FORM.head_dim, FORM.block_d, True)
 
 
 @triton.jit

@@ -58,7 +58,7 @@ def load_rows(
     limit,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    CHECK: tl.constexpr = tl.constexpr(True),
+    CHECK: tl.constexpr,
 ):
     """Load rows of channels; rows from ``limit`` on (if CHECK) and channels beyond the head dim are 0."""
     if CHECK:
