@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -18,6 +15,8 @@ from longreach_kernels.hopper.backward_launch import HEAD_DIMS, configure
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
+
+from .sass import disassemble
 
 VARIANTS = {
     "dense causal": {"RAGGED": False, "CAUSAL": True, "WINDOWED": False, "GROUP": 1},
@@ -56,14 +55,7 @@ def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     source = GluonASTSource(backward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        sass, usage = (
-            subprocess.run([tool, option, file.name], check=True, capture_output=True, text=True).stdout
-            for option in ("-sass", "-res-usage")
-        )
+    sass, usage = disassemble(kernel.asm["cubin"])
     products = [line for line in sass.splitlines() if re.search(r"HGMMA|WARPGROUP\.DEPBAR", line)]
     return {
         "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
