@@ -47,15 +47,17 @@ def kernels(
     from longreach.bench.cases import select
     from longreach.bench.kernels import measure, table
 
+    def save(result: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
     try:
         cases = select(suite, mask, lengths)
-        result = measure(cases, _names(backends), _names(peers), report=lambda line: typer.echo(line, err=True))
+        result = measure(cases, _names(backends), _names(peers), lambda line: typer.echo(line, err=True), save)
     except ValueError as error:
         typer.echo(f"longreach: error: {error}", err=True)
         raise typer.Exit(EXIT_CONFIG) from None
     typer.echo(table(result))
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 @bench.command()

@@ -21,8 +21,15 @@ _BETWEEN_MS = 8
 _TURN_MS = 30
 
 
-def measure(cases: Iterable[Case], backends: list[str], peers: list[str], report: Report = print) -> dict[str, Any]:
-    """Time every case with every backend and peer; medians, on the current GPU.
+def measure(
+    cases: Iterable[Case],
+    backends: list[str],
+    peers: list[str],
+    report: Report = print,
+    save: Callable[[dict[str, Any]], object] | None = None,
+) -> dict[str, Any]:
+    """Time every case with every backend and peer; medians, on the current GPU. After each case `save` is given the
+    result so far, so that a run which is cut short leaves what it measured.
 
     Returns what goes to JSON: the environment, the `ceilings.ceilings` (TFLOP/s and GB/s), and a row a case with the
     milliseconds of each implementation that can compute it.
@@ -39,13 +46,16 @@ def measure(cases: Iterable[Case], backends: list[str], peers: list[str], report
     report(
         "ceilings: matmul {matmul_tflops:.0f} TFLOP/s, copy {copy_gbs:.0f}, read {read_gbs:.0f} GB/s".format(**ceilings)
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
+    result = {"environment": _environment(), "ceilings": ceilings, "rows": rows}
     for case in cases:
         row: dict[str, Any] = {"case": case.name, "kind": case.kind, "flops": case.flops, "kv_bytes": case.kv_bytes}
         row["ms"] = _time(contestants, case, report)
         rows.append(row)
         report(line(row))
-    return {"environment": _environment(), "ceilings": ceilings, "rows": rows}
+        if save is not None:
+            save(result)
+    return result
 
 
 def line(row: dict[str, Any]) -> str:
