@@ -30,6 +30,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .work_items import find_sequence
+
 KEYS = gl.constexpr(64)  # of keys, a consumer warpgroup: the M of one wgmma
 CONSUMERS = gl.constexpr(2)
 
@@ -39,21 +41,6 @@ def _reduce_add(desc, coord, source, _semantic: Any = None):
     """Add a tile of shared memory to global memory (`cp.reduce.async.bulk.tensor`, section 9.7.9.27 of the PTX ISA)."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
-
-
-@gluon.jit
-def _find_sequence(cu_k, num_seqs, slot, BN: gl.constexpr):
-    """The sequence whose key tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
-    origin = gl.load(cu_k)
-    low = 0
-    high = num_seqs
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if (gl.load(cu_k + middle) - origin) // BN + middle <= slot:
-            low = middle
-        else:
-            high = middle
-    return low, (gl.load(cu_k + low) - origin) // BN + low
 
 
 @gluon.jit
@@ -338,36 +325,6 @@ def _consume(
     k.store((dk * scale).to(dtype))
 
 
-# fmt: off
-@gluon.jit
-def _consume_0(
-    q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
-    tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
-    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
-):
-    _consume(
-        0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
-        dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
-        scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED,
-    )
-
-
-@gluon.jit
-def _consume_1(
-    q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full, dq_empty,
-    tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale, scale_log2,
-    BM: gl.constexpr, D: gl.constexpr, RING: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOWED: gl.constexpr,
-):
-    _consume(
-        1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty, dq_full,
-        dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window, scale,
-        scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED,
-    )
-# fmt: on
-
-
 @gluon.jit(
     do_not_specialize=[
         "num_seqs",
@@ -437,7 +394,7 @@ def backward_kernel(
     kv_head = section * section_heads + within % size
     slot = within // size
     if RAGGED:
-        seq, first_slot = _find_sequence(cu_k, num_seqs, slot, BN)
+        seq, first_slot = find_sequence(cu_k, num_seqs, slot, BN)
         tile_n = slot - first_slot
         q_start = gl.load(cu_q + seq)
         k_start = gl.load(cu_k + seq)
@@ -509,12 +466,12 @@ def backward_kernel(
         tile_counters = counters + 1
         # fmt: off
         gl.warp_specialize([
-            (_consume_0, (
-                q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
+            (_consume, (
+                0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
                 dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
                 offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
-            (_consume_1, (
-                q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
+            (_consume, (
+                1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
                 dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
                 offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
             (_produce, (

@@ -25,64 +25,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from .decode_layouts import merge_layout, paired_layout, replicated, shared_view
 from .decode_queue import MESSAGE, MESSAGES, barrier, produce
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 ROWS = gl.constexpr(16)  # of queries in a product
-
-
-@gluon.constexpr_function
-def _shared_view(bits, head_dim, tile, box, slices, transposed):
-    """The shared memory of a key tile as (slice, key, channel), or (slice, channel, key): boxes of `box` keys one
-    behind another, each as TMA writes it, in columns of 128 bytes whose 16-byte chunks are swizzled by the row."""
-    size = bits // 8
-    width = min(128, head_dim * size)
-    chunk = 16 // size
-    keys = tile // slices
-
-    def place(row, channel):
-        part, key = row // keys, row % keys
-        return [part, channel, key] if transposed else [part, key, channel]
-
-    def powers(start, end):
-        return [1 << i for i in range(start.bit_length() - 1, end.bit_length() - 1)]
-
-    bases = [place(0, channel) for channel in powers(1, width // size)]
-    lines = 128 // width  # rows that share a line of 128 bytes
-    bases += [place(row, row // lines * chunk if lines <= row < 8 else 0) for row in powers(1, box)]
-    bases += [place(0, channel) for channel in powers(width // size, head_dim)]
-    bases += [place(row, 0) for row in powers(box, tile)]
-    return gl.SharedLinearLayout(bases, [], 1024)
-
-
-@gluon.constexpr_function
-def _paired_layout(head_dim, keys, slices, d_warps):
-    """Registers of an 8-bit value tile (slice, key, channel): a thread holds `head_dim / 8 / d_warps` channels in a
-    row, of the keys that it multiplies."""
-    channels = head_dim // 8
-    registers = [[0, 1, 0], [0, 8, 0]] + [[0, 0, 1 << i] for i in range((channels // d_warps).bit_length() - 1)]
-    registers += [[0, 1 << i, 0] for i in range(4, keys.bit_length() - 1)]
-    lanes = [[0, 2, 0], [0, 4, 0], [0, 0, channels], [0, 0, 2 * channels], [0, 0, 4 * channels]]
-    warps = [[0, 0, channels >> i + 1] for i in reversed(range(d_warps.bit_length() - 1))]
-    warps += [[1 << i, 0, 0] for i in range(slices.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [slices, keys, head_dim])
-
-
-@gluon.constexpr_function
-def _replicated(size, warps):
-    """A vector whole in every thread."""
-    registers = [[1 << i] for i in range(size.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, [[0]] * 5, [[0]] * (warps.bit_length() - 1), [], [size])
-
-
-@gluon.constexpr_function
-def _merge_layout(group, head_dim, warps):
-    """(splits, group, channels): a thread holds all splits of its channels where the group has rows enough."""
-    lanes = min(32, head_dim // 4)
-    rows = 32 // lanes
-    warp_rows = min(warps, max(1, group // rows))
-    return gl.BlockedLayout([1, 1, 4], [1, rows, lanes], [warps // warp_rows, warp_rows, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -127,7 +75,7 @@ def _values(tile, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
     KEYS: gl.constexpr = tile.shape[1]
     D: gl.constexpr = tile.shape[2]
     if tile.dtype == gl.float8e4nv:
-        v = tile.load(_paired_layout(D, KEYS, SLICES, D_WARPS))
+        v = tile.load(paired_layout(D, KEYS, SLICES, D_WARPS))
         v = v.reshape([SLICES, KEYS, 8, D_WARPS, D // 8 // D_WARPS]).permute([0, 1, 4, 3, 2])
         v = gl.convert_layout(v.reshape([SLICES, KEYS, D]), V_OPERAND).to(gl.float16)
     else:
@@ -180,7 +128,7 @@ def _merge(
     SINK_LOGITS: gl.constexpr,
 ):
     """Merge `count` splits, whose results begin at `base`, in blocks of BLOCK, ascending."""
-    L: gl.constexpr = _merge_layout(GROUP_BLOCK, D, WARPS)
+    L: gl.constexpr = merge_layout(GROUP_BLOCK, D, WARPS)
     L2: gl.constexpr = gl.SliceLayout(2, L)
     O: gl.constexpr = gl.SliceLayout(0, L)  # noqa: E741
     R: gl.constexpr = gl.SliceLayout(0, L2)
@@ -271,9 +219,9 @@ def _consume(
     Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 4 if FP8 else 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
-    MESSAGE_LAYOUT: gl.constexpr = _replicated(MESSAGE, WARPS)
-    K_VIEW: gl.constexpr = _shared_view(BITS, D, BN, BOX, SLICES, True)
-    V_VIEW: gl.constexpr = _shared_view(BITS, D, BN, BOX, SLICES, False)
+    MESSAGE_LAYOUT: gl.constexpr = replicated(MESSAGE, WARPS)
+    K_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, True)
+    V_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, False)
 
     part_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, S)))[None, :]

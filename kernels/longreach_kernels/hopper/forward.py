@@ -23,140 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 
+from .producer import ROWS, Buffers, barriers, next_item, produce
 from .softmax import Logits, pack, rescale, row_sums, softmax_step, unpack
-from .work_items import Batch, find_item, row_of, tile_of
+from .work_items import Batch, find_item, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
-ROWS = gl.constexpr(64)  # of queries, a consumer warpgroup: the M of one wgmma
-
-
-@aggregate
-class Buffers:
-    """Shared memory, and the barriers that say when each part is full or free again."""
-
-    q: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    o: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
-    k_empty: gl.shared_memory_descriptor
-    v_full: gl.shared_memory_descriptor
-    v_empty: gl.shared_memory_descriptor
-    items: gl.shared_memory_descriptor
-    item_full: gl.shared_memory_descriptor
-    item_empty: gl.shared_memory_descriptor
-    RING: gl.constexpr
-    CONSUMERS: gl.constexpr
-    OWN_OUT: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self,
-        q,
-        k,
-        v,
-        o,
-        q_full,
-        q_empty,
-        k_full,
-        k_empty,
-        v_full,
-        v_empty,
-        items,
-        item_full,
-        item_empty,
-        RING,
-        CONSUMERS,
-        OWN_OUT,
-    ):
-        self.q = q
-        self.k = k
-        self.v = v
-        self.o = o
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.k_full = k_full
-        self.k_empty = k_empty
-        self.v_full = v_full
-        self.v_empty = v_empty
-        self.items = items
-        self.item_full = item_full
-        self.item_empty = item_empty
-        self.RING = gl.constexpr(RING)
-        self.CONSUMERS = gl.constexpr(CONSUMERS)
-        self.OWN_OUT = gl.constexpr(OWN_OUT)
-
-
-@gluon.jit
-def _barriers(count: gl.constexpr, arrivals: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(count):
-        mbarrier.init(barriers.index(i), count=arrivals)
-    return barriers
-
-
-@gluon.jit
-def _publish(index, turn, buffers):
-    """Tell the consumers the number of the item in a turn."""
-    slot = turn % 2
-    mbarrier.wait(buffers.item_empty.index(slot), ((turn // 2) & 1) ^ 1)
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    buffers.items.index(slot).store(gl.zeros([1], gl.int32, layout) + index)
-    mbarrier.arrive(buffers.item_full.index(slot), count=1)
-
-
-@gluon.jit
-def _next_item(turn, buffers):
-    """What the producer published for a turn."""
-    slot = turn % 2
-    mbarrier.wait(buffers.item_full.index(slot), (turn // 2) & 1)
-    index = gl.max(buffers.items.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    mbarrier.arrive(buffers.item_empty.index(slot), count=1)
-    return index
-
-
-@gluon.jit
-def _produce(q_desc, k_desc, v_desc, counter, batch, buffers):
-    """The producer warp: for each item the queries once, then its key tiles."""
-    RING: gl.constexpr = buffers.RING
-    step = gl.to_tensor(0)  # of all items: rings go on from one to the next
-    turn = gl.to_tensor(0)
-    filled = gl.to_tensor(0)  # items that had something to do
-    index = gl.program_id(0)
-    while index < batch.num_items:
-        _publish(index, turn, buffers)
-        turn += 1
-        item = find_item(batch, index)
-        index = gl.num_programs(0) + gl.atomic_add(counter, 1)  # the next one, in time for it
-        if item.num_steps > 0:
-            row = row_of(batch, item, tile_of(batch, item, 0))
-            for c in gl.static_range(buffers.CONSUMERS):
-                mbarrier.wait(buffers.q_empty.index(c), (filled & 1) ^ 1)
-                mbarrier.expect(buffers.q_full.index(c), q_desc.block_type.nbytes)
-                coordinates = [item.q_outer, item.q_row + ROWS * c, 0]
-                tma.async_copy_global_to_shared(q_desc, coordinates, buffers.q_full.index(c), buffers.q.index(c))
-            filled += 1
-            for j in range(item.num_steps):
-                slot = step % RING
-                phase = ((step // RING) & 1) ^ 1
-                mbarrier.wait(buffers.k_empty.index(slot), phase)
-                k_full = buffers.k_full.index(slot)
-                mbarrier.expect(k_full, k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, [item.kv_outer, row, 0], k_full, buffers.k.index(slot))
-                # The next tile's place is looked up while this one waits for room.
-                next_row = row_of(batch, item, tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1)))
-                mbarrier.wait(buffers.v_empty.index(slot), phase)
-                v_full = buffers.v_full.index(slot)
-                mbarrier.expect(v_full, v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, row, 0], v_full, buffers.v.index(slot))
-                row = next_row
-                step += 1
-    _publish(index, turn, buffers)
 
 
 @gluon.jit
@@ -259,7 +132,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
     origin = gl.to_tensor(0)
     turn = gl.to_tensor(0)
     filled = gl.to_tensor(0)
-    index = _next_item(turn, buffers)
+    index = next_item(turn, buffers)
     while index < batch.num_items:
         item = find_item(batch, index)
         if item.num_steps > 0:
@@ -332,7 +205,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
                 tma.store_wait(0)
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
         turn += 1
-        index = _next_item(turn, buffers)
+        index = next_item(turn, buffers)
     tma.store_wait(0)
 
 
@@ -431,10 +304,10 @@ def forward_kernel(
         q,
         gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], k_desc.layout),
         gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], v_desc.layout),
-        o, _barriers(CONSUMERS, 1), _barriers(CONSUMERS, 1), _barriers(RING, 1), _barriers(RING, CONSUMERS),
-        _barriers(RING, 1), _barriers(RING, CONSUMERS),
+        o, barriers(CONSUMERS, 1), barriers(CONSUMERS, 1), barriers(RING, 1), barriers(RING, CONSUMERS),
+        barriers(RING, 1), barriers(RING, CONSUMERS),
         gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        _barriers(2, 1), _barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT,
+        barriers(2, 1), barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT,
     )
     fence_async_shared()
     strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim)
@@ -442,13 +315,13 @@ def forward_kernel(
         gl.warp_specialize([
             (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D)),
             (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D)),
-            (_produce, (q_desc, k_desc, v_desc, counter, batch, buffers)),
+            (produce, (q_desc, k_desc, v_desc, counter, batch, buffers)),
         ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])
     else:
         gl.warp_specialize([
             (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D)),
             (_consume, (1, o_desc, out, lse, strides, batch, logits, buffers, D)),
             (_consume, (2, o_desc, out, lse, strides, batch, logits, buffers, D)),
-            (_produce, (q_desc, k_desc, v_desc, counter, batch, buffers)),
+            (produce, (q_desc, k_desc, v_desc, counter, batch, buffers)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS])
     # fmt: on

@@ -189,18 +189,18 @@ class Item:
 
 
 @gluon.jit
-def _find_sequence(cu_q, num_seqs, slot, BM: gl.constexpr):
-    """The sequence whose query tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
-    origin = gl.load(cu_q)
+def find_sequence(cu, num_seqs, slot, TILE: gl.constexpr):
+    """The sequence whose tiles hold `slot`, and its first slot; see `portable.primitives.find_sequence`."""
+    origin = gl.load(cu)
     low = gl.to_tensor(0)
     high = num_seqs
     while low + 1 < high:
         middle = (low + high) // 2
-        if (gl.load(cu_q + middle) - origin) // BM + middle <= slot:
+        if (gl.load(cu + middle) - origin) // TILE + middle <= slot:
             low = middle
         else:
             high = middle
-    return low, (gl.load(cu_q + low) - origin) // BM + low
+    return low, (gl.load(cu + low) - origin) // TILE + low
 
 
 @gluon.jit
@@ -212,7 +212,7 @@ def find_item(batch, index):
     if batch.RAGGED:
         head = index % batch.heads
         slot = batch.num_items // batch.heads - 1 - index // batch.heads  # the longest rows of a causal mask first
-        seq, first_slot = _find_sequence(batch.cu_q, batch.num_seqs, slot, BM)
+        seq, first_slot = find_sequence(batch.cu_q, batch.num_seqs, slot, BM)
         q_start = gl.load(batch.cu_q + seq)
         num_queries = gl.load(batch.cu_q + seq + 1) - q_start
         tile = slot - first_slot

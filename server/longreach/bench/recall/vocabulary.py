@@ -51,6 +51,7 @@ def syllables(rng: random.Random, least: int = 2, most: int = 3) -> str:
 
 
 def person(rng: random.Random) -> str:
+    """A name: first, or first and last, now and then with a title, one in five parts of it invented."""
     first = rng.choice(FIRST_NAMES) if rng.random() < 0.8 else syllables(rng).capitalize()
     last = rng.choice(LAST_NAMES) if rng.random() < 0.8 else syllables(rng).capitalize()
     title = rng.choice(("Dr. ", "Mr. ", "Mrs. ", "Captain ", "Professor ")) if rng.random() < 0.1 else ""
@@ -58,6 +59,7 @@ def person(rng: random.Random) -> str:
 
 
 def place(rng: random.Random) -> str:
+    """A town, four in ten invented."""
     return rng.choice(PLACES) if rng.random() < 0.6 else syllables(rng).capitalize()
 
 
@@ -87,11 +89,13 @@ _CODE_SHAPES = (
 
 
 def uuid(rng: random.Random) -> str:
+    """128 random bits as a UUID is written."""
     text = f"{rng.getrandbits(128):032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def date(rng: random.Random) -> str:
+    """A day of a year from 1800 to 2040, written in one of four ways, one of them without the year."""
     day, month, year = rng.randint(1, 28), rng.randrange(12), rng.randint(1800, 2040)
     return rng.choice(
         (
@@ -104,6 +108,7 @@ def date(rng: random.Random) -> str:
 
 
 def clock(rng: random.Random) -> str:
+    """A time of day such as 7:05 or 18:30."""
     return f"{rng.randrange(24)}:{rng.randrange(60):02}"
 
 
@@ -123,6 +128,7 @@ def words(rng: random.Random, lexicon: Lexicon) -> str:
 
 
 def amount(rng: random.Random) -> str:
+    """A number below a million, mostly with a unit or a currency."""
     whole = rng.randrange(1, 10 ** rng.randint(1, 6))
     shape = rng.choice(("{}", "${}", "{} euros", "{:,}", "{}.50", "{}.25", "{} kg", "{} meters", "{}%"))
     return shape.format(whole)
