@@ -16,12 +16,8 @@ so a program waits for such only as started before it, and seldom, because they 
 # (the stubs describe host functions; device functions take and return other types)
 from __future__ import annotations
 
-from typing import Any
-
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -30,155 +26,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .backward_workers import CONSUMERS, KEYS, accumulate, produce
 from .work_items import find_sequence
-
-KEYS = gl.constexpr(64)  # of keys, a consumer warpgroup: the M of one wgmma
-CONSUMERS = gl.constexpr(2)
-
-
-@builtin
-def _reduce_add(desc, coord, source, _semantic: Any = None):
-    """Add a tile of shared memory to global memory (`cp.reduce.async.bulk.tensor`, section 9.7.9.27 of the PTX ISA)."""
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, source.handle)
 
 
 @gluon.jit
 def _meet():
     """Both consumers' threads wait for each other."""
     gl.inline_asm_elementwise("bar.sync 9, 256; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _read_counter(counter):
-    """Its value; what was written before it was raised to this value is visible afterwards."""
-    return gl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [counter], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _wait_for_writes():
-    """Until the warp's bulk writes are done, not only their reads of shared memory (as after `tma.store_wait`)."""
-    gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; fence.proxy.async; bar.warp.sync 0xffffffff; mov.u32 $0, 0;",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _produce(
-    q_desc,
-    k_desc,
-    v_desc,
-    grad_desc,
-    stats_desc,
-    q_s,
-    k_s,
-    v_s,
-    grad_s,
-    stats_s,
-    kv_full,
-    full,
-    empty,
-    q_row,
-    q_col,
-    q_head_row,
-    q_head_col,
-    g_row,
-    g_col,
-    g_head_row,
-    g_head_col,
-    kv_row,
-    kv_col,
-    padded_tile,
-    padded_head,
-    first,
-    num_tiles,
-    BM: gl.constexpr,
-    RING: gl.constexpr,
-    GROUP: gl.constexpr,
-):
-    """The producer warp: keys and values once, then every query tile of each head of the group, downwards."""
-    kv_bytes: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
-    step_bytes: gl.constexpr = q_desc.block_type.nbytes + grad_desc.block_type.nbytes + stats_desc.block_type.nbytes
-    mbarrier.expect(kv_full, CONSUMERS * kv_bytes)
-    for c in gl.static_range(CONSUMERS):
-        tma.async_copy_global_to_shared(k_desc, [kv_row + KEYS * c, kv_col], kv_full, k_s.index(c))
-        tma.async_copy_global_to_shared(v_desc, [kv_row + KEYS * c, kv_col], kv_full, v_s.index(c))
-    back = 0
-    for i in range(num_tiles * GROUP):
-        slot = i % RING
-        tile = first + num_tiles - 1 - back
-        bar = full.index(slot)
-        mbarrier.wait(empty.index(slot), ((i // RING) & 1) ^ 1)
-        mbarrier.expect(bar, step_bytes)
-        tma.async_copy_global_to_shared(q_desc, [q_row + tile * BM, q_col], bar, q_s.index(slot))
-        tma.async_copy_global_to_shared(stats_desc, [2 * (padded_tile + tile), 0], bar, stats_s.index(slot))
-        tma.async_copy_global_to_shared(grad_desc, [g_row + tile * BM, g_col], bar, grad_s.index(slot))
-        back += 1
-        if back == num_tiles:
-            back = 0
-            q_row += q_head_row
-            q_col += q_head_col
-            g_row += g_head_row
-            g_col += g_head_col
-            padded_tile += padded_head
-
-
-@gluon.jit
-def _accumulate(
-    dq_desc,
-    dq_s,
-    dq_full,
-    dq_empty,
-    counters,
-    padded_tile,
-    padded_head,
-    first,
-    num_tiles,
-    tile_n,
-    offset,
-    window,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    D: gl.constexpr,
-    PARTS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WINDOWED: gl.constexpr,
-):
-    """The warp that adds each step's part of dQ to the sum, when those of all key tiles before this one are in it."""
-    back = 0
-    for i in range(num_tiles * GROUP):
-        tile = first + num_tiles - 1 - back
-        before = tile_n  # key tiles that see this query tile and come before ours
-        if WINDOWED:
-            before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
-        counter = counters + padded_tile + tile
-        part = i % PARTS
-        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
-        while _read_counter(counter) < before:
-            pass
-        row = (padded_tile + tile) * BM
-        for c in gl.static_range(CONSUMERS):
-            dq_row = row if D == 128 else row + c * 64
-            dq_col = c * 64 if D == 128 else 0
-            if before == 0:  # the buffer holds nothing yet
-                tma.async_copy_shared_to_global(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
-            else:
-                _reduce_add(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
-        tma.store_wait(0)
-        mbarrier.arrive(dq_empty.index(part), count=1)
-        _wait_for_writes()
-        gl.atomic_add(counter, 1, sem="release", scope="gpu")
-        back += 1
-        if back == num_tiles:
-            back = 0
-            padded_tile += padded_head
 
 
 @gluon.jit
@@ -474,11 +329,11 @@ def backward_kernel(
                 1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
                 dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
                 offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
-            (_produce, (
+            (produce, (
                 q_desc, k_desc, v_desc, grad_desc, stats_desc, q_s, k_s, v_s, grad_s, stats_s, kv_full, full, empty,
                 q_row, q_col, q_head_row, q_head_col, g_row, g_col, g_head_row, g_head_col, kv_row, kv_col,
                 padded_tile, padded_head, first, num_tiles, BM, RING, GROUP)),
-            (_accumulate, (
+            (accumulate, (
                 dq_desc, dq_s, dq_full, dq_empty, tile_counters, padded_tile, padded_head, first, num_tiles, tile_n,
                 offset, window, BM, BN, D, PARTS, GROUP, WINDOWED)),
         ], [4, 1, 1], [REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS])
