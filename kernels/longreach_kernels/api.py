@@ -6,7 +6,6 @@ D channels of a head. The log-sum-exp is natural, of the scaled (and softcapped)
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 from typing import Literal, overload
 
@@ -16,11 +15,10 @@ from torch import Tensor
 from . import debug
 from .backends import resolve_backend
 from .batch import PagedBatch
+from .checks import check_cu_seqlens, check_inputs, kv_scales_of, options_of
 from .masks import Causal, Mask
 
 _CAUSAL = Causal()
-
-FP8 = torch.float8_e4m3fn
 
 
 def _module(backend: str, q: Tensor) -> ModuleType:
@@ -77,73 +75,6 @@ def _run(
 @torch.compiler.assume_constant_result
 def _backend_name(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     return resolve_backend(backend, device, dtype).name
-
-
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims: int, head_axis: int) -> None:
-    for name, x, want in (("q", q, dims), (k_name, k, dims if k_name == "k" else 4), (v_name, v, k.dim())):
-        if x.dim() != want:
-            raise ValueError(f"{name}: needs {want} dimensions, got shape {tuple(x.shape)}")
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q: needs a floating point dtype, got {q.dtype}")
-    if k.shape != v.shape:
-        raise ValueError(f"{v_name}: needs the shape of {k_name}, {tuple(k.shape)}, got {tuple(v.shape)}")
-    if k.dtype != q.dtype and not (k_name == "k_pages" and k.dtype == FP8):
-        raise ValueError(f"{k_name}: needs the dtype of q, {q.dtype}, got {k.dtype}")
-    if v.dtype != k.dtype:
-        raise ValueError(f"{v_name}: needs the dtype of {k_name}, {k.dtype}, got {v.dtype}")
-    for name, x in ((k_name, k), (v_name, v)):
-        if x.device != q.device:
-            raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
-        if x.stride(-1) != 1:
-            raise ValueError(f"{name}: the channels of a head must be contiguous; call .contiguous()")
-    if q.stride(-1) != 1:
-        raise ValueError("q: the channels of a head must be contiguous; call .contiguous()")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"{k_name}: needs the head dim of q, {q.shape[-1]}, got {k.shape[-1]}")
-    if not 1 <= q.shape[-1] <= 256:
-        raise ValueError(f"q: head dim must lie between 1 and 256, got {q.shape[-1]}")
-    heads, kv_heads = q.shape[head_axis], k.shape[1 if dims == 4 else -2]
-    if kv_heads == 0 or heads == 0 or heads % kv_heads:
-        raise ValueError(f"{k_name}: {heads} query heads are not a multiple of its {kv_heads} heads")
-
-
-def _kv_scales(k_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """The scales of fp8 pages; other pages have none."""
-    if k_pages.dtype != FP8:
-        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-            if scale is not None:
-                raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {k_pages.dtype}")
-        return None
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        shape = (k_pages.shape[2],)
-        if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != k_pages.device:
-            got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
-            raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {k_pages.device}, got {got}")
-    assert k_scale is not None
-    assert v_scale is not None
-    return k_scale, v_scale
-
-
-def _options(
-    q: Tensor, heads: int, mask: Mask, scale: float | None, softcap: float | None, sink_logits: Tensor | None
-) -> dict:
-    """Check and complete what all forms share."""
-    if not isinstance(mask, Mask):
-        raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
-    if heads % mask.heads:
-        raise ValueError(f"mask: the {mask.heads} heads that its layout tells apart do not divide the {heads} of q")
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    elif not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: must be positive and finite, got {scale}")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
-    if sink_logits is not None:
-        if sink_logits.shape != (heads,):
-            raise ValueError(f"sink_logits: needs one logit a query head, ({heads},), got {tuple(sink_logits.shape)}")
-        if sink_logits.device != q.device:
-            raise ValueError(f"sink_logits: needs the device of q, {q.device}, got {sink_logits.device}")
-    return {"mask": mask, "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
 
 
 @overload
@@ -208,19 +139,12 @@ def attention(
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
     """
-    _check_inputs(q, k, v, "k", "v", dims=4, head_axis=1)
+    check_inputs(q, k, v, "k", "v", dims=4, head_axis=1)
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"k: needs the batch size of q, {q.shape[0]}, got {k.shape[0]}")
-    options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
+    options = options_of(q, q.shape[1], mask, scale, softcap, sink_logits)
     out, lse = _run(backend, q, k, v, None, options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
-
-
-def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(f"{name}: needs an int32 tensor (B + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.device != device:
-        raise ValueError(f"{name}: needs the device of q, {device}, got {cu_seqlens.device}")
 
 
 @overload
@@ -288,14 +212,14 @@ def ragged_attention(
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
     """
-    _check_inputs(q, k, v, "k", "v", dims=3, head_axis=1)
-    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
-    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    check_inputs(q, k, v, "k", "v", dims=3, head_axis=1)
+    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
             f"cu_seqlens_k: needs the length of cu_seqlens_q, {cu_seqlens_q.shape[0]}, got {cu_seqlens_k.shape[0]}"
         )
-    options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
+    options = options_of(q, q.shape[1], mask, scale, softcap, sink_logits)
     if debug.ENABLED:
         debug.check_starts("cu_seqlens_q", cu_seqlens_q, "q", q.shape[0])
         debug.check_starts("cu_seqlens_k", cu_seqlens_k, "k", k.shape[0])
@@ -373,7 +297,7 @@ def paged_attention(
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
     """
-    _check_inputs(q, k_pages, v_pages, "k_pages", "v_pages", dims=3, head_axis=1)
+    check_inputs(q, k_pages, v_pages, "k_pages", "v_pages", dims=3, head_axis=1)
     if batch.context_lens.device != q.device:
         raise ValueError(f"batch: needs its tensors on the device of q, {q.device}, got {batch.context_lens.device}")
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
@@ -386,8 +310,8 @@ def paged_attention(
         )
     if torch.is_grad_enabled() and (q.requires_grad or k_pages.requires_grad or v_pages.requires_grad):
         raise ValueError("q: paged attention has no gradient; call it under torch.no_grad() or detach its inputs")
-    options = _options(q, q.shape[1], mask, scale, softcap, sink_logits)
-    kv_scales = _kv_scales(k_pages, k_scale, v_scale)
+    options = options_of(q, q.shape[1], mask, scale, softcap, sink_logits)
+    kv_scales = kv_scales_of(k_pages, k_scale, v_scale)
     if debug.ENABLED:
         debug.check_batch(batch, q.shape[0], *k_pages.shape[:2])
     module = _module(backend, q)
@@ -439,7 +363,7 @@ def write_pages(
         raise ValueError(f"slots: needs the device of k, {k.device}, got {slots.device}")
     if v_pages.dtype != k_pages.dtype:
         raise ValueError(f"v_pages: needs the dtype of k_pages, {k_pages.dtype}, got {v_pages.dtype}")
-    kv_scales = _kv_scales(k_pages, k_scale, v_scale)
+    kv_scales = kv_scales_of(k_pages, k_scale, v_scale)
     if debug.ENABLED:
         debug.check_slots(slots, *k_pages.shape[:2])
     module = _module(backend, k) if kv_scales is None else _fp8_module(backend, k)

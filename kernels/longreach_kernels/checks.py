@@ -1,0 +1,89 @@
+"""What a caller gives, checked: every fault is a ValueError that names the argument."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .masks import Mask
+
+FP8 = torch.float8_e4m3fn
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims: int, head_axis: int) -> None:
+    """Check dtypes, devices, strides and shapes of q, with `dims` dimensions and its heads at `head_axis`, and of keys
+    and values, dense, ragged or in pages, under the names that the caller knows them by."""
+    for name, x, want in (("q", q, dims), (k_name, k, dims if k_name == "k" else 4), (v_name, v, k.dim())):
+        if x.dim() != want:
+            raise ValueError(f"{name}: needs {want} dimensions, got shape {tuple(x.shape)}")
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q: needs a floating point dtype, got {q.dtype}")
+    if k.shape != v.shape:
+        raise ValueError(f"{v_name}: needs the shape of {k_name}, {tuple(k.shape)}, got {tuple(v.shape)}")
+    if k.dtype != q.dtype and not (k_name == "k_pages" and k.dtype == FP8):
+        raise ValueError(f"{k_name}: needs the dtype of q, {q.dtype}, got {k.dtype}")
+    if v.dtype != k.dtype:
+        raise ValueError(f"{v_name}: needs the dtype of {k_name}, {k.dtype}, got {v.dtype}")
+    for name, x in ((k_name, k), (v_name, v)):
+        if x.device != q.device:
+            raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
+        if x.stride(-1) != 1:
+            raise ValueError(f"{name}: the channels of a head must be contiguous; call .contiguous()")
+    if q.stride(-1) != 1:
+        raise ValueError("q: the channels of a head must be contiguous; call .contiguous()")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"{k_name}: needs the head dim of q, {q.shape[-1]}, got {k.shape[-1]}")
+    if not 1 <= q.shape[-1] <= 256:
+        raise ValueError(f"q: head dim must lie between 1 and 256, got {q.shape[-1]}")
+    heads, kv_heads = q.shape[head_axis], k.shape[1 if dims == 4 else -2]
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
+        raise ValueError(f"{k_name}: {heads} query heads are not a multiple of its {kv_heads} heads")
+
+
+def kv_scales_of(k_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The scales of fp8 pages; other pages have none."""
+    if k_pages.dtype != FP8:
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scale is not None:
+                raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {k_pages.dtype}")
+        return None
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        shape = (k_pages.shape[2],)
+        if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != k_pages.device:
+            got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
+            raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {k_pages.device}, got {got}")
+    assert k_scale is not None
+    assert v_scale is not None
+    return k_scale, v_scale
+
+
+def options_of(
+    q: Tensor, heads: int, mask: Mask, scale: float | None, softcap: float | None, sink_logits: Tensor | None
+) -> dict:
+    """Check and complete what all forms share."""
+    if not isinstance(mask, Mask):
+        raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
+    if heads % mask.heads:
+        raise ValueError(f"mask: the {mask.heads} heads that its layout tells apart do not divide the {heads} of q")
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    elif not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale: must be positive and finite, got {scale}")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
+    if sink_logits is not None:
+        if sink_logits.shape != (heads,):
+            raise ValueError(f"sink_logits: needs one logit a query head, ({heads},), got {tuple(sink_logits.shape)}")
+        if sink_logits.device != q.device:
+            raise ValueError(f"sink_logits: needs the device of q, {q.device}, got {sink_logits.device}")
+    return {"mask": mask, "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+
+
+def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
+    """Check where the sequences of a ragged batch start: int32 (B + 1,) on the device of q."""
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"{name}: needs an int32 tensor (B + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.device != device:
+        raise ValueError(f"{name}: needs the device of q, {device}, got {cu_seqlens.device}")
