@@ -6,8 +6,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
+from .constraint import Constraint
 from .messages import Failed, Generate, Update, Updates
 from .plan import StepPlan
 from .request import Request
@@ -29,12 +30,20 @@ class StepRunner(Protocol):
 class Engine:
     """A scheduler and a runner. `step` is the whole system: plan, run, commit, report.
 
-    `clock` gives seconds; it measures steps, and dates arrivals and cancellations.
+    `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `start_grammar` makes the constraint
+    of a request with a grammar.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        clock: Callable[[], float] = time.monotonic,
+        start_grammar: Callable[[str], Constraint] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self._runner = runner
+        self._start_grammar = start_grammar
         self._clock = clock
         self._unmeasured = Work()  # steps that were run since `_since` and may not have ended
         self._since = 0.0
@@ -48,8 +57,13 @@ class Engine:
         """Queue a request, or say why it can never run."""
         if not self.has_work:
             self._unmeasured = Work()  # the time that passed was idle
+        request = Request.of(spec, secrets.randbits(63), self._clock())
         try:
-            self.scheduler.add(Request.of(spec, secrets.randbits(63), self._clock()))
+            if spec.grammar is not None:
+                if self._start_grammar is None:
+                    raise ValueError("this engine was started without a tokenizer file, which grammars need")
+                request.constraint = self._start_grammar(spec.grammar)
+            self.scheduler.add(request)
         except ValueError as error:
             return Failed(request_id=spec.request_id, kind="invalid", message=str(error))
         return None
@@ -73,17 +87,11 @@ class Engine:
         self._measure(plan, start, ended=bool(drawn))
         broken = [c.request for c in plan.chunks if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
         failures = self._fail(broken, "the model's output was not a number")
-        lengths = {chunk.request.id: len(chunk.request.tokens) for chunk in plan.chunks}
+        failures += self._fail_stuck(plan)
+        told = {chunk.request.id: (len(chunk.request.tokens), chunk.request.scored) for chunk in plan.chunks}
         self.scheduler.commit(plan, drawn)
         news = [
-            Update(
-                request_id=request.id,
-                prompt_tokens=request.prompt_tokens,
-                computed=min(request.computed, request.prompt_tokens),
-                cached=request.cached,
-                tokens=request.tokens[lengths[request.id] :],
-                finish_reason=request.finish_reason,
-            )
+            _update(request, *told[request.id])
             for chunk in plan.chunks
             if (request := chunk.request).id in self.scheduler.running or request.finish_reason is not None
         ]
@@ -99,8 +107,31 @@ class Engine:
             self.scheduler.step_time.observe(self._unmeasured, self._clock() - self._since)
             self._unmeasured = Work()
 
-    def _fail(self, requests: list[Request], message: str) -> list[Updates | Failed]:
+    def _fail_stuck(self, plan: StepPlan) -> list[Updates | Failed]:
+        """End requests whose grammar could not say what may come next."""
+        requests = [chunk.request for chunk in plan.chunks]
+        errors = [(request, request.constraint.error) for request in requests if request.constraint is not None]
+        return [end for request, error in errors if error for end in self._fail([request], error, "invalid")]
+
+    def _fail(
+        self, requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
+    ) -> list[Updates | Failed]:
         here = [request for request in requests if self.scheduler.running.get(request.id) is request]
         for request in here:
             self.scheduler.discard(request)
-        return [Failed(request_id=request.id, kind="internal", message=message) for request in here]
+        return [Failed(request_id=request.id, kind=kind, message=message) for request in here]
+
+
+def _update(request: Request, length: int, scored: int) -> Update:
+    """What is new of a request that had `length` tokens and `scored` scored ones."""
+    known, request.logprobs = request.logprobs, {}  # what is left over belongs to drafts that did not stand
+    return Update(
+        request_id=request.id,
+        prompt_tokens=request.prompt_tokens,
+        computed=min(request.computed, request.prompt_tokens),
+        cached=request.cached,
+        tokens=request.tokens[length:],
+        finish_reason=request.finish_reason,
+        logprobs=[known[at] for at in range(length, len(request.tokens)) if at in known],
+        prompt_logprobs=[known[at] for at in range(scored, request.scored)],
+    )

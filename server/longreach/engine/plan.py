@@ -38,6 +38,13 @@ class Chunk:
         completes = self.end - len(self.drafts) == len(self.request.tokens)
         return 1 + len(self.drafts) if completes else 0
 
+    @cached_property
+    def num_rows(self) -> int:
+        """Of how many of its last tokens the logits are needed: those that draw, and those before scored tokens."""
+        if self.request.wants_scores and self.end >= self.request.scored:
+            return self.end - max(self.start, self.request.scored - 1)
+        return self.num_draws
+
     def standing(self, drawn: list[int]) -> list[int]:
         """The new tokens of the request, of those `drawn`."""
         return standing(self.drafts, drawn)
@@ -67,4 +74,4 @@ class StepPlan:
     @property
     def is_decode_only(self) -> bool:
         """Whether every chunk is one token that draws the next: the shape that CUDA graphs replay."""
-        return all(chunk.length == chunk.num_draws == 1 for chunk in self.chunks)
+        return all(chunk.length == chunk.num_draws == chunk.num_rows == 1 for chunk in self.chunks)

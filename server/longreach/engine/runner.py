@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
 
+from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
 from .graphs import DecodeGraphs
+from .logprobs import note_logprobs
 from .plan import StepPlan
-from .sampler import Draw, SamplingTensors, sample
+from .sampler import SamplingTensors, sample
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -48,11 +50,15 @@ class Runner:
         else:
             logits = self._eager(batch)
         if not drawing:
+            note_logprobs(plan, logits, {})
             self._wait_for_previous_step()
             return {}
-        draws = [Draw(chunk.request, after) for chunk in drawing for after in range(chunk.num_draws)]
-        tokens = iter(sample(logits, SamplingTensors.of(draws, self._vocab_size, self._loaded.device)).tolist())
-        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in drawing}
+        draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
+        how = SamplingTensors.of(draws, self._vocab_size, self._loaded.device)
+        tokens = iter(sample(_drawing_rows(logits, plan), how).tolist())
+        drawn = {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in drawing}
+        note_logprobs(plan, logits, drawn)
+        return drawn
 
     def _wait_for_previous_step(self) -> None:
         """Let the host run one step ahead of the GPU and no further, so that progress and cancelling mean something."""
@@ -65,9 +71,9 @@ class Runner:
 
     def _eager(self, batch: HostBatch) -> torch.Tensor:
         device = self._loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.draw_rows], device)
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, draw_rows = long
+        input_ids, positions, slots, logit_rows = long
         cu_seqlens_q, context_lens, page_table = short
         paged = PagedBatch(
             cu_seqlens_q=cu_seqlens_q,
@@ -77,7 +83,16 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, draw_rows)
+        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, logit_rows)
+
+
+def _drawing_rows(logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+    """The rows that tokens are drawn from: the last ones of each chunk, where others are there to be scored."""
+    if all(chunk.num_rows == chunk.num_draws for chunk in plan.chunks):
+        return logits
+    ends = accumulate(chunk.num_rows for chunk in plan.chunks)
+    rows = [row for chunk, end in zip(plan.chunks, ends, strict=True) for row in range(end - chunk.num_draws, end)]
+    return logits[torch.tensor(rows, device=logits.device)]
 
 
 def upload(arrays: list, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -137,6 +137,8 @@ class Scheduler:
             if self.running.get(request.id) is not request:
                 continue  # removed while the step ran
             request.computed = chunk.end - len(chunk.drafts)
+            if request.wants_scores:
+                request.scored = max(request.scored, min(chunk.end + 1, request.prompt_tokens))
             if chunk.num_draws:
                 for position, token in enumerate(chunk.standing(drawn[request.id])):
                     request.computed += position > 0  # all but the last are drafts that stand, and computed
@@ -207,6 +209,7 @@ class Scheduler:
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
+        rows = MAX_DRAFTS - sum(len(chunk.drafts) for chunk in streams)  # of logits, for prompts that are scored
         claimed: set[bytes] = set()  # pages that this step computes; whoever else wants them waits for them
         for request in requests:
             if budget < 1 or seconds <= 0:
@@ -215,12 +218,15 @@ class Scheduler:
             if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
                 continue
             self._holdings.take_over(request)
-            start, limit = request.computed, min(request.wanted, budget)
+            start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
+            if limit < 1:
+                continue
             length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
             if length < min(_LEAST_CHUNK, limit):
                 length = 0 if chunks else min(_LEAST_CHUNK, limit)
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if length:
+                rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length
