@@ -23,7 +23,7 @@ class HostBatch:
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
         page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
-        logit_rows: (R,) of which of the T rows the logits are wanted: the last ones of each chunk that draws or is scored.
+        logit_rows: (R,) of which of the T rows the logits are wanted: the last of each chunk that draws or is scored.
         num_decodes: leading sequences of one token.
         max_seqlen_q, max_context_len: the longest of each.
     """

@@ -117,7 +117,8 @@ class Request:
         assert self.finish_reason is None, self.id
         may_stop = self.may_stop()
         self.tokens.append(token)
-        if (may_stop and token in self.spec.stop_token_ids) or (self.constraint is not None and self.constraint.accept(token)):
+        complete = self.constraint is not None and self.constraint.accept(token)
+        if complete or (may_stop and token in self.spec.stop_token_ids):
             self.finish_reason = "stop"
         elif self.generated >= self.spec.max_tokens:
             self.finish_reason = "length"

@@ -1,0 +1,105 @@
+"""The OpenAPI document says what the server does: schemathesis sends what it allows, and what it does not.
+
+`make test` sends a few hundred requests, `make soak` thousands (LONGREACH_SCHEMA_CASES for each operation).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.test_chat import TEMPLATE
+
+CASES = int(os.environ.get("LONGREACH_SCHEMA_CASES", "20"))
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+OPERATIONS = [
+    "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "POST /v1/responses",
+    "POST /tokenize",
+    "POST /detokenize",
+    "GET /v1/models",
+    "GET /v1/models/{name}",
+    "GET /health",
+    "GET /ready",
+    "GET /version",
+]
+
+
+@pytest.fixture(scope="module")
+def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    with make_server(template=TEMPLATE, max_model_len=2048) as server:
+        yield server
+
+
+def document(live: LiveServer) -> dict[str, Any]:
+    return live.http.get("/openapi.json").json()
+
+
+def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServer) -> None:
+    paths = document(live)["paths"]
+    assert sorted(f"{m.upper()} {path}" for path, methods in paths.items() for m in methods) == sorted(OPERATIONS)
+    schemas = document(live)["components"]["schemas"]
+    for name in ("CompletionRequest", "ChatRequest", "ResponseRequest", "TokenizeRequest", "DetokenizeRequest"):
+        assert schemas[name]["additionalProperties"] is False
+    assert {"prompt", "max_tokens", "stop", "logit_bias", "return_progress"} <= set(
+        schemas["CompletionRequest"]["properties"]
+    )
+    described = [p for p in schemas["ChatRequest"]["properties"].values() if "description" in p]
+    assert len(described) > 30
+    assert all("422" not in operation["responses"] for methods in paths.values() for operation in methods.values())
+
+
+def test_every_reference_resolves(live: LiveServer) -> None:
+    whole = document(live)
+    text = json.dumps(whole)
+    names = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert names
+    assert names <= set(whole["components"]["schemas"])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_request_that_the_document_describes_goes_wrong(live: LiveServer, operation: str) -> None:
+    whole = document(live)
+    for schema in whole["components"]["schemas"].values():
+        properties = schema.get("properties", {})
+        if "model" in properties and schema.get("additionalProperties") is False:
+            properties["model"] = {"const": MODEL}  # any other is a 404, and says nothing of the rest
+    method, path = operation.split(" ")
+    whole["paths"] = {path: {method.lower(): whole["paths"][path][method.lower()]}}
+    [chosen] = [result.ok() for result in schemathesis.openapi.from_dict(whole).get_all_operations()]
+
+    @hypothesis.settings(max_examples=CASES, deadline=None, suppress_health_check=[*hypothesis.HealthCheck])
+    @hypothesis.given(case=chosen.as_strategy())
+    def valid(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=20)
+
+    @hypothesis.settings(max_examples=CASES, deadline=None, suppress_health_check=[*hypothesis.HealthCheck])
+    @hypothesis.given(case=chosen.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))
+    def wrong(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=20)
+
+    valid()
+    if method == "POST":
+        wrong()
+    assert not live.engine.running
+    assert live.engine.alive
