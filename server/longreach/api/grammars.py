@@ -22,6 +22,8 @@ Kind = Literal["json_schema", "regex", "lark"]
 # Grammars that are compiled at once, and remembered, by their text.
 _AT_ONCE = 2
 _REMEMBERED_BYTES = 8 << 20
+# Between the parts of a JSON text. Without a bound, a small model may go on in blank space for ever.
+_JSON_SPACE = r"\n? {0,16}"
 _CHILD_MEMORY_BYTES = 1 << 30
 
 
@@ -99,7 +101,7 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
     from longreach.engine.grammar import LIMITS  # not at the top: only the process needs it, and numpy with it
 
     if kind == "json_schema":
-        grammar = LLMatcher.grammar_from_json_schema(source)
+        grammar = LLMatcher.grammar_from_json_schema(source, overrides={"whitespace_pattern": _JSON_SPACE})
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(str(source))
     else:

@@ -135,6 +135,6 @@ def test_chats_and_responses_are_answered(client: openai.OpenAI) -> None:
 
 
 def test_what_nothing_can_follow_is_an_error_of_its_own(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="hopeless|grammar|unsatisfiable"):
+    with pytest.raises(openai.BadRequestError, match="Unsatisfiable schema"):
         complete(client, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}})
     assert complete(client, max_tokens=2).choices[0].finish_reason == "length"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from longreach.text.tokenizer import Tokenizer
 from openai.types.responses import Response
 
 from tests.server.api.conftest import MODEL, LiveServer
-from tests.server.api.test_chat import TEMPLATE, prompt_of, says
+from tests.server.api.test_chat import TEMPLATE, prompt_of, says, schema_of
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_text_formats_are_grammars(chat: LiveServer, tokenizer: Tokenizer) -> No
     assert answer.text is not None
     assert answer.text.format is not None
     assert answer.text.format.model_dump(by_alias=True, exclude_none=True) == form
-    assert json.loads(chat.engine.requests[0].grammar or "")["grammars"][0] == {"json_schema": schema}
+    assert schema_of(chat.engine.requests[0].grammar) == schema
 
 
 def test_an_error_in_a_stream_is_raised(chat: LiveServer) -> None:
