@@ -23,8 +23,6 @@ def compiled(kind: Kind, source: Any, max_bytes: int = 65536, seconds: float = 2
 
 def test_what_is_a_grammar_passes() -> None:
     assert schema_of(compiled("json_schema", {"type": "integer"})) == {"type": "integer"}
-        {"json_schema": {"type": "integer"}}
-    ]
     assert "ab+" in compiled("regex", "ab+")
     assert compiled("lark", 'start: "x"') == 'start: "x"'
 
