@@ -11,28 +11,34 @@ import asyncio
 import resource
 import sys
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
 from longreach.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 Kind = Literal["json_schema", "regex", "lark"]
 
 # Grammars that are compiled at once, and remembered, by their text.
 _AT_ONCE = 2
 _REMEMBERED_BYTES = 8 << 20
-# Between the parts of a JSON text. Without a bound, a small model may go on in blank space for ever.
-_JSON_SPACE = r"\n? {0,16}"
+# JSON is written on one line, as `json.dumps` does: where blank space is free, a small model may go on in it for ever.
+_JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _CHILD_MEMORY_BYTES = 1 << 30
+# A busy machine may take so many times the processor's time that is allowed.
+_PATIENCE = 10
 
 
 class GrammarCompiler:
-    """Checks grammars within limits of size and time."""
+    """Checks grammars of at most `max_bytes`, which may take `seconds` of a processor's time."""
 
-    def __init__(self, max_bytes: int, seconds: float) -> None:
+    def __init__(self, max_bytes: int, seconds: int) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
+        self._too_complex = f"takes more than {seconds} s or {_CHILD_MEMORY_BYTES >> 20} MiB to compile"
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._known: OrderedDict[bytes, str] = OrderedDict()  # request -> error, or the empty string
         self._grammars: dict[bytes, str] = {}
@@ -61,20 +67,21 @@ class GrammarCompiler:
             sys.executable,
             "-m",
             "longreach.api.grammars",
+            str(self._seconds),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            answer, _ = await asyncio.wait_for(process.communicate(question), self._seconds)
+            answer, _ = await asyncio.wait_for(process.communicate(question), self._seconds * _PATIENCE)
         except TimeoutError:
-            raise _refused(field, f"takes more than {self._seconds:g} s to compile", "grammar_too_complex") from None
+            raise _refused(field, self._too_complex, "grammar_too_complex") from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if process.returncode != 0:
-            raise _refused(field, "takes too much memory or time to compile", "grammar_too_complex")
+            raise _refused(field, self._too_complex, "grammar_too_complex")
         grammar, error = orjson.loads(answer)
         return grammar, error
 
@@ -101,7 +108,7 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
     from longreach.engine.grammar import LIMITS  # not at the top: only the process needs it, and numpy with it
 
     if kind == "json_schema":
-        grammar = LLMatcher.grammar_from_json_schema(source, overrides={"whitespace_pattern": _JSON_SPACE})
+        grammar = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_STYLE)
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(str(source))
     else:
@@ -111,7 +118,9 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
 
 
 def main() -> None:
-    """The process: one question on stdin, its answer on stdout."""
+    """The process: one question on stdin, its answer on stdout; its argument is the time it may take, in seconds."""
+    seconds = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_CHILD_MEMORY_BYTES, _CHILD_MEMORY_BYTES))
     kind, source = orjson.loads(sys.stdin.buffer.read())
     sys.stdout.buffer.write(orjson.dumps(check_grammar(kind, source)))

@@ -6,7 +6,7 @@ mask may cost is bounded by `LIMITS`; an answer whose grammar goes beyond them e
 
 from __future__ import annotations
 
-import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,28 +25,29 @@ LIMITS = LLParserLimits(
 
 
 class Grammars:
-    """Makes constraints over one vocabulary; the tokenizer is read when the first is asked for."""
+    """Makes constraints over one vocabulary, which is read in a thread from the start: it may take a second."""
 
     def __init__(self, tokenizer_file: str, vocab_size: int, eos_token_ids: list[int]) -> None:
-        self._file = tokenizer_file
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+        def read() -> LLTokenizer:
+            text = Path(tokenizer_file).read_text("utf-8")
+            return LLTokenizer(text, n_vocab=vocab_size, eos_token=eos_token_ids or None)
+
+        reader = ThreadPoolExecutor(1, "grammar-vocabulary")
+        self._tokenizer = reader.submit(read)
+        reader.shutdown(wait=False)
 
     def start(self, grammar: str) -> GrammarConstraint:
         """The state before the first token of an answer.
 
         Raises:
-            ValueError: it is no grammar.
+            ValueError: it is no grammar, or the model's tokenizer cannot be used with any.
         """
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if (error := self._tokenizer.exception()) is not None:
+            raise ValueError(f"this model's tokenizer cannot be used with grammars: {_first_line(str(error))}")
+        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise ValueError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
         return GrammarConstraint(matcher)
-
-    @functools.cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        text = Path(self._file).read_text("utf-8")
-        return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
 
 
 class GrammarConstraint:

@@ -39,11 +39,8 @@ def note_logprobs(plan: StepPlan, logits: torch.Tensor, drawn: dict[str, list[in
 
 def _targets(chunk: Chunk, drawn: list[int]) -> list[tuple[int, int, int]]:
     """The chunk's rows that are wanted: (offset among its rows, position of the scored token, that token)."""
-    request, found = chunk.request, []
-    first = chunk.end - chunk.num_rows  # the position whose row is the first
-    if request.wants_scores:
-        for position in range(max(first + 1, request.scored), min(chunk.end + 1, request.prompt_tokens)):
-            found.append((position - 1 - first, position, request.tokens[position]))
+    request = chunk.request
+    found = [(offset, position, request.tokens[position]) for offset, position in enumerate(chunk.scored)]
     if request.spec.logprobs is not None:
         for i, token in enumerate(drawn):
             position = len(request.tokens) + i

@@ -39,11 +39,16 @@ class Chunk:
         return 1 + len(self.drafts) if completes else 0
 
     @cached_property
+    def scored(self) -> range:
+        """The positions in the prompt whose log-probabilities are computed, each from the row before it."""
+        if not self.request.wants_scores:
+            return range(0)
+        return range(max(self.start + 1, self.request.scored), min(self.end + 1, self.request.prompt_tokens))
+
+    @cached_property
     def num_rows(self) -> int:
         """Of how many of its last tokens the logits are needed: those that draw, and those before scored tokens."""
-        if self.request.wants_scores and self.end >= self.request.scored:
-            return self.end - max(self.start, self.request.scored - 1)
-        return self.num_draws
+        return self.end - (self.scored.start - 1) if self.scored else self.num_draws
 
     def standing(self, drawn: list[int]) -> list[int]:
         """The new tokens of the request, of those `drawn`."""

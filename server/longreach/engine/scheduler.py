@@ -137,8 +137,8 @@ class Scheduler:
             if self.running.get(request.id) is not request:
                 continue  # removed while the step ran
             request.computed = chunk.end - len(chunk.drafts)
-            if request.wants_scores:
-                request.scored = max(request.scored, min(chunk.end + 1, request.prompt_tokens))
+            if chunk.scored:
+                request.scored = chunk.scored.stop
             if chunk.num_draws:
                 for position, token in enumerate(chunk.standing(drawn[request.id])):
                     request.computed += position > 0  # all but the last are drafts that stand, and computed

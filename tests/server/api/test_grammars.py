@@ -17,7 +17,7 @@ from tests.server.api.test_chat import schema_of
 HOSTILE = {"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(40)]}
 
 
-def compiled(kind: Kind, source: Any, max_bytes: int = 65536, seconds: float = 20.0) -> str:
+def compiled(kind: Kind, source: Any, max_bytes: int = 65536, seconds: int = 20) -> str:
     return asyncio.run(GrammarCompiler(max_bytes, seconds).compile(kind, source, "regex"))
 
 
@@ -57,8 +57,8 @@ def test_a_hostile_grammar_is_given_up_in_time_while_the_event_loop_turns() -> N
                 lags.append(time.monotonic() - before)
 
         ticking = asyncio.create_task(tick())
-        with pytest.raises(InvalidRequestError, match=r"takes more than 1 s") as refused:
-            await GrammarCompiler(65536, 1.0).compile("json_schema", HOSTILE, "response_format")
+        with pytest.raises(InvalidRequestError, match=r"takes more than 1 s or") as refused:
+            await GrammarCompiler(65536, 1).compile("json_schema", HOSTILE, "response_format")
         assert refused.value.code == "grammar_too_complex"
         ticking.cancel()
 
@@ -70,7 +70,7 @@ def test_a_grammar_is_tried_once_and_old_ones_are_forgotten(monkeypatch: pytest.
     tried = []
 
     async def main() -> None:
-        compiler = GrammarCompiler(65536, 20.0)
+        compiler = GrammarCompiler(65536, 20)
 
         async def fake(question: bytes, field: str) -> tuple[str, str]:
             tried.append(question)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from longreach.engine.messages import Generate
+from longreach.engine.messages import Generate, Logprob
 from longreach.engine.plan import StepPlan
 from longreach.engine.request import Request
 from longreach.engine.step_time import StepCost
@@ -66,6 +66,8 @@ class SimulatedRunner:
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+            for position in chunk.scored:
+                chunk.request.logprobs[position] = Logprob(chunk.request.tokens[position], 0.0)
         self.after_step()
         return drawn
 
