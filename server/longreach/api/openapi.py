@@ -53,10 +53,7 @@ def documented(
         for status, kind in answers.items()
     }
     if stream:
-        of = _ref(chunk or answer)["$ref"].rpartition("/")[2]
-        responses["200"]["content"]["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events `data: {of}`, then `data: [DONE]`."}
-        }
+        responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer)}
     for status in refusals if refusals is not None else _WITH_BODY if asked is not None else _ALWAYS:
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(ErrorBody)}}}
     extra: dict[str, Any] = {"responses": responses}
@@ -95,6 +92,19 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _ref(kind: type) -> dict[str, str]:
     return {"$ref": _REF.format(kind.__name__)}
+
+
+def _event(chunk: type) -> dict[str, Any]:
+    """One event of a stream, as OpenAPI 3.2 describes them."""
+    pieces = [_ref(chunk), _ref(ErrorBody)]
+    json_text = {"type": "string", "contentMediaType": _JSON, "contentSchema": {"anyOf": pieces}}
+    data = {"anyOf": [{"const": "[DONE]"}, json_text]}
+    return {
+        "type": "object",
+        "description": "An event; the last one's data is `[DONE]`, and that of a failure an error object.",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["data"],
+    }
 
 
 def _text(kind: type) -> str:

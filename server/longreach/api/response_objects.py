@@ -77,6 +77,13 @@ class Incomplete(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseEvent(msgspec.Struct, frozen=True):
+    """An event of the stream; beside these, it has the members that OpenAI gives to events of its type."""
+
+    type: str
+    sequence_number: int
+
+
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of `/v1/responses`."""
 

@@ -28,6 +28,7 @@ from longreach.api.response_objects import (
     ReasoningItem,
     ReasoningText,
     ReasoningTokens,
+    ResponseEvent,
     ResponseObject,
     ResponseUsage,
     Status,
@@ -42,7 +43,10 @@ from longreach.errors import ContextLengthError
 router = APIRouter()
 
 
-@router.post("/v1/responses", **documented(ResponseRequest, ResponseObject, stream=True, nested=(InputMessage,)))
+@router.post(
+    "/v1/responses",
+    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage,)),
+)
 async def create_response(request: Request) -> Response:
     """Answer a text or a chat, in one answer or as a stream of events."""
     service: Service = request.app.state.service

@@ -32,7 +32,7 @@ def _text(part: object) -> str:
     if not isinstance(part.get("text"), str):
         raise invalid("a part's `text` must be a string", "invalid_type")
     extra = part.keys() - {"type", "text"}
-    if extra - {"annotations", "logprobs"} or any(part[name] for name in extra):
+    if extra - {"annotations", "logprobs"} or any(part[name] not in (None, []) for name in extra):
         raise invalid("a text part has only `type` and `text`", "unsupported_value")
     return part["text"]
 

@@ -76,7 +76,7 @@ class SamplingFields(ServingFields):
     )
     repetition_penalty: Annotated[float, or_default(1.0)] = Field(
         1.0,
-        gt=0,
+        ge=0.1,
         le=10,
         allow_inf_nan=False,
         description="Divides the positive logits of tokens in prompt and answer, and multiplies the negative ones.",
