@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import chat, completions, errors, openapi, responses, routes, tokens
+from longreach.api import chat, completions, errors, openapi, reference, responses, routes, tokens
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
 
@@ -28,7 +28,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokens, routes):
+    for module in (completions, chat, responses, tokens, routes, reference):
         app.include_router(module.router)
     openapi.install(app)
     errors.install(app)

@@ -64,6 +64,11 @@ class LiveServer:
         assert not self._thread.is_alive()
         assert not self.engine.running, "a request is still in the engine"
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in the engine."""
+        return not self.engine.running
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the server's event loop."""
         self.loop.call_soon_threadsafe(function)

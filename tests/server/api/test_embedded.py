@@ -2,58 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import threading
 from collections.abc import Iterator
 
 import openai
 import pytest
-from longreach.api import server as server_module
-from longreach.api.service import Service
-from longreach.config import EMBEDDED_MODEL_NAME, load_settings
-from longreach.engine.client import EngineClient
+from longreach.config import EMBEDDED_MODEL_NAME
 
-from tests.server.api.conftest import eventually
+from tests.server.api.embedded import EmbeddedServer
 
 PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 20
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    service = Service(load_settings(port=0, device="cpu", max_model_len=4096, kv_cache_memory="64MiB"))
-    listener = server_module._bind(service.settings)
-    server = server_module._Server(server_module._uvicorn_config(service))
-
-    async def live() -> None:
-        await service.load()
-        engine, _ = service.require_ready()
-        assert isinstance(engine, EngineClient)
-        pid = engine.pid
-        await server.serve([listener])
-        assert engine.alive
-        assert engine.pid == pid
-        await service.stop()
-
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(live())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="embedded")
-    thread.start()
-    eventually(lambda: server.started or bool(failures), timeout=120)
-    with openai.OpenAI(
-        base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key="none", max_retries=0, timeout=60
-    ) as made:
-        yield made
-    server.should_exit = True
-    thread.join(60)
-    assert not failures, failures
+    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB") as live:
+        yield live.openai
 
 
 def complete(client: openai.OpenAI, **fields) -> openai.types.Completion:

@@ -256,7 +256,6 @@ def test_a_body_that_is_too_long_is_refused_while_it_arrives(shared: LiveServer)
 def test_unknown_urls_and_methods(shared: LiveServer) -> None:
     error_of(shared.http.get("/v2/nothing"), 404, "not_found")
     error_of(shared.http.get("/v1/models/"), 404, "model_not_found")
-    error_of(shared.http.get("/docs"), 404, "not_found")
     response = shared.http.get("/v1/completions")
     error_of(response, 405, "method_not_allowed")
     assert response.headers["allow"] == "POST"

@@ -1,6 +1,7 @@
 """The OpenAPI document says what the server does: schemathesis sends what it allows, and what it does not.
 
-`make test` sends a few hundred requests, `make soak` thousands (LONGREACH_SCHEMA_CASES for each operation).
+`make test` sends a few hundred requests to a server without a model. `make soak` sends thousands to the embedded model:
+LONGREACH_SCHEMA_CASES of each kind to each operation.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.server.api.conftest import MODEL, LiveServer, eventually
+from tests.server.api.conftest import LiveServer, eventually
+from tests.server.api.embedded import EmbeddedServer
 from tests.server.api.test_chat import TEMPLATE
 
-CASES = int(os.environ.get("LONGREACH_SCHEMA_CASES", "20"))
+SOAK_CASES = os.environ.get("LONGREACH_SCHEMA_CASES")
+CASES = int(SOAK_CASES or "20")
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     status_code_conformance,
@@ -47,16 +50,20 @@ OPERATIONS = [
 
 
 @pytest.fixture(scope="module")
-def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
-    with make_server(template=TEMPLATE, max_model_len=2048) as server:
-        yield server
+def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer | EmbeddedServer]:
+    if SOAK_CASES is None:
+        with make_server(template=TEMPLATE, max_model_len=2048) as server:
+            yield server
+    else:
+        with EmbeddedServer(max_model_len=512, kv_cache_memory="16MiB", max_num_seqs=32) as server:
+            yield server
 
 
-def document(live: LiveServer) -> dict[str, Any]:
+def document(live: LiveServer | EmbeddedServer) -> dict[str, Any]:
     return live.http.get("/openapi.json").json()
 
 
-def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServer) -> None:
+def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServer | EmbeddedServer) -> None:
     paths = document(live)["paths"]
     assert sorted(f"{m.upper()} {path}" for path, methods in paths.items() for m in methods) == sorted(OPERATIONS)
     schemas = document(live)["components"]["schemas"]
@@ -70,7 +77,7 @@ def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServe
     assert all("422" not in operation["responses"] for methods in paths.values() for operation in methods.values())
 
 
-def test_every_reference_resolves(live: LiveServer) -> None:
+def test_every_reference_resolves(live: LiveServer | EmbeddedServer) -> None:
     whole = document(live)
     text = json.dumps(whole)
     names = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
@@ -122,23 +129,23 @@ def _passes(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_request_that_the_document_describes_goes_wrong(live: LiveServer, operation: str) -> None:
-    whole = document(live)
+def test_no_request_that_the_document_describes_goes_wrong(live: LiveServer | EmbeddedServer, operation: str) -> None:
+    whole, name = document(live), live.service.settings.name
     for schema in whole["components"]["schemas"].values():
         properties = schema.get("properties", {})
         if "model" in properties and schema.get("additionalProperties") is False:
             # Any other is a 404, and says nothing of the rest.
-            properties["model"] = {"enum": [MODEL] if "model" in schema.get("required", []) else [MODEL, None]}
+            properties["model"] = {"enum": [name] if "model" in schema.get("required", []) else [name, None]}
     method, path = operation.split(" ")
     whole["paths"] = {path: {method.lower(): whole["paths"][path][method.lower()]}}
     for mode, described, allowed in _passes(whole, method):
         _send_many(live, mode, described, allowed)
-    eventually(lambda: not live.engine.running)
+    eventually(lambda: live.idle)
     assert live.engine.alive
 
 
 def _send_many(
-    live: LiveServer, mode: schemathesis.GenerationMode, described: dict[str, Any], allowed: set[int]
+    live: LiveServer | EmbeddedServer, mode: schemathesis.GenerationMode, described: dict[str, Any], allowed: set[int]
 ) -> None:
     """Send CASES requests of one mode to the one operation that is described, and check each answer."""
     [chosen] = [result.ok() for result in schemathesis.openapi.from_dict(described).get_all_operations()]
@@ -147,7 +154,7 @@ def _send_many(
     @hypothesis.given(case=chosen.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
         hypothesis.assume(not _has_whole_float(case.body))
-        answer = case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=20)
+        answer = case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=60)
         assert answer.status_code in allowed, answer.text
 
     send()

@@ -24,7 +24,7 @@ from longreach.api.schema.sampling import ChoiceFields, SamplingFields
 class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields):
     """Answer the last message of a chat."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, description="The chat so far.")
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_PROMPT_TOKENS, description="By default whatever the context has left."
     )

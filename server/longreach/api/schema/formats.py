@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
 
-from longreach.api.schema.fields import MAX_TOOLS, StrictModel, described, invalid, only, or_default
+from longreach.api.schema.fields import MAX_TOOLS, StrictModel, described, invalid, neutral, only, or_default
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -126,8 +126,8 @@ class ToolFields(StrictModel):
     parallel_tool_calls: Annotated[bool, or_default(True)] = Field(
         True, description="False: the answer ends after its first call."
     )
-    functions: Annotated[None, only(None)] = None
-    function_call: Annotated[None, only(None)] = None
+    functions: Annotated[None, only(None)] = neutral(None)
+    function_call: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_choice(self) -> ToolFields:

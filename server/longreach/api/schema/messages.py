@@ -101,9 +101,9 @@ class Message(StrictModel):
     tool_calls: Annotated[list[ToolCall] | None, Field(max_length=MAX_TOOLS)] = None
     tool_call_id: Annotated[str | None, Field(max_length=256)] = None
     reasoning_content: str | None = None
-    refusal: Annotated[None, only(None)] = None
-    audio: Annotated[None, only(None)] = None
-    function_call: Annotated[None, only(None)] = None
+    refusal: Annotated[None, only(None)] = neutral(None)
+    audio: Annotated[None, only(None)] = neutral(None)
+    function_call: Annotated[None, only(None)] = neutral(None)
     annotations: Annotated[list[Any] | None, only(None, [])] = neutral(None, [])
 
     @model_validator(mode="after")

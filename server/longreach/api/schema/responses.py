@@ -105,7 +105,9 @@ Metadata = dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str,
 class ResponseRequest(SamplingFields):
     """Answer a text or a chat. Nothing is stored; earlier turns are given in `input`."""
 
-    input: Annotated[list[Message], PlainValidator(_input), described(_INPUT_SCHEMA)]
+    input: Annotated[list[Message], PlainValidator(_input), described(_INPUT_SCHEMA)] = Field(
+        description="A text, or the chat so far."
+    )
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(
         None, ge=1, le=MAX_PROMPT_TOKENS, description="By default whatever the context has left."
