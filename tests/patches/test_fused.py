@@ -36,10 +36,10 @@ def place(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
     return device, dtype
 
 
-def check(actual: Tensor, exact: Tensor, eager: Tensor) -> None:
+def check(actual: Tensor, exact: Tensor, eager: Tensor, slack: float = 0.0) -> None:
     """Hold `actual` to the fp64 `exact`, by the rule of the kernels."""
     error = (actual.double() - exact).abs().max().item()
-    allowed = tolerance(exact, eager, actual.dtype)
+    allowed = tolerance(exact, eager, actual.dtype) + slack
     assert error <= allowed, f"off by {error:.3g}, {allowed:.3g} allowed"
 
 
@@ -120,9 +120,7 @@ def test_rotary_and_page_write(place, head_dim: int, heads: int, kv_heads: int, 
         # The angles' cosines are given in the model's dtype, as transformers does.
         waves = (angles.cos().to(qkv.dtype).to(dtype), angles.sin().to(qkv.dtype).to(dtype)) if rope else None
         own = HeadNorms(norms.query.to(dtype), norms.key.to(dtype), norms.epsilon) if norms else None
-        q = rotate_and_write(
-            qkv.to(dtype), waves, pages[0], pages[1], slots, heads=heads, norms=own, backend=backend
-        )
+        q = rotate_and_write(qkv.to(dtype), waves, pages[0], pages[1], slots, heads=heads, norms=own, backend=backend)
         return q, pages[0], pages[1]
 
     results = run(dtype, "triton"), run(torch.float64, "reference"), run(dtype, "reference")
@@ -143,9 +141,7 @@ def test_writes_into_fp8_pages_are_those_of_write_pages(place: tuple[str, torch.
     results = []
     for backend in ("triton", "reference"):
         pages = torch.zeros(2, 3, 4, kv_heads, head_dim, device=device).to(FP8)
-        q = rotate_and_write(
-            qkv, None, pages[0], pages[1], slots, heads=heads, kv_scales=scales, backend=backend
-        )
+        q = rotate_and_write(qkv, None, pages[0], pages[1], slots, heads=heads, kv_scales=scales, backend=backend)
         results.append((q.float(), pages.float()))
     for actual, expected in zip(*results, strict=True):
         assert torch.equal(actual, expected)
@@ -179,4 +175,6 @@ def test_products_of_few_rows(place: tuple[str, torch.dtype], rows: int, form: s
         gated=form == "gated",
         add_to=residual.clone() if form == "add" else None,
     )
-    check(actual, eager(torch.float64), eager(dtype))
+    # fp32 sums in another order may be off by as much for each of their terms.
+    slack = torch.finfo(torch.float32).eps * (x.float().abs() @ weight.float().abs().T).max().item()
+    check(actual, eager(torch.float64), eager(dtype), slack)

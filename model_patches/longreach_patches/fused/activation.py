@@ -35,7 +35,7 @@ def silu_mul(gate_up: Tensor, backend: str = "auto") -> Tensor:
     """silu(gate) * up of `gate_up` (T, 2 I), gates first, contiguous: (T, I). The kernels round once."""
     width = gate_up.shape[1] // 2
     if not uses_triton(gate_up, backend):
-        return torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
+        return torch.nn.functional.silu(gate_up[:, :width]).mul_(gate_up[:, width:])
     out = gate_up.new_empty(gate_up.shape[0], width)
     launch(_silu_mul_kernel, (cdiv(width, _BLOCK), gate_up.shape[0]), gate_up, out, WIDTH=width, BLOCK=_BLOCK)
     return out

@@ -49,7 +49,7 @@ class FusedLayer:
             self._head_norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
         self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self._silu = isinstance(mlp.act_fn, nn.SiLU)
+        self._silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")  # torch's or transformers' own
         self._input_norm = layer.input_layernorm
         self._post_norm = layer.post_attention_layernorm
 

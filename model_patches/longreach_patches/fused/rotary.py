@@ -124,9 +124,10 @@ def rotate_and_write(
 
     Args:
         rope: cosines and sines (T, D), the halves of a row alike, or None where positions are not encoded.
-        k_pages, v_pages, slots, kv_scales: as in `longreach_kernels.write_pages`, a pair of scales (Hkv,) for fp8 pages.
+        k_pages, v_pages, slots: as in `longreach_kernels.write_pages`.
         heads: Hq.
         norms: what queries and keys are normalised by first.
+        kv_scales: of keys and of values, as in `longreach_kernels.write_pages`, for fp8 pages.
         backend: as in `longreach_kernels.attention`; those that are not made of Triton kernels leave this to torch.
     """
     kv_heads, head_dim = k_pages.shape[2:]
@@ -171,17 +172,21 @@ def _eager(
 ) -> Tensor:
     kv_heads, head_dim = k_pages.shape[2:]
     q, k, v = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], 1)
-    if norms is not None:
-        q = torch.nn.functional.rms_norm(q, (head_dim,), norms.query, norms.epsilon)
-        k = torch.nn.functional.rms_norm(k, (head_dim,), norms.key, norms.epsilon)
-    if rope is not None:
-        q, k = _rotated(q, *rope), _rotated(k, *rope)
+    q = _prepared(q, norms and norms.query, norms and norms.epsilon, rope)
+    k = _prepared(k, norms and norms.key, norms and norms.epsilon, rope)
     k_scale, v_scale = kv_scales or (None, None)
     write_pages(k, v, k_pages, v_pages, slots, k_scale=k_scale, v_scale=v_scale)
     return q
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _prepared(x: Tensor, norm: Tensor | None, epsilon: float | None, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    if norm is not None:
+        x = torch.nn.functional.rms_norm(x, norm.shape, norm, epsilon)
+    if rope is None:
+        return x
     half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
-    return x * cos[:, None] + turned * sin[:, None]
+    cos, sin = (wave[:, None] for wave in rope)
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
