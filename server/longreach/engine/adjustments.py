@@ -30,22 +30,24 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """P places in the logits with K numbers for each: rows and tokens (P,) int64, values (K, P) float32."""
+    """P places in the logits with K numbers for each: rows and tokens (P,) int64, values (K, P) float32.
+
+    They are made on the host, and moved to the logits' device as a whole.
+    """
 
     rows: torch.Tensor
     tokens: torch.Tensor
     values: torch.Tensor
 
     @classmethod
-    def of(cls, parts: list[tuple[int, np.ndarray, np.ndarray]], device: torch.device) -> Places | None:
+    def of(cls, parts: list[tuple[int, np.ndarray, np.ndarray]]) -> Places | None:
         """Join parts of one row each: (row, tokens (P,), values (K, P)). None where there is no part."""
         if not parts:
             return None
         rows = np.concatenate([np.full(len(tokens), row, np.int64) for row, tokens, _ in parts])
         tokens = np.concatenate([tokens for _, tokens, _ in parts])
         values = np.concatenate([values for _, _, values in parts], axis=1)
-        at = torch.from_numpy(np.stack([rows, tokens])).to(device)
-        return cls(at[0], at[1], torch.from_numpy(values).to(device))
+        return cls(torch.from_numpy(rows), torch.from_numpy(tokens), torch.from_numpy(values))
 
     def update(self, logits: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace the logits here, in place; no place is listed twice."""
@@ -70,7 +72,7 @@ class Adjustments:
     grammar_masks: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, draws: Sequence[Draw], device: torch.device) -> Adjustments:
+    def of(cls, draws: Sequence[Draw]) -> Adjustments:
         """Collect what the requests ask for, in the order of their rows."""
         forbidden = [
             (row, token)
@@ -84,11 +86,11 @@ class Adjustments:
             if draw.request.constraint is not None and (mask := draw.request.constraint.mask()) is not None
         ]
         return cls(
-            penalties=Places.of(list(_penalties(draws)), device),
-            bias=Places.of(list(_biases(draws)), device),
-            forbidden=torch.tensor(forbidden).to(device) if forbidden else None,
-            grammar_rows=torch.tensor([row for row, _ in masks]).to(device) if masks else None,
-            grammar_masks=torch.from_numpy(np.stack([mask for _, mask in masks])).to(device) if masks else None,
+            penalties=Places.of(list(_penalties(draws))),
+            bias=Places.of(list(_biases(draws))),
+            forbidden=torch.tensor(forbidden) if forbidden else None,
+            grammar_rows=torch.tensor([row for row, _ in masks]) if masks else None,
+            grammar_masks=torch.from_numpy(np.stack([mask for _, mask in masks])) if masks else None,
         )
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -120,7 +122,7 @@ class Adjustments:
 def _penalties(draws: Sequence[Draw]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     for row, (request, drafts) in enumerate(draws):
         how = request.spec.sampling
-        if how.repetition_penalty == 1 and how.frequency_penalty == 0 and how.presence_penalty == 0:
+        if not how.penalizes:
             continue
         ids, counts = request.counts().with_drafts(drafts)
         values = np.empty((3, len(ids)), np.float32)

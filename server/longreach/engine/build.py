@@ -17,7 +17,7 @@ from .graphs import DecodeGraphs
 from .messages import EngineConfig, Started
 from .pages import PagePool
 from .prefix_cache import PageHasher
-from .runner import Runner, forward
+from .runner import Runner, fill_pending, forward
 from .scheduler import Limits, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,11 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     fitting_len = sized.max_model_len
     limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device)
+    drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
     graphs = None
     if on_gpu and config.cuda_graphs:
-        graphs = DecodeGraphs(functools.partial(forward, loaded), pages, limits.max_num_seqs, limits.max_model_len)
+        run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        graphs = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len)
         with torch.inference_mode():
             graphs.capture()
     pool = PagePool(sized.num_pages, config.page_size)
@@ -60,7 +62,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
 
         start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
-    runner = Runner(loaded, pages, builder, graphs)
+    runner = Runner(loaded, pages, builder, drawn, graphs)
     return Engine(Scheduler(pool, limits, hasher), runner, start_grammar=start_grammar), started
 
 

@@ -59,6 +59,11 @@ class Sampling(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether what may be drawn depends on how often tokens have occurred."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
 
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A request: continue `prompt` (token ids) by at most `max_tokens` tokens.

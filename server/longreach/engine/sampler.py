@@ -18,7 +18,7 @@ NOT_A_NUMBER = -1  # stands for a token where a row's logits were not numbers
 
 @dataclass(frozen=True)
 class SamplingTensors:
-    """How each of R rows is to be drawn; all on the logits' device.
+    """How each of R rows is to be drawn; made on the host, and moved to the logits' device as a whole.
 
     Attributes:
         temperature, top_p, min_p, uniform: (R,) float32; `uniform` is the row's random number in [0, 1).
@@ -36,7 +36,7 @@ class SamplingTensors:
     all_greedy: bool
 
     @classmethod
-    def of(cls, draws: list[Draw], vocab_size: int, device: torch.device) -> SamplingTensors:
+    def of(cls, draws: list[Draw], vocab_size: int) -> SamplingTensors:
         """Collect the settings of the tokens that are drawn in this step, in the order of their rows."""
         specs = [draw.request.spec.sampling for draw in draws]
         numbers = torch.tensor(
@@ -47,15 +47,15 @@ class SamplingTensors:
                 [uniform(draw.request.seed, draw.request.generated + draw.after) for draw in draws],
             ],
             dtype=torch.float32,
-        ).to(device)
-        top_k = torch.tensor([min(spec.top_k or vocab_size, vocab_size) for spec in specs]).to(device)
+        )
+        top_k = torch.tensor([min(spec.top_k or vocab_size, vocab_size) for spec in specs])
         return cls(
             temperature=numbers[0],
             top_p=numbers[1],
             min_p=numbers[2],
             uniform=numbers[3],
             top_k=top_k,
-            adjustments=Adjustments.of(draws, device),
+            adjustments=Adjustments.of(draws),
             all_greedy=all(spec.temperature == 0 for spec in specs),
         )
 

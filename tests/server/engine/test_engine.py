@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,36 @@ def test_requests_in_a_crowd_get_what_each_gets_alone(model_dir: Path, temperatu
     together, _, failures = drain(engine)
     assert together == alone
     assert not failures
+    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("promised", [1, 1024])
+def test_planning_ahead_of_the_tokens_does_not_change_an_answer(
+    model_dir: Path, temperature: float, promised: int
+) -> None:
+    """With results taken one step late, as on a GPU: stops, preemptions, drafts and cached prompts among others."""
+    own = {f"r{n}": ids(n, seed=n) for n in (3, 20, 41, 60, 77)} | {"copy": ids(77, seed=77)}
+    specs = {name: spec(name, prompt, temperature, max_tokens=50) for name, prompt in own.items()}
+    plain, _ = build(model_dir)
+    alone: dict[str, list[int]] = {}
+    for one in specs.values():
+        plain.submit(one)
+        alone |= drain(plain)[0]
+    engine, _ = build(model_dir, kv_cache_bytes=16 * 16 * 512)
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=promised)
+    engine._runner.overlaps = True
+    stop = alone["r41"][30]
+    for name, one in specs.items():
+        more = {"r20": {"speculate": 3}, "r41": {"stop_token_ids": [stop]}}.get(name, {})
+        assert engine.submit(msgspec.structs.replace(one, **more)) is None
+    requests = [*engine.scheduler.waiting.values()]
+    tokens, updates, failures = drain(engine)
+    assert not failures
+    alone["r41"] = alone["r41"][: alone["r41"].index(stop) + 1]
+    assert tokens == alone
+    assert updates["r41"][-1].finish_reason == "stop"
+    assert promised > 1 or any(request.preempted for request in requests), "there was room for all"
     assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
 
 
@@ -166,8 +198,8 @@ def test_logprobs_are_those_of_the_model_however_they_are_computed(model_dir: Pa
 def test_prompt_logprobs_never_need_more_rows_than_a_step_has_room_for(model_dir: Path) -> None:
     engine, _ = build(model_dir, max_batched_tokens=200)
     sizes = []
-    run = engine._runner.run
-    engine._runner.run = lambda plan: sizes.append(sum(c.num_rows for c in plan.chunks)) or run(plan)  # type: ignore[method-assign]
+    launch = engine._runner.launch
+    engine._runner.launch = lambda plan: sizes.append(sum(c.num_rows for c in plan.chunks)) or launch(plan)  # type: ignore[method-assign]
     engine.submit(spec("long", ids(220, seed=3), prompt_logprobs=0, max_tokens=2))
     engine.submit(spec("other", ids(220, seed=4), prompt_logprobs=0, max_tokens=2))
     _, updates, _ = drain(engine)
@@ -267,14 +299,15 @@ class _Broken:
 
     def __init__(self, engine: Engine) -> None:
         self._real = engine._runner
+        self.overlaps = False
         self.steps = 0
 
-    def run(self, plan: StepPlan) -> dict[str, list[int]]:
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         self.steps += 1
         if self.steps == 3:
             raise RuntimeError("boom")
-        drawn = self._real.run(plan)
-        return {name: [-1] if name == "bad" else tokens for name, tokens in drawn.items()}
+        drawn = self._real.launch(plan)()
+        return lambda: {name: [-1] if name == "bad" else tokens for name, tokens in drawn.items()}
 
 
 def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir: Path) -> None:

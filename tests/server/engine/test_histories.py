@@ -41,12 +41,13 @@ class Histories(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4]),
         max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
         promised=st.sampled_from([0, 1, 5, 100]),
+        overlaps=st.booleans(),
     )
-    def start(self, pages: int, page_size: int, max_itl: float, promised: int) -> None:
+    def start(self, pages: int, page_size: int, max_itl: float, promised: int, overlaps: bool) -> None:
         self.page_size = page_size
         pool = PagePool(pages * 4 // page_size, page_size)
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised)
-        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4))
+        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps=overlaps)
         self.runner.after_step = self.while_a_step_runs
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
@@ -54,7 +55,8 @@ class Histories(RuleBasedStateMachine):
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
-        self.fail_step = False
+        self.fail_step = self.fail_result = False
+        self.runner.before_result = self.while_a_result_is_fetched
         logging.getLogger("longreach.engine.engine").setLevel(logging.CRITICAL)
 
     @rule(
@@ -116,6 +118,10 @@ class Histories(RuleBasedStateMachine):
     def fail_the_next_step(self) -> None:
         self.fail_step = True
 
+    @rule()
+    def fail_the_next_result(self) -> None:
+        self.fail_result = True
+
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -123,7 +129,7 @@ class Histories(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def step(self) -> None:
-        before = self.runner.steps
+        before, in_flight = self.runner.steps, self.engine._in_flight
         for news in self.engine.step():
             if isinstance(news, Failed):
                 assert self.alive.pop(news.request_id, None) is not None
@@ -141,7 +147,8 @@ class Histories(RuleBasedStateMachine):
                 assert not update.tokens or len(self.scores[update.request_id]) == len(spec.prompt) - 1
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
-        assert self.runner.steps > before or not self.alive, "requests are there and nothing is computed"
+        moved = self.runner.steps > before or in_flight is not None
+        assert moved or not self.alive, "requests are there and nothing is computed"
 
     def while_a_step_runs(self) -> None:
         if self.cancel_in_step is not None:
@@ -150,6 +157,11 @@ class Histories(RuleBasedStateMachine):
         if self.fail_step:
             self.fail_step = False
             raise RuntimeError("a step that fails on purpose")
+
+    def while_a_result_is_fetched(self) -> None:
+        if self.fail_result:
+            self.fail_result = False
+            raise RuntimeError("a step that fails after it was launched, on purpose")
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -13,8 +13,6 @@ from longreach.engine.messages import Generate, Sampling
 from longreach.engine.request import Request
 from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
 
-CPU = torch.device("cpu")
-
 
 def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Request]:
     made = []
@@ -26,7 +24,7 @@ def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Requ
 
 
 def how(made: list[Request], vocab_size: int) -> SamplingTensors:
-    return SamplingTensors.of([Draw(one) for one in made], vocab_size, CPU)
+    return SamplingTensors.of([Draw(one) for one in made], vocab_size)
 
 
 def draw(logits: torch.Tensor, made: list[Request]) -> torch.Tensor:
@@ -99,7 +97,7 @@ def test_a_draw_behind_drafts_is_the_one_that_would_come_later() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     settings = Sampling(temperature=1.0, seed=3)
     [now] = requests(settings, 1, min_tokens=4, stop_token_ids=list(range(25)))
-    ahead = sample(logits.expand(6, -1), SamplingTensors.of([Draw(now, (0,) * after) for after in range(6)], 50, CPU))
+    ahead = sample(logits.expand(6, -1), SamplingTensors.of([Draw(now, (0,) * after) for after in range(6)], 50))
     later = [
         draw(logits, requests(settings, 1, generated=count, min_tokens=4, stop_token_ids=list(range(25)))).item()
         for count in range(6)
@@ -126,7 +124,7 @@ def adjusted(
 ) -> list:
     one = Request.of(Generate(request_id="a", prompt=prompt, max_tokens=9, sampling=settings), seed=0)
     one.tokens += generated
-    return Adjustments.of([Draw(one, drafts)], CPU).apply(torch.tensor([logits])).tolist()[0]
+    return Adjustments.of([Draw(one, drafts)]).apply(torch.tensor([logits])).tolist()[0]
 
 
 @pytest.mark.parametrize(
