@@ -29,6 +29,17 @@ def check_fit(prompt: Sequence[int], max_tokens: int, info: Started, param: str)
         raise ContextLengthError(len(prompt), max_tokens, info.max_model_len, param=param)
 
 
+def tokens_left(prompt: Sequence[int], limit: int | None, info: Started, param: str) -> int:
+    """Tokens that an answer may have: `limit`, or what the context has left.
+
+    Raises:
+        ContextLengthError: it has none left.
+    """
+    if len(prompt) >= info.max_model_len:
+        raise ContextLengthError(len(prompt), limit or 1, info.max_model_len, param=param)
+    return info.max_model_len - len(prompt) if limit is None else limit
+
+
 def make_asks(
     asked: SamplingFields,
     prompts: Sequence[list[int]],
