@@ -51,7 +51,7 @@ async def create_completion(request: Request) -> Response:
         answer_id=completion.id,
         engine=engine,
         service=service,
-        max_tokens=max(asked.max_tokens, 1),
+        max_tokens=asked.max_tokens,
         choices=asked.candidates,
         grammar=grammar,
         logprobs=0 if choosing and asked.logprobs is None else asked.logprobs,
@@ -133,16 +133,11 @@ class _Completion:
             yield CompletionChoice(index, echo.text, self._logprobs(echo.first), None)
         if echo is not None and delta.prompt_logprobs:
             yield CompletionChoice(index, "", self._logprobs(echo.place(delta.prompt_logprobs)), None)
-        if self._asked.max_tokens == 0:
-            if delta.finish_reason is not None:
-                yield CompletionChoice(index, "", self._logprobs([]), "length")
-        elif delta.text or delta.logprobs or delta.finish_reason is not None:
+        if delta.text or delta.logprobs or delta.finish_reason is not None:
             scores = [(base + offset, score) for offset, score in delta.logprobs]
             yield CompletionChoice(index, delta.text, self._logprobs(scores), delta.finish_reason)
 
     def _whole_choice(self, index: int, answer: Answer, prompt_logprobs: list[Logprob]) -> CompletionChoice:
-        if self._asked.max_tokens == 0:
-            answer = Answer("", "length")
         text, scores = answer.text, list[tuple[int, Logprob | int]](answer.logprobs)
         if self._echoes:
             echo = self._echoes[index // self._asked.n].again()
