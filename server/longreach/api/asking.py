@@ -56,7 +56,7 @@ def make_asks(
     prompt_logprobs: int | None = None,
     special: bool = False,
 ) -> list[Ask]:
-    """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, no more than scores.
+    """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, only scores.
 
     Raises:
         InvalidRequestError: one does not fit, or names a token that does not exist.
