@@ -194,8 +194,8 @@ def plan(
     gpus: Annotated[
         str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
     ] = "1",
-    kv_dtype: Annotated[
-        str, typer.Option(help="Type of the KV pages, with commas: auto (as the weights), float8.", metavar="VALUE")
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Type of the KV cache, with commas: auto (as the weights), fp8.", metavar="VALUE")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **flags: Any,
@@ -207,7 +207,7 @@ def plan(
 
     try:
         result = forecast.forecast(
-            settings.name, settings.engine_config(), _names(gpu_memory or ""), _names(gpus), _names(kv_dtype)
+            settings.name, settings.engine_config(), _names(gpu_memory or ""), _names(gpus), _names(kv_cache_dtype)
         )
     except (ValueError, forecast.PatchError) as error:
         raise _refused(error) from None

@@ -68,6 +68,8 @@ class FusedLayer:
         layer = self._attention.longreach_attention
         backend = layer.backend.name
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
+        kv_scales = step.pages.scales[self._index]
+        k_scale, v_scale = kv_scales or (None, None)
         q = rotate_and_write(
             qkv,
             (rope[0][0], rope[1][0]) if self._rope else None,
@@ -76,10 +78,21 @@ class FusedLayer:
             step.slots,
             heads=self._heads,
             norms=self._head_norms,
+            kv_scales=kv_scales,
             backend=backend,
         )
         del qkv
-        out = paged_attention(q, k_pages, v_pages, step.batch, layer.mask, scale=self._scale, backend=backend)
+        out = paged_attention(
+            q,
+            k_pages,
+            v_pages,
+            step.batch,
+            layer.mask,
+            scale=self._scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            backend=backend,
+        )
         _add_product(stream, out.flatten(1), self._attention.o_proj)
 
     def _transform(self, stream: Tensor) -> None:

@@ -48,8 +48,12 @@ def _product_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid (blocks of outputs,): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first, if GATED."""
+    if PDL:  # start beside the end of the kernel before, and wait for its results here
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     rows = tl.arange(0, ROWS)
@@ -99,6 +103,7 @@ def product(
     gated: bool = False,
     add_to: Tensor | None = None,
     config: Config | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), all contiguous, accumulated in fp32: (T, N).
 
@@ -132,6 +137,8 @@ def product(
         BIAS=bias is not None,
         ADD=add_to is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PDL=pdl,
+        launch_pdl=pdl,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -82,6 +82,7 @@ class Scheduler:
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
+        self._early: list[int] = []  # pages that others may have although the step that fills them is in flight
         self._blocked = False  # the next in line could not be let in, and nothing has changed since
 
     @property
@@ -115,9 +116,14 @@ class Scheduler:
     def remove(self, request_id: str, now: float = 0.0) -> Request | None:
         """Forget a request whose caller has gone; None if it is not here.
 
-        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more.
+        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more. That counts
+        what is being computed: whoever takes it over computes later.
         """
         if (request := self.running.get(request_id)) is not None:
+            for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
+                end = min(chunk.end - len(chunk.drafts), request.known)
+                if self._holdings.offer(request, chunk.start, end):
+                    self._early += request.pages
             self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
@@ -149,7 +155,10 @@ class Scheduler:
 
     def settle(self, drawn: dict[str, list[int]]) -> None:
         """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
-        for chunk in self._in_flight.pop(0).chunks:
+        plan = self._in_flight.pop(0)
+        if not self._in_flight:
+            self._early.clear()
+        for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is not request:
                 continue  # removed, or finished, while the step ran
@@ -165,6 +174,17 @@ class Scheduler:
                 self._blocked = False  # who waits may need fewer pages now
             if request.finish_reason is not None:
                 self._release(request)
+
+    def abandon(self) -> list[Request]:
+        """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
+        plan = self._in_flight.pop(0)
+        for page in self._early:
+            self.pool.cache.forget(page)
+        self._early.clear()
+        requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
+        for request in requests:
+            self.discard(request)
+        return requests
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
