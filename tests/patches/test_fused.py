@@ -8,6 +8,7 @@ import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
 from longreach_patches.fused import product, rotate_and_write, silu_mul
+from longreach_patches.fused.products import MAX_ROWS
 from longreach_patches.fused.rotary import HeadNorms
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,7 +17,7 @@ from tests.kernels.accuracy import tolerance
 
 from .conftest import build
 from .test_pages import PagedSequences
-from .test_patch import TOLERANCE, prompt
+from .test_patch import FLOAT32_TOLERANCE, TOLERANCE, prompt
 
 FP8 = torch.float8_e4m3fn
 CASES = [
@@ -63,6 +64,22 @@ def test_fused_layers_over_pages_match_eager(eager_model: PreTrainedModel) -> No
     handle.undo()
     assert "forward" not in eager_model.model.layers[0].__dict__
     torch.testing.assert_close(eager_model(sequences[0][None]).logits[0], expected[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-mixed"])
+@torch.no_grad()
+def test_layers_of_kernels_match_eager(name: str) -> None:
+    """Steps of few tokens and of many, all of whose kernels run in the interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    model = build(name).float()
+    sequences = [prompt(n, seed=n)[0] for n in (MAX_ROWS + 3, 9)]
+    expected = [model(ids[None]).logits[0] for ids in sequences]
+    patch(model, "triton").fuse_layers()
+    paged = PagedSequences(model, sequences)
+    long = [paged.step([MAX_ROWS + 1, 0])[0], *(paged.step([1, 4])[:1])]
+    torch.testing.assert_close(torch.cat(long), expected[0][: MAX_ROWS + 2], **FLOAT32_TOLERANCE)
+    torch.testing.assert_close(paged.step([1, 5])[1], expected[1][4:], **FLOAT32_TOLERANCE)
 
 
 @torch.no_grad()

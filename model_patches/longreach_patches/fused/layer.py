@@ -1,5 +1,7 @@
 """A decoder layer over KV pages in nine kernels: norm, QKV, rotary and page write, attention, output projection;
 norm, gate and up, activation, down projection. Both last projections add to the residual stream themselves.
+
+On a GPU, steps of few tokens take six: norms and activation are parts of the products, which are our own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.pages import PagedStep
 
 from .activation import silu_mul
+from .dispatch import uses_triton
+from .products import MAX_ROWS, product
 from .rotary import HeadNorms, rotate_and_write
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -59,12 +63,17 @@ class FusedLayer:
         `rope` are the cosines and sines (1, T, D) of the tokens' positions.
         """
         stream = hidden[0]
-        self._attend(stream, rope, step)
-        self._transform(stream)
+        few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._attention.longreach_attention.backend.name)
+        self._attend(stream, rope, step, few)
+        self._transform(stream, few)
         return hidden
 
-    def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> None:
-        qkv = nn.functional.linear(_norm(self._input_norm, stream), *self._qkv)
+    def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, few: bool) -> None:
+        weight, bias = self._qkv
+        if few:
+            qkv = product(stream, weight, bias=bias, norm=_weight_and_epsilon(self._input_norm))
+        else:
+            qkv = nn.functional.linear(_norm(self._input_norm, stream), weight, bias)
         layer = self._attention.longreach_attention
         backend = layer.backend.name
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
@@ -93,17 +102,22 @@ class FusedLayer:
             v_scale=v_scale,
             backend=backend,
         )
-        _add_product(stream, out.flatten(1), self._attention.o_proj)
+        _add_product(stream, out.flatten(1), self._attention.o_proj, few)
 
-    def _transform(self, stream: Tensor) -> None:
-        gate_up = nn.functional.linear(_norm(self._post_norm, stream), *self._gate_up)
-        if self._silu:
-            inner = silu_mul(gate_up, self._attention.longreach_attention.backend.name)
+    def _transform(self, stream: Tensor, few: bool) -> None:
+        weight, bias = self._gate_up
+        if few and self._silu:
+            norm = _weight_and_epsilon(self._post_norm)
+            inner = product(stream, weight, bias=bias, norm=norm, gated=True)
         else:
-            gate, up = gate_up.chunk(2, -1)
-            inner = self._mlp.act_fn(gate) * up
-        del gate_up
-        _add_product(stream, inner, self._mlp.down_proj)
+            inner = self._activate(nn.functional.linear(_norm(self._post_norm, stream), weight, bias))
+        _add_product(stream, inner, self._mlp.down_proj, few)
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        if self._silu:
+            return silu_mul(gate_up, self._attention.longreach_attention.backend.name)
+        gate, up = gate_up.chunk(2, -1)
+        return self._mlp.act_fn(gate) * up
 
 
 def _parts(layer: nn.Module) -> tuple[Any, Any]:
@@ -121,8 +135,12 @@ def _parts(layer: nn.Module) -> tuple[Any, Any]:
     return attention, mlp
 
 
+def _weight_and_epsilon(norm: Any) -> tuple[Tensor, float]:
+    return norm.weight, norm.variance_epsilon
+
+
 def _norm(norm: Any, x: Tensor) -> Tensor:
-    return nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    return nn.functional.rms_norm(x, norm.weight.shape, *_weight_and_epsilon(norm))
 
 
 def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -141,8 +159,11 @@ def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def _add_product(stream: Tensor, x: Tensor, projection: nn.Linear) -> None:
+def _add_product(stream: Tensor, x: Tensor, projection: nn.Linear, few: bool) -> None:
     """stream += projection(x): the product's kernel adds, so the sum costs no pass of its own and is rounded once."""
+    if few:
+        product(x, projection.weight, bias=projection.bias, add_to=stream)
+        return
     stream.addmm_(x, projection.weight.t())
     if projection.bias is not None:
         stream.add_(projection.bias)
