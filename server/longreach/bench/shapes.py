@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-_LLAMA_8B: dict[str, object] = {
+_LLAMA_8B: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -26,7 +27,7 @@ _YARN = {
     "original_max_position_embeddings": 2**17,
 }
 
-SHAPES: dict[str, dict[str, object]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": _LLAMA_8B,
     "llama-8b-1m": _LLAMA_8B | {"max_position_embeddings": 2**20, "rope_parameters": _YARN},
     "tiny": {

@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import time
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -40,7 +41,7 @@ def _stream_once(model: PreTrainedModel, length: int, max_tokens: int, seed: int
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    model.generate(
+    cast("Any", model).generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_tokens,
@@ -59,7 +60,8 @@ def _load(source: str, random_weights: bool) -> PreTrainedModel:
     how = {"dtype": torch.bfloat16, "attn_implementation": "sdpa", "trust_remote_code": False}
     torch.manual_seed(0)
     if not random_weights:
-        return AutoModelForCausalLM.from_pretrained(source, **how).to(device).eval()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, **how)
+        return loaded.to(device).eval()
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     with device:
         return AutoModelForCausalLM.from_config(config, **how).eval()
