@@ -4,8 +4,8 @@ Such a step is hundreds of tiny kernels; launching them one by one costs several
 captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
 holds it, its unused rows padded with sequences of length 0.
 
-Steps that read prompts have none: so many tokens keep the GPU busy for longer than their kernels take to launch, and the
-next step is launched meanwhile.
+Steps that read prompts have none: so many tokens keep the GPU busy for longer than their kernels take to launch, and
+the next step is launched meanwhile.
 """
 
 from __future__ import annotations
