@@ -178,8 +178,7 @@ class Scheduler:
     def abandon(self) -> list[Request]:
         """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
         plan = self._in_flight.pop(0)
-        for page in self._early:
-            self.pool.cache.forget(page)
+        self.pool.spoil(self._early)
         self._early.clear()
         requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
         for request in requests:
