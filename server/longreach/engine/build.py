@@ -13,12 +13,13 @@ from . import capacity
 from .batch import BatchBuilder
 from .engine import Engine
 from .graphs import DecodeGraphs
+from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
 from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
-from .scheduler import Limits, Scheduler
+from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
