@@ -50,15 +50,9 @@ def test_fused_layers_over_pages_match_eager(eager_model: PreTrainedModel) -> No
     expected = [eager_model(ids[None]).logits[0] for ids in sequences]
     handle = patch(eager_model, "cpu")
     handle.fuse_layers()
-    paged = PagedSequences(eager_model, sequences)
-    got: list[list[Tensor]] = [[], [], []]
-    for lengths in [[40, 0, 5], [1, 32, 42], [29, 1, 1]]:
-        pieces = iter(paged.step(lengths))
-        for b, length in enumerate(lengths):
-            if length:
-                got[b].append(next(pieces))
+    got = PagedSequences(eager_model, sequences).steps([[40, 0, 5], [1, 32, 42], [29, 1, 1]])
     for actual, wanted in zip(got, expected, strict=True):
-        torch.testing.assert_close(torch.cat(actual), wanted, **TOLERANCE)
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
     # Everything but steps over pages is as it was, with the weights that are views now, and after undoing too.
     torch.testing.assert_close(eager_model(sequences[0][None]).logits[0], expected[0], **TOLERANCE)
     handle.undo()
@@ -73,13 +67,13 @@ def test_layers_of_kernels_match_eager(name: str) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("the interpreter is tested where there is no GPU")
     model = build(name).float()
-    sequences = [prompt(n, seed=n)[0] for n in (MAX_ROWS + 3, 9)]
+    lengths = MAX_ROWS + 3, 9
+    sequences = [prompt(n, seed=n)[0] for n in lengths]
     expected = [model(ids[None]).logits[0] for ids in sequences]
     patch(model, "triton").fuse_layers()
-    paged = PagedSequences(model, sequences)
-    long = [paged.step([MAX_ROWS + 1, 0])[0], *(paged.step([1, 4])[:1])]
-    torch.testing.assert_close(torch.cat(long), expected[0][: MAX_ROWS + 2], **FLOAT32_TOLERANCE)
-    torch.testing.assert_close(paged.step([1, 5])[1], expected[1][4:], **FLOAT32_TOLERANCE)
+    got = PagedSequences(model, sequences).steps([[MAX_ROWS + 1, 0], [1, 4], [1, 5]])
+    for actual, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, **FLOAT32_TOLERANCE)
 
 
 @torch.no_grad()

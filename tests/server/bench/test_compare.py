@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from longreach.bench.load import Load
 from longreach.bench.sizes import load_of
 from longreach.bench.stream import Timing
 from typer.testing import CliRunner
+
+from .http_stub import listening
 
 Body = dict[str, Any]
 LOAD = Load(lengths=(20, 300), repeats=2, max_tokens=5, batches=((3, 40),), batch_tokens=4, long_prompt=100)
@@ -60,12 +61,8 @@ def server(missing: int = 0, max_model_len: int = 4096, status: int = 200) -> It
             except ConnectionError:
                 pass  # a client that leaves is part of what is measured
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_port}", bodies
-        http.shutdown()
-        thread.join(5)
+    with listening(Handler) as url:
+        yield url, bodies
 
 
 def test_every_request_is_counted_and_no_two_prompts_are_alike() -> None:
