@@ -1,7 +1,7 @@
 """A decoder layer over KV pages in nine kernels: norm, QKV, rotary and page write, attention, output projection;
 norm, gate and up, activation, down projection. Both last projections add to the residual stream themselves.
 
-On a GPU, steps of few tokens take six: norms and activation are parts of the products, which are our own.
+On a GPU, the products of steps of few tokens are our own, and the activation is part of one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from longreach_patches.pages import PagedStep
 
 from .activation import silu_mul
 from .dispatch import uses_triton
+from .norm import rms_norm
 from .products import MAX_ROWS, product
 from .rotary import HeadNorms, rotate_and_write
 
@@ -42,6 +43,7 @@ class FusedLayer:
         attention, mlp = _parts(layer)
         self._attention = attention
         self._mlp = mlp
+        self._backend = cast("str", attention.longreach_attention.backend.name)
         self._index = cast("int", attention.layer_idx)
         self._scale = cast("float", attention.scaling)
         self._heads = attention.o_proj.in_features // attention.head_dim
@@ -63,19 +65,16 @@ class FusedLayer:
         `rope` are the cosines and sines (1, T, D) of the tokens' positions.
         """
         stream = hidden[0]
-        few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._attention.longreach_attention.backend.name)
+        few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend)
         self._attend(stream, rope, step, few)
         self._transform(stream, few)
         return hidden
 
     def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, few: bool) -> None:
+        x = self._norm(self._input_norm, stream)
         weight, bias = self._qkv
-        if few:
-            qkv = product(stream, weight, bias=bias, norm=_weight_and_epsilon(self._input_norm))
-        else:
-            qkv = nn.functional.linear(_norm(self._input_norm, stream), weight, bias)
-        layer = self._attention.longreach_attention
-        backend = layer.backend.name
+        qkv = product(x, weight, bias=bias) if few else nn.functional.linear(x, weight, bias)
+        del x
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
         kv_scales = step.pages.scales[self._index]
         k_scale, v_scale = kv_scales or (None, None)
@@ -88,7 +87,7 @@ class FusedLayer:
             heads=self._heads,
             norms=self._head_norms,
             kv_scales=kv_scales,
-            backend=backend,
+            backend=self._backend,
         )
         del qkv
         out = paged_attention(
@@ -96,26 +95,32 @@ class FusedLayer:
             k_pages,
             v_pages,
             step.batch,
-            layer.mask,
+            self._attention.longreach_attention.mask,
             scale=self._scale,
             k_scale=k_scale,
             v_scale=v_scale,
-            backend=backend,
+            backend=self._backend,
         )
         _add_product(stream, out.flatten(1), self._attention.o_proj, few)
 
     def _transform(self, stream: Tensor, few: bool) -> None:
+        x = self._norm(self._post_norm, stream)
         weight, bias = self._gate_up
         if few and self._silu:
-            norm = _weight_and_epsilon(self._post_norm)
-            inner = product(stream, weight, bias=bias, norm=norm, gated=True)
+            inner = product(x, weight, bias=bias, gated=True)
         else:
-            inner = self._activate(nn.functional.linear(_norm(self._post_norm, stream), weight, bias))
+            gate_up = nn.functional.linear(x, weight, bias)
+            del x
+            inner = self._activate(gate_up)
+            del gate_up
         _add_product(stream, inner, self._mlp.down_proj, few)
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        return rms_norm(x, norm.weight, norm.variance_epsilon, self._backend)
 
     def _activate(self, gate_up: Tensor) -> Tensor:
         if self._silu:
-            return silu_mul(gate_up, self._attention.longreach_attention.backend.name)
+            return silu_mul(gate_up, self._backend)
         gate, up = gate_up.chunk(2, -1)
         return self._mlp.act_fn(gate) * up
 
@@ -133,14 +138,6 @@ def _parts(layer: nn.Module) -> tuple[Any, Any]:
                 f"{', '.join(sorted(found)) or 'none'}, and {', '.join(sorted(expected))} are computed"
             )
     return attention, mlp
-
-
-def _weight_and_epsilon(norm: Any) -> tuple[Tensor, float]:
-    return norm.weight, norm.variance_epsilon
-
-
-def _norm(norm: Any, x: Tensor) -> Tensor:
-    return nn.functional.rms_norm(x, norm.weight.shape, *_weight_and_epsilon(norm))
 
 
 def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -1,7 +1,7 @@
 """Products of few rows with a weight matrix, for steps in which every sequence computes one token.
 
 Such a product reads each weight once and computes next to nothing, so what counts is that memory is never idle: the
-norm before it, the activation behind it and the sum with the residual stream are part of the same kernel.
+activation behind it and the sum with the residual stream are part of the same kernel, and sums are not split.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -17,7 +17,11 @@ from torch import Tensor
 
 from .activation import silu
 
-MAX_ROWS = 64
+# From 64 rows on the matrix library is as fast; two sizes in between, so that few forms are compiled.
+MAX_ROWS = 32
+_LEAST_ROWS = 16
+# Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
+_WIDE_PROGRAMS = 90
 
 
 class Config(NamedTuple):
@@ -33,27 +37,20 @@ class Config(NamedTuple):
 def _product_kernel(
     X,
     W,
-    NormWeight,
     Bias,
     Out,
     num_rows,
-    epsilon,
     N: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Grid (blocks of outputs,): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first, if GATED."""
-    if PDL:  # start beside the end of the kernel before, and wait for its results here
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     rows = tl.arange(0, ROWS)
@@ -63,24 +60,14 @@ def _product_kernel(
     x_ptrs = X + rows[None, :] * K + offs_k[:, None]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    squares = tl.zeros((BLOCK_K, ROWS), tl.float32)
     for start in range(0, K, BLOCK_K):
         known = start + offs_k < K
         w = tl.load(w_ptrs + start, mask=inside[:, None] & known[None, :], other=0.0)
         x = tl.load(x_ptrs + start, mask=known[:, None] & has_row[None, :], other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += wide * wide
-            weight = tl.load(NormWeight + start + offs_k, mask=known, other=0.0).to(tl.float32)
-            x = (wide * weight[:, None]).to(x.dtype)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
         if GATED:
             up = tl.load(w_ptrs + N * K + start, mask=inside[:, None] & known[None, :], other=0.0)
             acc_up = tl.dot(up, x, acc_up, input_precision=PRECISION)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(squares, 0) / K + epsilon)
-        acc *= factor[None, :]
-        acc_up *= factor[None, :]
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
         if GATED:
@@ -95,60 +82,43 @@ def _product_kernel(
 
 
 def product(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    norm: tuple[Tensor, float] | None = None,
-    gated: bool = False,
-    add_to: Tensor | None = None,
-    config: Config | None = None,
-    pdl: bool = False,
+    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, gated: bool = False, add_to: Tensor | None = None
 ) -> Tensor:
     """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), all contiguous, accumulated in fp32: (T, N).
 
     Args:
         bias: (N,), added to the product.
-        norm: weight (K,) and epsilon of an RMSNorm that x passes first.
         gated: the first half of the outputs are gates: silu(gate) * up of them, (T, N / 2).
         add_to: (T, N), to which the product is added in place and which is returned.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty(rows, outputs) if add_to is None else add_to
-    config = config or configure(norm is not None)
+    config = configure(outputs)
     launch(
         _product_kernel,
         (cdiv(outputs, config.block_n),),
         x,
         weight,
-        norm[0] if norm else None,
         bias,
         out,
         rows,
-        norm[1] if norm else 0.0,
         N=outputs,
         K=inputs,
-        ROWS=16 if rows <= 16 else MAX_ROWS,  # two forms to compile, not four
+        ROWS=_LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        NORM=norm is not None,
         GATED=gated,
         BIAS=bias is not None,
         ADD=add_to is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        PDL=pdl,
-        launch_pdl=pdl,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
 
 
-def configure(norm: bool) -> Config:
-    """The tile, as measured on an H200 with the weights of an 8B model and one row.
-
-    A norm is computed by every program for itself: there wide tiles pay. Without one, narrow tiles give every
-    multiprocessor several programs with loads in flight.
-    """
-    return Config(64, 128, 8, 5) if norm else Config(16, 256, 2, 5)
+def configure(outputs: int) -> Config:
+    """The tile, as measured on an H200 with the weights of an 8B model."""
+    wide = Config(64, 128, 4, 5)
+    return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else Config(16, 256, 2, 5)
