@@ -63,8 +63,14 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
     types = str(loaded.dtype), str(kv_dtype)
     hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
-    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, drawn, graphs))
-    return engine, _started(loaded, pages, limits)
+    started = _started(loaded, pages, limits)
+    start_grammar = None
+    if config.tokenizer_file is not None:
+        from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
+
+        start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
+    runner = Runner(loaded, pages, builder, drawn, graphs)
+    return Engine(Scheduler(pool, limits, hasher), runner, start_grammar=start_grammar), started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
