@@ -86,7 +86,7 @@ def _server(command: list[str], environment: dict[str, str]) -> Iterator[Running
             stderr=subprocess.STDOUT,
         )
         try:
-            while not _healthy(url):
+            while not _answers(url):
                 seconds = time.monotonic() - start
                 if process.poll() is not None or seconds > _DEADLINE:
                     log.seek(0)
@@ -117,9 +117,9 @@ def transformers_rows(model: Model, lengths: tuple[int, ...], repeats: int, max_
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _healthy(url: str) -> bool:
+def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:  # noqa: S310 - the URL is our own
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=2) as response:  # noqa: S310 - the URL is our own
             return response.status == 200
     except (urllib.error.URLError, OSError):
         return False
