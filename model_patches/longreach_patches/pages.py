@@ -55,6 +55,7 @@ class KVPages:
         # nothing does, and memory that is not touched is not used.
         make = torch.empty if device.type == "cpu" else torch.zeros
         storage = make(size, dtype=shape.dtype, device=device)
+        self._storage = storage
         self.keys: tuple[torch.Tensor, ...] = tuple(storage[:, 0].unbind(0))
         self.values: tuple[torch.Tensor, ...] = tuple(storage[:, 1].unbind(0))
 
@@ -62,6 +63,10 @@ class KVPages:
     def num_tokens(self) -> int:
         """Tokens that fit into all pages together."""
         return self.num_pages * self.shape.page_size
+
+    def clear(self, pages: list[int]) -> None:
+        """Fill these pages with zeros, in all layers."""
+        self._storage.index_fill_(2, torch.tensor(pages, device=self._storage.device), 0)
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,15 @@ class Settings(BaseSettings):
     )
     cuda_graphs: bool = Field(True, description="Run decode-only steps on a GPU as CUDA graphs.")
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
+    silence_timeout: Real = Field(
+        30.0, ge=1, le=3600, description="Seconds without a sign of life after which an engine process is replaced."
+    )
+    step_timeout: Real = Field(
+        600.0, ge=1, le=86400, description="Seconds in one step after which an engine process is replaced."
+    )
+    max_engine_restarts: Whole = Field(
+        3, ge=0, le=100, description="Engine processes that may die one after the other before the server gives up."
+    )
     keep_alive_seconds: Real = Field(
         5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
     )
@@ -212,6 +221,8 @@ class Settings(BaseSettings):
             resume_seconds=self.resume_seconds,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
+            silence_timeout=self.silence_timeout,
+            step_timeout=self.step_timeout,
         )
 
 

@@ -145,8 +145,11 @@ class UnavailableError(ApiError):
     status = 503
     type = "service_unavailable"
 
-    def __init__(self, message: str, *, code: str, retry_after: int | None = None) -> None:
-        super().__init__(message, code=code, headers={} if retry_after is None else {"Retry-After": str(retry_after)})
+    def __init__(self, message: str, *, code: str, retry_after: int | None = None, retry: bool = True) -> None:
+        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if not retry:
+            headers["x-should-retry"] = "false"
+        super().__init__(message, code=code, headers=headers)
 
 
 def quoted(value: object, limit: int = 64) -> str:

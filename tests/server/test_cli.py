@@ -26,6 +26,7 @@ FLAGS = [
     "--log-level",
     "--max-batched-tokens",
     "--max-body-bytes",
+    "--max-engine-restarts",
     "--max-itl",
     "--max-model-len",
     "--max-num-seqs",
@@ -38,7 +39,9 @@ FLAGS = [
     "--resume-seconds",
     "--served-model-name",
     "--shutdown-grace-seconds",
+    "--silence-timeout",
     "--speculate",
+    "--step-timeout",
 ]
 
 

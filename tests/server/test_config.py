@@ -94,6 +94,9 @@ def test_values_as_flag_and_as_variable(
         ("max_queued_requests", "0"),
         ("max_queued_tokens", "0"),
         ("resume_seconds", "-1"),
+        ("silence_timeout", "0.5"),
+        ("step_timeout", "0"),
+        ("max_engine_restarts", "-1"),
         ("speculate", "33"),
         ("device", "tpu"),
         ("device", "cuda:"),
@@ -177,6 +180,8 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
         "resume_seconds": 7.0,
         "max_queued_requests": 9,
         "max_queued_tokens": 4096,
+        "silence_timeout": 5.0,
+        "step_timeout": 7.0,
     }
     engine = load_settings(model=str(model_dir), kv_cache_memory="2MiB", max_itl="80ms", **values).engine_config()
     assert engine.max_itl == 0.08

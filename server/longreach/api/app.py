@@ -15,7 +15,7 @@ from longreach.api.service import Service
 
 log = logging.getLogger("longreach.requests")
 
-_QUIET = {"/health"}  # probes would drown everything else
+_QUIET = {"/health", "/ready"}  # probes would drown everything else
 
 
 def create_app(service: Service) -> FastAPI:

@@ -39,7 +39,10 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineDeadError):
-        return UnavailableError("The engine has stopped; this request cannot be finished.", code="engine_dead")
+        # Clients that send it again unasked might send again what the engine died of.
+        return UnavailableError(
+            "The engine has stopped; this request cannot be finished.", code="engine_dead", retry=False
+        )
     if isinstance(error, QueueFullError):
         return OverloadedError(f"The server is busy: {error}.", error.retry_after)
     if isinstance(error, RequestFailedError):

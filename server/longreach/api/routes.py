@@ -14,6 +14,8 @@ from longreach.api.service import Phase, Service
 
 router = APIRouter()
 
+_ALIVE = {Phase.LOADING, Phase.READY, Phase.DRAINING}
+
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
@@ -31,8 +33,15 @@ async def retrieve_model(request: Request, name: str) -> Response:
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while requests can be taken; 503 while loading, draining, or without an engine."""
-    phase = request.app.state.service.phase
+    """Alive: 503 only where the engine is gone or does not respond. Loading, draining and long prefills are health."""
+    phase: Phase = request.app.state.service.phase
+    return _json({"status": phase.value}, 200 if phase in _ALIVE else 503)
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Accepting: 200 while requests can be taken, else 503."""
+    phase: Phase = request.app.state.service.phase
     return _json({"status": phase.value}, 200 if phase is Phase.READY else 503)
 
 

@@ -19,10 +19,11 @@ import uvloop
 
 from longreach import __version__
 from longreach.api.app import create_app
-from longreach.api.service import Service, StartEngine, wait_any
+from longreach.api.service import Phase, Service, StartEngine, wait_any
+from longreach.api.supervisor import keep_running
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
-from longreach.engine.errors import EngineStartError
+from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
 from longreach.errors import ConfigError, TokenizerError
 
@@ -68,26 +69,24 @@ async def _live(
     service: Service, start_engine: StartEngine, stop: asyncio.Event, hurry: asyncio.Event, url: str
 ) -> int:
     """Load, serve, and drain; the exit status."""
-    loading = asyncio.create_task(service.load(start_engine), name="loading")
-    loaded = asyncio.Event()
-    loading.add_done_callback(lambda _: loaded.set())
-    await wait_any(loaded, stop)
-    if not loading.done():
-        log.info("stopped while loading")
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+    running = asyncio.create_task(keep_running(service, start_engine, lambda: _announce(service, url)), name="running")
+    ended = asyncio.Event()
+    running.add_done_callback(lambda _: ended.set())
+    await wait_any(ended, stop)
+    if running.done():
+        try:
+            running.result()
+        except (TokenizerError, EngineStartError) as error:
+            log.error("cannot start: %s", error)
+        except EngineDeadError as error:
+            log.error("%s", error)
+            await service.drain(_LAST_WORDS_SECONDS, hurry)
+        return EXIT_FAILED
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    if service.phase in (Phase.LOADING, Phase.RESTARTING):
+        log.info("stopped while %s", service.phase.value)
         return EXIT_OK
-    try:
-        loading.result()
-    except (TokenizerError, EngineStartError) as error:
-        log.error("cannot start: %s", error)
-        return EXIT_FAILED
-    _announce(service, url)
-    await wait_any(stop, service.died)
-    if service.died.is_set():
-        log.error("the engine process has died; giving up")
-        await service.drain(_LAST_WORDS_SECONDS, hurry)
-        return EXIT_FAILED
     await service.drain(service.settings.shutdown_grace_seconds, hurry)
     if service.died.is_set():
         log.error("the engine process died while requests were finishing")

@@ -32,6 +32,11 @@ class Engine(Protocol):
         """Whether the engine runs and is reachable."""
         ...
 
+    @property
+    def responsive(self) -> bool:
+        """Whether the engine has given a sign of life of late."""
+        ...
+
     def admit(self, prompt_tokens: int) -> None:
         """Raise a `QueueFullError` if a prompt of so many tokens cannot be taken now."""
         ...
@@ -53,6 +58,8 @@ class Phase(enum.Enum):
 
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"
+    RESTARTING = "restarting"
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -65,6 +72,7 @@ class Service:
         self.created = int(time.time())
         self.died = asyncio.Event()
         self._draining = False
+        self._gave_up = False
         self._engine: Engine | None = None
         self._tokenizer: Tokenizer | None = None
         self._open_requests = 0
@@ -84,17 +92,37 @@ class Service:
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
         """Take requests from now on."""
+        self.died.clear()
         engine.on_death = self.died.set
         self._engine, self._tokenizer = engine, tokenizer
+
+    async def restart(self, start_engine: StartEngine) -> None:
+        """Start another engine in place of the one that died.
+
+        Raises:
+            EngineStartError: it never became ready.
+        """
+        assert self._engine is not None
+        assert self._tokenizer is not None
+        await self._engine.stop()
+        self.attach(await start_engine(self.settings.engine_config()), self._tokenizer)
+
+    def give_up(self) -> None:
+        """There will be no other engine."""
+        self._gave_up = True
 
     @property
     def phase(self) -> Phase:
         """Where the server is in its life; reads state only, so that health never waits for work."""
-        if self._engine is None:
-            return Phase.DRAINING if self._draining else Phase.LOADING
-        if self.died.is_set() or not self._engine.alive:
+        if self._gave_up:
             return Phase.DEAD
-        return Phase.DRAINING if self._draining else Phase.READY
+        if self._draining:
+            return Phase.DRAINING
+        if self._engine is None:
+            return Phase.LOADING
+        if not self._engine.alive:
+            return Phase.RESTARTING
+        return Phase.READY if self._engine.responsive else Phase.STALLED
 
     def require_ready(self) -> tuple[Engine, Tokenizer]:
         """The engine and the tokenizer.
@@ -109,6 +137,14 @@ class Service:
             return self._engine, self._tokenizer
         if phase is Phase.LOADING:
             raise UnavailableError("The model is still loading.", code="loading", retry_after=_RETRY_WHILE_LOADING)
+        if phase is Phase.RESTARTING:
+            raise UnavailableError(
+                "The engine is being restarted.", code="engine_restarting", retry_after=_RETRY_WHILE_LOADING
+            )
+        if phase is Phase.STALLED:
+            raise UnavailableError(
+                "The engine does not respond.", code="engine_stalled", retry_after=_RETRY_WHILE_LOADING
+            )
         if phase is Phase.DRAINING:
             raise UnavailableError("The server is shutting down.", code="shutting_down")
         raise UnavailableError("The engine has stopped.", code="engine_dead")

@@ -104,6 +104,10 @@ class Holdings:
 
     def release(self, request: Request, keep_until: float | None = None) -> None:
         """Give everything back; with `keep_until`, full pages are kept before others until that time."""
+        if request.finish_reason is None:
+            self.pool.suspect(request.pages)
+        else:
+            self.pool.trust(request.pages)
         if keep_until is not None:
             self.pool.cache.retain(request.pages, keep_until)
         self.pool.release(request.pages, request.promised_pages)

@@ -22,6 +22,7 @@ class Request:
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
+        waited: seconds from its arrival to its first step, once that has begun.
     """
 
     spec: Generate
@@ -36,6 +37,7 @@ class Request:
     promised_pages: int = 0
     row: int = -1
     preempted: bool = False
+    waited: float | None = None
     finish_reason: FinishReason | None = None
     _lookup: PromptLookup | None = None
 

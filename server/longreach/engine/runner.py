@@ -9,6 +9,7 @@ from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
 
 from .batch import BatchBuilder, HostBatch
+from .errors import DeviceLostError
 from .graphs import DecodeGraphs
 from .plan import StepPlan
 from .sampler import Draw, SamplingTensors, sample
@@ -53,6 +54,25 @@ class Runner:
         draws = [Draw(chunk.request, after) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = iter(sample(logits, SamplingTensors.of(draws, self._vocab_size, self._loaded.device)).tolist())
         return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in drawing}
+
+    def clean(self, pages: list[int]) -> None:
+        """Fill pages with zeros."""
+        self._pages.clear(pages)
+
+    def recover(self) -> None:
+        """Give cached memory back after a step that failed.
+
+        Raises:
+            DeviceLostError: the error was one that CUDA does not recover from.
+        """
+        self._previous = None
+        if self._loaded.device.type == "cpu":
+            return
+        try:
+            torch.cuda.synchronize(self._loaded.device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # torch's errors of CUDA are among them
+            raise DeviceLostError(str(error).strip().partition("\n")[0]) from error
 
     def _wait_for_previous_step(self) -> None:
         """Let the host run one step ahead of the GPU and no further, so that progress and cancelling mean something."""

@@ -54,6 +54,7 @@ class EchoEngine:
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.stopped = False
+        self.stalled = False
         self._prefill_chunk = prefill_chunk
         self._dead = False
 
@@ -66,6 +67,11 @@ class EchoEngine:
     def alive(self) -> bool:
         """As `EngineClient.alive`."""
         return not self._dead and not self.stopped
+
+    @property
+    def responsive(self) -> bool:
+        """As `EngineClient.responsive`."""
+        return not self.stalled
 
     def admit(self, prompt_tokens: int) -> None:
         """As `EngineClient.admit`."""

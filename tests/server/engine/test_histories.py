@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from longreach.engine.engine import Engine
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
+from longreach.engine.plan import StepPlan
 from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.scheduler import Limits, Scheduler
 from longreach.engine.step_time import StepCost
@@ -53,8 +54,9 @@ class Histories(RuleBasedStateMachine):
         self.streams: dict[str, list[int]] = {}
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
-        self.fail_step = False
-        logging.getLogger("longreach.engine.engine").setLevel(logging.CRITICAL)
+        self.too_large: int | None = None
+        self.doomed: set[str] = set()
+        logging.getLogger("longreach.engine.isolation").setLevel(logging.CRITICAL)
 
     @rule(
         target=requests,
@@ -98,9 +100,17 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.runner.now += seconds
 
-    @rule()
-    def fail_the_next_step(self) -> None:
-        self.fail_step = True
+    @rule(size=st.integers(1, ROWS))
+    def steps_of_more_requests_fail(self, size: int) -> None:
+        self.too_large = size
+
+    @rule(name=consumes(requests))
+    def fail_one(self, name: str) -> None:
+        self.doomed.add(name)
+
+    @rule(name=consumes(requests))
+    def break_the_numbers_of_one(self, name: str) -> None:
+        self.runner.broken.add(name)
 
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
@@ -112,6 +122,7 @@ class Histories(RuleBasedStateMachine):
         before = self.runner.steps
         for news in self.engine.step():
             if isinstance(news, Failed):
+                assert news.request_id in self.doomed | self.runner.broken, "it did nothing wrong"
                 assert self.alive.pop(news.request_id, None) is not None
                 continue
             for update in news.updates:
@@ -126,13 +137,15 @@ class Histories(RuleBasedStateMachine):
                     del self.alive[update.request_id]
         assert self.runner.steps > before or not self.alive, "requests are there and nothing is computed"
 
-    def while_a_step_runs(self) -> None:
+    def while_a_step_runs(self, plan: StepPlan) -> None:
+        if self.too_large is not None and len(plan.chunks) > self.too_large:
+            raise RuntimeError("a step that is too large")
+        self.too_large = None
+        if any(chunk.request.id in self.doomed for chunk in plan.chunks):
+            raise RuntimeError("a request that cannot be computed")
         if self.cancel_in_step is not None:
             self.cancel(self.cancel_in_step)
             self.cancel_in_step = None
-        if self.fail_step:
-            self.fail_step = False
-            raise RuntimeError("a step that fails on purpose")
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -143,7 +156,7 @@ class Histories(RuleBasedStateMachine):
             assert scheduler.pool.num_available == scheduler.pool.num_pages
 
     def teardown(self) -> None:
-        logging.getLogger("longreach.engine.engine").setLevel(logging.NOTSET)
+        logging.getLogger("longreach.engine.isolation").setLevel(logging.NOTSET)
         for _ in range(5000):
             if not self.engine.has_work:
                 break
