@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
 from longreach.api import completions, errors, routes
+from longreach.api.auth import OPEN_PATHS
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
+from longreach.errors import AuthenticationError, OverloadedError
 
 log = logging.getLogger("longreach.requests")
 
+_RETRY_AFTER_BODIES = 2
 _QUIET = {"/health", "/ready"}  # probes would drown everything else
 
 
@@ -32,11 +36,23 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(routes.router)
     errors.install(app)
     app.add_middleware(RequestMiddleware, service=service)
+    if service.settings.allowed_origins is not None:  # outermost: a browser's preflight has no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.allowed_origins.split(","),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["retry-after", "x-request-id", "x-should-retry"],
+        )
     return app
 
 
 class RequestMiddleware:
-    """Outermost: an id and a record for every request, one log line, and an answer to what nobody else caught."""
+    """An id and a record for every request, one log line, and an answer to what nobody else caught.
+
+    Nothing but the probes is reached without a key, and bodies count towards `--max-total-body-bytes` from their first
+    byte to the end of their request, whose memory depends on theirs.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -51,6 +67,22 @@ class RequestMiddleware:
         record = RequestRecord(request_id_from(headers.get(b"x-request-id")), scope["method"][:16], path)
         scope.setdefault("state", {})["record"] = record
 
+        body_bytes = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal body_bytes
+            message = await receive()
+            arrived = len(message.get("body", b""))
+            body_bytes += arrived
+            self._service.bodies += arrived
+            if self._service.bodies > self._service.settings.max_total_body_bytes:
+                raise OverloadedError(
+                    "The server is busy: the bodies of its open requests take all the memory that they may.",
+                    retry_after=_RETRY_AFTER_BODIES,
+                    code="too_many_bytes",
+                )
+            return message
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
@@ -59,7 +91,8 @@ class RequestMiddleware:
 
         try:
             with self._service.open_request():
-                await self._app(scope, receive, send_with_id)
+                self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
+                await self._app(scope, receive_bounded, send_with_id)
         except ClientDisconnect:
             record.finish = "disconnected"
         except Exception as error:  # noqa: BLE001 - the last resort: nothing internal may reach the caller
@@ -68,4 +101,12 @@ class RequestMiddleware:
             if record.status is None:
                 await errors.error_response(api_error)(scope, receive, send_with_id)
         finally:
+            self._service.bodies -= body_bytes
             log.log(logging.DEBUG if path in _QUIET else logging.INFO, "%s", record.line())
+
+    def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:
+        if not self._service.keys:
+            return
+        record.key = self._service.keys.find(authorization)
+        if record.key is None and raw_path not in OPEN_PATHS:
+            raise AuthenticationError

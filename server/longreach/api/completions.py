@@ -49,7 +49,11 @@ async def create_completion(request: Request) -> Response:
 
     completion = _Completion(asked, record, len(prompt))
     deltas = generate_text(
-        engine, tokenizer, _engine_request(completion.id, asked, prompt, engine.info, service), asked.stop, record
+        engine,
+        tokenizer,
+        _engine_request(completion.id, asked, prompt, engine.info, service, record),
+        asked.stop,
+        record,
     )
     if asked.stream:
         events = completion.events(deltas)
@@ -82,7 +86,12 @@ def _check_fit(prompt: list[int], max_tokens: int, info: Started) -> None:
 
 
 def _engine_request(
-    request_id: str, asked: CompletionRequest, prompt: list[int], info: Started, service: Service
+    request_id: str,
+    asked: CompletionRequest,
+    prompt: list[int],
+    info: Started,
+    service: Service,
+    record: RequestRecord,
 ) -> Generate:
     return Generate(
         request_id=request_id,
@@ -97,7 +106,7 @@ def _engine_request(
             seed=asked.seed,
         ),
         priority=asked.priority,
-        cache_salt=asked.cache_salt,
+        cache_salt=record.cache_salt(asked.cache_salt),
         speculate=service.settings.speculate if asked.speculate is None else asked.speculate,
     )
 

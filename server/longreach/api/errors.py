@@ -14,6 +14,7 @@ from starlette.responses import Response
 from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError
 from longreach.errors import (
     ApiError,
+    HttpError,
     InternalError,
     InvalidRequestError,
     OverloadedError,
@@ -78,9 +79,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message, code = f"Method not allowed: {where}.", "method_not_allowed"
     else:
         message, code = str(error.detail), None
-    refusal = InvalidRequestError(message, code=code, headers=dict(error.headers or {}))
-    refusal.status = error.status_code
-    return error_response(refusal)
+    return error_response(HttpError(message, code=code, status=error.status_code, headers=dict(error.headers or {})))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

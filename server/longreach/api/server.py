@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -19,9 +20,10 @@ import uvloop
 
 from longreach import __version__
 from longreach.api.app import create_app
+from longreach.api.connection import ConnectionLimits, LimitedProtocol
 from longreach.api.service import Phase, Service, StartEngine, wait_any
 from longreach.api.supervisor import keep_running
-from longreach.config import Settings
+from longreach.config import Settings, is_loopback
 from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
@@ -34,6 +36,7 @@ EXIT_FAILED = 1
 
 _LAST_WORDS_SECONDS = 5  # for errors that ended streams to reach their readers
 _MAX_HEADER_BYTES = 32 * 1024
+_OTHER_FILES = 256
 
 
 def run(settings: Settings, unknown_variables: list[str]) -> int:
@@ -41,24 +44,29 @@ def run(settings: Settings, unknown_variables: list[str]) -> int:
     configure_logging(settings.log_level)
     for name in unknown_variables:
         log.warning("%s sets nothing: there is no such setting", name)
+    _allow_files(settings.max_connections + _OTHER_FILES)
     return uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings, start_engine: StartEngine = EngineClient.start) -> int:
     """As `run`, in a running event loop and with an engine of choice."""
     try:
+        service = Service(settings)
+        config = _uvicorn_config(service)
         listener = _bind(settings)
     except ConfigError as error:
         log.error("%s", error)
         return EXIT_FAILED
-    log.info("longreach %s; loading %s; listening on %s", __version__, settings.model_source, _url(listener))
-    service = Service(settings)
-    server = _Server(_uvicorn_config(service))
+    url = _url(listener, secure=config.is_ssl)
+    log.info("longreach %s; loading %s; listening on %s", __version__, settings.model_source, url)
+    if service.keys and not config.is_ssl and not is_loopback(settings.host):
+        log.warning("API keys and prompts travel unencrypted: put a TLS proxy in front, or use --ssl-certfile")
+    server = _Server(config)
     web = asyncio.create_task(server.serve([listener]), name="web")
     stop, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(lambda: hurry.set() if stop.is_set() else stop.set())
     try:
-        return await _live(service, start_engine, stop, hurry, _url(listener))
+        return await _live(service, start_engine, stop, hurry, url)
     finally:
         server.should_exit = True
         await web
@@ -113,9 +121,15 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
-    return uvicorn.Config(
+    settings = service.settings
+    limits = ConnectionLimits(
+        settings.max_connections, settings.header_timeout, settings.body_timeout, settings.write_timeout
+    )
+    config = uvicorn.Config(
         create_app(service),
-        http="h11",  # bounds its headers; httptools does not
+        http=LimitedProtocol.within(limits),  # on h11, which bounds its headers; httptools does not
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
         ws="none",
         lifespan="off",
         loop="none",
@@ -126,6 +140,22 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
     )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        files = " ".join(str(path) for path in (settings.ssl_certfile, settings.ssl_keyfile) if path is not None)
+        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files}: {error.strerror or error}") from error
+    return config
+
+
+def _allow_files(count: int) -> None:
+    """Raise the process's limit of open files if it is below `count` and may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < count:
+            log.warning("%d files may be open; %d connections need %d", allowed, count - _OTHER_FILES, count)
 
 
 def _bind(settings: Settings) -> socket.socket:
@@ -141,9 +171,9 @@ def _bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, secure: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _on_signals(act: Callable[[], None]) -> None:
@@ -170,8 +200,9 @@ def _announce(service: Service, url: str) -> None:
     )
     log.info("ready: %s", url)
     log.info(
-        "try: curl -N %s/v1/completions -H 'Content-Type: application/json' "
+        "try: curl -N %s/v1/completions -H 'Content-Type: application/json' %s"
         '-d \'{"model": "%s", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',
         url,
+        "-H 'Authorization: Bearer KEY' " if service.keys else "",
         service.settings.name,
     )

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import NoReturn, Protocol
 
+from longreach.api.auth import ApiKeys
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import EngineConfig, Generate, Started, Update
@@ -65,10 +66,16 @@ class Phase(enum.Enum):
 
 
 class Service:
-    """One served model. Made before the model is loaded, so that the port can already answer that it is loading."""
+    """One served model. Made before the model is loaded, so that the port can already answer that it is loading.
+
+    Raises:
+        ConfigError: the API keys cannot be used.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.keys = ApiKeys.of(settings)
+        self.bodies = 0  # bytes of the bodies of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
         self._draining = False

@@ -291,7 +291,7 @@ def last_error(events: str) -> dict[str, Any]:
         (RequestFailedError("the prompt is odd", "invalid"), 400, "invalid_value", None),
         (RequestFailedError("secret path /root/x", "internal"), 500, "internal_error", "false"),
         (QueueFullError("filled up meanwhile", 5), 429, "queue_full", None),
-        (EngineDeadError("exit status 9"), 503, "engine_dead", None),
+        (EngineDeadError("exit status 9"), 503, "engine_dead", "false"),
         (ZeroDivisionError("secret path /root/x"), 500, "internal_error", "false"),
     ],
 )
@@ -347,9 +347,27 @@ def test_the_death_of_the_engine_ends_every_request(server: LiveServer, stream: 
         with sock:
             answer = _rest(sock.makefile("rb")) if stream else sock.makefile("rb").readline()
             assert b"engine_dead" in answer if stream else b" 503 " in answer
-    assert server.http.get("/health").status_code == 503
-    assert server.http.get("/health").json() == {"status": "dead"}
+    check_phase(server, "restarting", health=503)
+    error_of(server.complete(), 503, "engine_restarting")
+    server.service.give_up()
+    check_phase(server, "dead", health=503)
     error_of(server.complete(), 503, "engine_dead")
+
+
+def check_phase(server: LiveServer, phase: str, health: int, ready: int = 503) -> None:
+    """What the probes say."""
+    for path, status in (("/health", health), ("/ready", ready)):
+        response = server.http.get(path)
+        assert (response.status_code, response.json()) == (status, {"status": phase})
+
+
+def test_an_engine_that_does_not_respond_gets_no_requests_until_it_does(server: LiveServer) -> None:
+    check_phase(server, "ready", health=200, ready=200)
+    server.engine.stalled = True
+    check_phase(server, "stalled", health=503)
+    error_of(server.complete(), 503, "engine_stalled")
+    server.engine.stalled = False
+    assert server.complete().status_code == 200
 
 
 def test_an_unexpected_exception_is_a_500_without_internals(
