@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 
 from fastapi import FastAPI
+from opentelemetry import trace
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import completions, errors, routes
+from longreach.api import completions, errors, monitoring, routes
 from longreach.api.auth import OPEN_PATHS
+from longreach.api.metering import current_record
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
@@ -19,7 +21,7 @@ from longreach.errors import AuthenticationError, OverloadedError
 log = logging.getLogger("longreach.requests")
 
 _RETRY_AFTER_BODIES = 2
-_QUIET = {"/health", "/ready"}  # probes would drown everything else
+_QUIET = {"/health", "/ready", "/metrics"}  # probes would drown everything else
 
 
 def create_app(service: Service) -> FastAPI:
@@ -30,10 +32,13 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,  # FastAPI's pages load their scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
+        # Traces go where OpenTelemetry's standard variables say; metrics are Prometheus', logs plain lines.
+        telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
     app.include_router(completions.router)
     app.include_router(routes.router)
+    app.include_router(monitoring.router)
     errors.install(app)
     app.add_middleware(RequestMiddleware, service=service)
     if service.settings.allowed_origins is not None:  # outermost: a browser's preflight has no key
@@ -45,6 +50,10 @@ def create_app(service: Service) -> FastAPI:
             expose_headers=["retry-after", "x-request-id", "x-should-retry"],
         )
     return app
+
+
+def _is_quiet(scope: Scope) -> bool:
+    return scope.get("path") in _QUIET
 
 
 class RequestMiddleware:
@@ -60,12 +69,17 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
-        assert scope["type"] == "http", "the server is configured without websockets and lifespan"
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        assert scope["type"] == "http", "the server is configured without websockets"
         headers = dict(scope["headers"])
         # The raw path is ASCII without control characters, so it cannot forge a line of the log.
         path = scope["raw_path"][:256].decode("ascii", "replace")
         record = RequestRecord(request_id_from(headers.get(b"x-request-id")), scope["method"][:16], path)
         scope.setdefault("state", {})["record"] = record
+        current_record.set(record)
+        trace.get_current_span().set_attribute("longreach.request_id", record.request_id)
 
         body_bytes = 0
 
@@ -102,6 +116,7 @@ class RequestMiddleware:
                 await errors.error_response(api_error)(scope, receive, send_with_id)
         finally:
             self._service.bodies -= body_bytes
+            self._service.metrics.http(record.status, record.finish)
             log.log(logging.DEBUG if path in _QUIET else logging.INFO, "%s", record.line())
 
     def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:

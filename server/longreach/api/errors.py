@@ -64,10 +64,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    record = request.state.record
-    api_error = as_api_error(error, record.request_id)
-    record.finish = api_error.code
-    return error_response(api_error)
+    return _refusal(request, as_api_error(error, request.state.record.request_id))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -79,10 +76,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message, code = f"Method not allowed: {where}.", "method_not_allowed"
     else:
         message, code = str(error.detail), None
-    return error_response(HttpError(message, code=code, status=error.status_code, headers=dict(error.headers or {})))
+    http_error = HttpError(message, code=code, status=error.status_code, headers=dict(error.headers or {}))
+    return _refusal(request, http_error)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     fields = ", ".join(str(problem["loc"][-1]) for problem in error.errors())
-    return error_response(InvalidRequestError(f"Invalid request: {quoted(fields)}.", code="invalid_value"))
+    return _refusal(request, InvalidRequestError(f"Invalid request: {quoted(fields)}.", code="invalid_value"))
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    request.state.record.finish = error.code
+    return error_response(error)

@@ -131,7 +131,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         ssl_certfile=settings.ssl_certfile,
         ssl_keyfile=settings.ssl_keyfile,
         ws="none",
-        lifespan="off",
+        lifespan="on",  # FastAPI sets traces up in it
         loop="none",
         log_config=None,
         access_log=False,

@@ -8,13 +8,15 @@ import enum
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, cast
 
 from longreach.api.auth import ApiKeys
+from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import EngineConfig, Generate, Started, Update
+from longreach.engine.messages import EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
+from longreach.metrics import Metrics
 from longreach.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ class Engine(Protocol):
     """What the API needs of an engine; `EngineClient` documents it."""
 
     info: Started
+    stats: Stats
     on_death: Callable[[], None] | None
 
     @property
@@ -75,6 +78,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.keys = ApiKeys.of(settings)
+        self.metrics = Metrics(settings.name, self._look)
         self.bodies = 0  # bytes of the bodies of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
@@ -99,9 +103,8 @@ class Service:
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
         """Take requests from now on."""
-        self.died.clear()
-        engine.on_death = self.died.set
-        self._engine, self._tokenizer = engine, tokenizer
+        self._tokenizer = tokenizer
+        self._adopt(engine)
 
     async def restart(self, start_engine: StartEngine) -> None:
         """Start another engine in place of the one that died.
@@ -110,9 +113,13 @@ class Service:
             EngineStartError: it never became ready.
         """
         assert self._engine is not None
-        assert self._tokenizer is not None
         await self._engine.stop()
-        self.attach(await start_engine(self.settings.engine_config()), self._tokenizer)
+        self._adopt(await start_engine(self.settings.engine_config()))
+
+    def _adopt(self, engine: Engine) -> None:
+        self.died.clear()
+        engine.on_death = self.died.set
+        self._engine = engine
 
     def give_up(self) -> None:
         """There will be no other engine."""
@@ -141,7 +148,8 @@ class Service:
         if phase is Phase.READY:
             assert self._engine is not None
             assert self._tokenizer is not None
-            return self._engine, self._tokenizer
+            # It passes on what it does not have itself, which a type checker does not see.
+            return cast("Engine", MeteredEngine(self._engine, self.metrics)), self._tokenizer
         if phase is Phase.LOADING:
             raise UnavailableError("The model is still loading.", code="loading", retry_after=_RETRY_WHILE_LOADING)
         if phase is Phase.RESTARTING:
@@ -195,6 +203,10 @@ class Service:
         """
         await self._cut.wait()
         raise UnavailableError("The server is shutting down and cannot finish this request.", code="shutting_down")
+
+    def _look(self) -> tuple[Started, Stats] | None:
+        """What the engine says of itself, if there is one and it lives."""
+        return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started."""

@@ -7,11 +7,12 @@ import logging
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import Footprint, KVPages, LoadedModel, PagedStep, PageShape, load_model
+from longreach_patches import Footprint, KVPages, LoadedModel, PagedStep, PageShape, layer_masks, load_model
 from transformers.utils import logging as transformers_logging
 
 from . import capacity
 from .batch import BatchBuilder
+from .density import PairCount
 from .engine import Engine
 from .graphs import DecodeGraphs
 from .messages import EngineConfig, Started
@@ -54,7 +55,9 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     pool = PagePool(sized.num_pages, config.page_size)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
     hasher = PageHasher(config.page_size, config.model, str(loaded.dtype)) if config.prefix_cache else None
-    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, graphs))
+    bands = [mask.band for mask in layer_masks(loaded.config)]
+    pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
+    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, graphs), pairs=pairs)
     return engine, _started(loaded, pages, limits)
 
 

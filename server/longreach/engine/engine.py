@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from .density import PairCount
 from .isolation import StepRunner, run_apart
 from .messages import Failed, Generate, Stats, Update, Updates
 from .plan import StepPlan
@@ -25,8 +26,15 @@ class Engine:
     read from another thread.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        clock: Callable[[], float] = time.monotonic,
+        pairs: PairCount | None = None,
+    ) -> None:
         self.scheduler = scheduler
+        self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._clock = clock
         self._unmeasured = Work()  # steps that were run since `_since` and may not have ended
@@ -91,6 +99,7 @@ class Engine:
         if failed:
             self._unmeasured = Work()
         else:
+            self._pairs.add(plan)
             self._measure(plan, start, ended=bool(drawn))
         broken = [c.request for c in plan.chunks if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
         failures += self._fail(broken, "the model's output was not a number")
@@ -136,4 +145,6 @@ class Engine:
             free_pages=pool.num_free,
             cached_pages=pool.cache.num_idle,
             preemptions=scheduler.preemptions,
+            causal_pairs=self._pairs.causal,
+            computed_pairs=self._pairs.computed,
         )

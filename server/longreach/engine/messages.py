@@ -127,7 +127,8 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine holds: requests, KV pages (`cached` ones are idle and can be evicted), preemptions so far."""
+    """What the engine holds, requests and KV pages (`cached` ones are idle and can be evicted), and has done so far:
+    preemptions, and pairs of queries and keys (see `density.PairCount`)."""
 
     running: int = 0
     waiting: int = 0
@@ -135,6 +136,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     free_pages: int = 0
     cached_pages: int = 0
     preemptions: int = 0
+    causal_pairs: int = 0
+    computed_pairs: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Started, Update
+from longreach.engine.messages import EngineConfig, Generate, Started, Stats, Update
 
 EOS_ID = 1
 
@@ -43,6 +43,7 @@ class EchoEngine:
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
         self.info = started() if info is None else info
+        self.stats = Stats(pages=64, free_pages=48, cached_pages=8, causal_pairs=100, computed_pairs=40)
         self.on_death: Callable[[], None] | None = None
         self.answer: Callable[[Generate], list[int]] = lambda request: [token for token in request.prompt if token]
         self.hold_prefill = False
@@ -50,6 +51,7 @@ class EchoEngine:
         self.failure: Exception | None = None
         self.requests: list[Generate] = []
         self.cached = 0
+        self.waited = 0.0
         self.full: QueueFullError | None = None
         self.running: set[str] = set()
         self.cancelled: list[str] = []
@@ -111,7 +113,7 @@ class EchoEngine:
     async def _updates(self, request: Generate) -> AsyncGenerator[Update, None]:
         n = len(request.prompt)
         for computed in range(self._prefill_chunk, n, self._prefill_chunk):
-            yield Update(request_id=request.request_id, prompt_tokens=n, computed=computed)
+            yield Update(request_id=request.request_id, prompt_tokens=n, computed=computed, waited=self.waited)
             await self._while(lambda: self.hold_prefill)
         await self._while(lambda: self.hold_prefill)
         ends = request.stop_token_ids[:1]
@@ -131,6 +133,7 @@ class EchoEngine:
                 cached=self.cached,
                 tokens=[token],
                 finish_reason=finish,
+                waited=self.waited,
             )
             if finish is not None:
                 return

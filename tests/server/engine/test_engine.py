@@ -338,3 +338,12 @@ def test_stats_and_the_wait_before_the_first_step_are_told(model_dir: Path) -> N
     assert {update.waited for update in updates["second"]} == {second}
     assert (engine.stats.running, engine.stats.waiting) == (0, 0)
     assert engine.stats.free_pages + engine.stats.cached_pages == engine.stats.pages
+
+
+def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -> None:
+    engine, _ = build(model_dir, prefix_cache=False)
+    engine.submit(spec("a", ids(60, seed=2), max_tokens=5))
+    drain(engine)
+    queries = range(60 + 4)  # the last token is not computed
+    assert engine.stats.causal_pairs == 2 * sum(q + 1 for q in queries)
+    assert engine.stats.computed_pairs == sum(q + 1 for q in queries) + sum(min(q + 1, 9) for q in queries)

@@ -1,0 +1,19 @@
+"""`GET /metrics`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longreach.api.service import Service
+from longreach.metrics import CONTENT_TYPE
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """The server's metrics for Prometheus."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.scrape(), media_type=CONTENT_TYPE)
