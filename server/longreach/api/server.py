@@ -37,6 +37,8 @@ EXIT_FAILED = 1
 _LAST_WORDS_SECONDS = 5  # for errors that ended streams to reach their readers
 _MAX_HEADER_BYTES = 32 * 1024
 _OTHER_FILES = 256
+# What the kernel keeps for a reader that is slow; left to itself it would be up to megabytes for each.
+_SEND_BUFFER_BYTES = 64 * 1024
 
 
 def run(settings: Settings, unknown_variables: list[str]) -> int:
@@ -162,6 +164,7 @@ def _bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         listener.bind((settings.host.strip("[]"), settings.port))
     except OSError as error:
