@@ -66,7 +66,10 @@ class KVPages:
 
     def clear(self, pages: list[int]) -> None:
         """Fill these pages with zeros, in all layers."""
-        self._storage.index_fill_(2, torch.tensor(pages, device=self._storage.device), 0)
+        ids = torch.tensor(pages)
+        if self._storage.is_cuda:
+            ids = ids.pin_memory().to(self._storage.device, non_blocking=True)
+        self._storage.index_fill_(2, ids, 0)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class HostBatch:
 
     Attributes:
         input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
+        rows: (B,) the requests' own rows.
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
         page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
@@ -31,6 +32,7 @@ class HostBatch:
     input_ids: Int64
     positions: Int64
     slots: Int64
+    rows: Int64
     cu_seqlens_q: Int32
     context_lens: Int32
     page_table: Int32
@@ -59,7 +61,7 @@ class BatchBuilder:
             self._update_row(chunk.request)
         lengths = np.array([chunk.length for chunk in chunks], np.int32)
         ends = np.array([chunk.end for chunk in chunks], np.int32)
-        rows = np.array([chunk.request.row for chunk in chunks], np.int32)
+        rows = np.array([chunk.request.row for chunk in chunks], np.int64)
         cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(lengths, out=cu_seqlens_q[1:])
         longest = int(ends.max())
@@ -74,6 +76,7 @@ class BatchBuilder:
             input_ids=input_ids,
             positions=positions,
             slots=pages * self._page_size + positions % self._page_size,
+            rows=rows,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
             page_table=self._table[rows, : -(-longest // self._page_size)],

@@ -18,7 +18,7 @@ from .graphs import DecodeGraphs
 from .messages import EngineConfig, Started
 from .pages import PagePool
 from .prefix_cache import PageHasher
-from .runner import Runner, forward
+from .runner import Runner, fill_pending, forward
 from .scheduler import Limits, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -47,9 +47,11 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     fitting_len = sized.max_model_len
     limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device)
+    drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
     graphs = None
     if on_gpu and config.cuda_graphs:
-        graphs = DecodeGraphs(functools.partial(forward, loaded), pages, limits.max_num_seqs, limits.max_model_len)
+        run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        graphs = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len)
         with torch.inference_mode():
             graphs.capture()
     pool = PagePool(sized.num_pages, config.page_size)
@@ -57,7 +59,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     hasher = PageHasher(config.page_size, config.model, str(loaded.dtype)) if config.prefix_cache else None
     bands = [mask.band for mask in layer_masks(loaded.config)]
     pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, graphs), pairs=pairs)
+    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, drawn, graphs), pairs=pairs)
     return engine, _started(loaded, pages, limits)
 
 

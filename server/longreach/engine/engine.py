@@ -6,24 +6,33 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .density import PairCount
-from .isolation import StepRunner, run_apart
+from .isolation import Result, StepRunner, launch_apart
 from .messages import Failed, Generate, Stats, Update, Updates
 from .plan import StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
 from .scheduler import Scheduler
-from .step_time import Work
 
 logger = logging.getLogger(__name__)
 
+_NOT_COMPUTED = "the model could not compute this request"
+
+
+class _InFlight(NamedTuple):
+    plan: StepPlan
+    result: Result
+    since: float
+
 
 class Engine:
-    """A scheduler and a runner. `step` is the whole system: plan, run, commit, report.
+    """A scheduler and a runner. `step` is the whole system: plan, launch, settle, report.
 
-    `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `stats` and `step_seconds` may be
-    read from another thread.
+    Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
+    its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `stats` and
+    `step_seconds` may be read from another thread.
     """
 
     def __init__(
@@ -37,8 +46,8 @@ class Engine:
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._clock = clock
-        self._unmeasured = Work()  # steps that were run since `_since` and may not have ended
-        self._since = 0.0
+        self._in_flight: _InFlight | None = None
+        self._settled = 0.0  # when the last step was
         self._step_began: float | None = None
         self.stats = self._take_stats()
 
@@ -50,13 +59,11 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute anything."""
-        return self.scheduler.has_work
+        """Whether a step would compute or settle anything."""
+        return self.scheduler.has_work or self._in_flight is not None
 
     def submit(self, spec: Generate) -> Failed | None:
         """Queue a request, or say why it can never run."""
-        if not self.has_work:
-            self._unmeasured = Work()  # the time that passed was idle
         try:
             self.scheduler.add(Request.of(spec, secrets.randbits(63), self._clock()))
         except ValueError as error:
@@ -86,49 +93,65 @@ class Engine:
             self.stats = self._take_stats()
 
     def _step(self, start: float) -> list[Updates | Failed]:
+        before, self._in_flight = self._in_flight, None
         plan = self.scheduler.plan(start)
         if unclean := self.scheduler.pool.unclean():
             self._runner.clean(unclean)
-        if plan is None:
-            return []
+        news = [] if plan is None else self._launch(plan, start)
+        if before is not None:
+            news += self._settle(before)
+        if self._in_flight is not None and not self._runner.overlaps:
+            news += self._settle(self._in_flight)
+            self._in_flight = None
+        return news
+
+    def _launch(self, plan: StepPlan, start: float) -> list[Updates | Failed]:
+        """Start a step, without the requests that make it fail."""
         for chunk in plan.chunks:
             if chunk.request.waited is None:
                 chunk.request.waited = start - chunk.request.arrived
-        drawn, failed = run_apart(self._runner, plan)
-        failures = self._fail(failed, "the model could not compute this request")
-        if failed:
-            self._unmeasured = Work()
-        else:
-            self._pairs.add(plan)
-            self._measure(plan, start, ended=bool(drawn))
-        broken = [c.request for c in plan.chunks if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
-        failures += self._fail(broken, "the model's output was not a number")
-        lengths = {chunk.request.id: len(chunk.request.tokens) for chunk in plan.chunks}
-        self.scheduler.commit(plan, drawn)
-        news = [
+        chunks, result, failed = launch_apart(self._runner, plan)
+        if chunks:
+            launched = StepPlan(chunks)
+            self._in_flight = _InFlight(launched, result, start)
+            self._pairs.add(launched)
+            self.scheduler.advance(launched)
+        return self._fail(failed, _NOT_COMPUTED)
+
+    def _settle(self, step: _InFlight) -> list[Updates | Failed]:
+        """Wait for a step's end, record what it drew, and report it."""
+        plan = step.plan
+        here = [chunk for chunk in plan.chunks if self.scheduler.running.get(chunk.request.id) is chunk.request]
+        try:
+            drawn = step.result()
+        except Exception:  # whatever it was, it ends these requests and not the server
+            logger.exception("a step of %d tokens failed", plan.num_tokens)
+            self._runner.recover()
+            failures = self._fail([chunk.request for chunk in plan.chunks], _NOT_COMPUTED)
+            self.scheduler.settle({})
+            return failures
+        now = self._clock()
+        self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
+        self._settled = now
+        broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
+        failures = self._fail(broken, "the model's output was not a number")
+        lengths = [chunk.request.known for chunk in here]
+        self.scheduler.settle(drawn)
+        updates = [
             Update(
                 request_id=request.id,
                 prompt_tokens=request.prompt_tokens,
-                computed=min(request.computed, request.prompt_tokens),
+                computed=min(chunk.end, request.prompt_tokens),
                 cached=request.cached,
-                tokens=request.tokens[lengths[request.id] :],
+                tokens=request.tokens[length : request.known],
                 finish_reason=request.finish_reason,
                 waited=request.waited or 0.0,
             )
-            for chunk in plan.chunks
+            for chunk, length in zip(here, lengths, strict=True)
             if (request := chunk.request).id in self.scheduler.running or request.finish_reason is not None
         ]
         cost = None if plan.num_decodes == len(plan.chunks) else self.scheduler.step_time.cost
-        return [*failures, Updates(news, cost)] if news else failures
-
-    def _measure(self, plan: StepPlan, start: float, ended: bool) -> None:
-        """Tell the model of step time what the steps since the last measurement took, once they have ended."""
-        if not self._unmeasured.steps:
-            self._since = start
-        self._unmeasured += plan.work
-        if ended:
-            self.scheduler.step_time.observe(self._unmeasured, self._clock() - self._since)
-            self._unmeasured = Work()
+        return [*failures, Updates(updates, cost)] if updates else failures
 
     def _fail(self, requests: list[Request], message: str) -> list[Updates | Failed]:
         here = [request for request in requests if self.scheduler.running.get(request.id) is request]

@@ -21,7 +21,8 @@ class Holdings:
     def hash(self, request: Request) -> None:
         """Make the names of a request's full pages, as far as it does not have them."""
         if self._hasher is not None:
-            self._hasher.extend(request.digests, request.tokens, request.spec.cache_salt)
+            tokens = request.tokens[: request.known] if request.pending else request.tokens
+            self._hasher.extend(request.digests, tokens, request.spec.cache_salt)
 
     def enter(self, request: Request, length: int) -> bool:
         """Share what the prefix cache has and promise the rest of `length` tokens, or change nothing: False."""
@@ -92,9 +93,9 @@ class Holdings:
             request.pages += self.pool.take(missing)
             request.promised_pages -= missing
 
-    def offer(self, request: Request, start: int) -> bool:
-        """Let others have the pages that were filled since `start` tokens were computed; whether there are any."""
-        first, last = start // self._size, request.computed // self._size
+    def offer(self, request: Request, start: int, end: int) -> bool:
+        """Let others have the pages that were filled by computing tokens `start` to `end`; whether there are any."""
+        first, last = start // self._size, end // self._size
         if self._hasher is None or first >= last:
             return False
         self.hash(request)
@@ -104,10 +105,10 @@ class Holdings:
 
     def release(self, request: Request, keep_until: float | None = None) -> None:
         """Give everything back; with `keep_until`, full pages are kept before others until that time."""
-        if request.finish_reason is None:
-            self.pool.suspect(request.pages)
-        else:
-            self.pool.trust(request.pages)
+        # The last token of an answer depends on all before it. It may itself be in a page: nobody knows what it gave.
+        sound = 0 if request.finish_reason is None else (request.known - 1) // self._size
+        self.pool.trust(request.pages[:sound])
+        self.pool.suspect(request.pages[sound:])
         if keep_until is not None:
             self.pool.cache.retain(request.pages, keep_until)
         self.pool.release(request.pages, request.promised_pages)

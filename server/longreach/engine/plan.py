@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from .request import Request
 from .speculation import standing
@@ -14,13 +13,21 @@ from .step_time import Work
 class Chunk:
     """Compute `length` tokens of a request from `start` on, the last of which may be drafts.
 
-    If that reaches the end of its known tokens, the next token is drawn, and one more after each draft.
+    If that reaches the end of its tokens, `num_draws` are drawn, one from each of the chunk's last rows: the next
+    token, and one more after each draft.
     """
 
     request: Request
     start: int
     length: int
-    drafts: tuple[int, ...] = ()
+    drafts: tuple[int, ...]
+    num_draws: int
+
+    @classmethod
+    def of(cls, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
+        """The next `length` tokens of a request, `drafts` included."""
+        completes = request.computed + length - len(drafts) == len(request.tokens)
+        return cls(request, request.computed, length, drafts, 1 + len(drafts) if completes else 0)
 
     @property
     def end(self) -> int:
@@ -29,14 +36,8 @@ class Chunk:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens to compute."""
+        """The tokens to compute; PENDING for one that the step before this draws."""
         return [*self.request.tokens[self.start : self.end], *self.drafts]
-
-    @cached_property
-    def num_draws(self) -> int:
-        """How many tokens are drawn, one from each of the chunk's last rows."""
-        completes = self.end - len(self.drafts) == len(self.request.tokens)
-        return 1 + len(self.drafts) if completes else 0
 
     def standing(self, drawn: list[int]) -> list[int]:
         """The new tokens of the request, of those `drawn`."""

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 from .messages import FinishReason, Generate
 from .speculation import PromptLookup
 
+# Stands in `Request.tokens` for a token that a step in flight draws.
+PENDING = -1
+
 
 @dataclass(eq=False)
 class Request:
     """A sequence that grows: the prompt, then what was generated.
 
-    There are no phases. `computed` tokens have their keys and values in pages; the rest are wanted. When all are
-    computed the model's last row gives the next token, which is then wanted in turn.
+    There are no phases. `computed` tokens have their keys and values in pages, or will have when the steps in flight
+    have ended; the rest are wanted. When all are computed the model's last row gives the next token, which is then
+    wanted in turn, even before it is known.
 
     Attributes:
+        pending: how many tokens at the end are still being drawn.
         arrived: when it came, in seconds on the engine's clock.
         cached: how many of its prompt's tokens were taken over from the prefix cache.
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
@@ -29,6 +34,7 @@ class Request:
     seed: int
     tokens: list[int]
     arrived: float = 0.0
+    pending: int = 0
     computed: int = 0
     cached: int = 0
     reach: int = 0
@@ -59,13 +65,28 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens drawn so far, pending ones included."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
+    def known(self) -> int:
+        """Tokens of prompt and answer that are known."""
+        return len(self.tokens) - self.pending
+
+    @property
     def wanted(self) -> int:
-        """Tokens that are known but not computed."""
+        """Tokens that are not computed."""
         return len(self.tokens) - self.computed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its last token is drawn already, or being drawn."""
+        return self.generated >= self.spec.max_tokens
+
+    @property
+    def needs_its_tokens(self) -> bool:
+        """Whether its next step can be planned, or its next token drawn, only when all tokens before are known."""
+        return self.spec.speculate > 0
 
     @property
     def max_length(self) -> int:
@@ -85,12 +106,24 @@ class Request:
             self._lookup = PromptLookup(self.max_length + 1)
         return self._lookup.draft(self.tokens, count)
 
-    def append(self, token: int) -> None:
-        """Add a drawn token, and finish if it is the last one."""
+    def expect(self) -> None:
+        """Make a place for a token that is being drawn."""
         assert self.finish_reason is None, self.id
-        may_stop = self.may_stop()
-        self.tokens.append(token)
-        if may_stop and token in self.spec.stop_token_ids:
+        self.tokens.append(PENDING)
+        self.pending += 1
+
+    def receive(self, token: int) -> None:
+        """Put a drawn token into its place, and finish if it is the last one; what was drawn after it is dropped."""
+        assert self.finish_reason is None, self.id
+        if not self.pending:
+            self.expect()
+        self.tokens[self.known] = token
+        self.pending -= 1
+        drawn = self.known - self.prompt_tokens
+        if drawn > self.spec.min_tokens and token in self.spec.stop_token_ids:
             self.finish_reason = "stop"
-        elif self.generated >= self.spec.max_tokens:
+        elif drawn >= self.spec.max_tokens:
             self.finish_reason = "length"
+        if self.finish_reason is not None:
+            del self.tokens[self.known :]
+            self.pending = 0

@@ -1,9 +1,16 @@
-"""One forward pass: arrays to the device, the patched model over the pages, a token for every row that draws one."""
+"""One forward pass: arrays to the device, the patched model over the pages, a token for every row that draws one.
+
+On a GPU nothing here waits for it. The tokens that a step draws stay there for the next one, and are copied to the host
+behind it; whoever wants them waits for that copy alone.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from itertools import islice
 
+import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
@@ -11,7 +18,7 @@ from longreach_patches import KVPages, LoadedModel, PagedStep
 from .batch import BatchBuilder, HostBatch
 from .errors import DeviceLostError
 from .graphs import DecodeGraphs
-from .plan import StepPlan
+from .plan import Chunk, StepPlan
 from .sampler import Draw, SamplingTensors, sample
 
 
@@ -28,32 +35,50 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
     return output.logits[0]
 
 
-class Runner:
-    """Executes plans on one device. It keeps no state of requests but the table of their pages."""
+def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
+    return torch.where(input_ids < 0, drawn[rows], input_ids)
 
-    def __init__(self, loaded: LoadedModel, pages: KVPages, builder: BatchBuilder, graphs: DecodeGraphs | None) -> None:
+
+class Runner:
+    """Executes plans on one device. It keeps of requests the table of their pages and the token each drew last.
+
+    `drawn` (max_num_seqs,) int64 are those tokens, by the requests' rows.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pages: KVPages,
+        builder: BatchBuilder,
+        drawn: torch.Tensor,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        self.overlaps = loaded.device.type == "cuda"
         self._loaded = loaded
         self._pages = pages
         self._builder = builder
+        self._drawn = drawn
         self._graphs = graphs
         self._vocab_size = loaded.config.vocab_size
-        self._previous: torch.cuda.Event | None = None
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> dict[str, list[int]]:
-        """Compute every chunk of `plan`; the tokens (or NOT_A_NUMBER) of each request whose chunk draws any."""
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
-        drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         if self._graphs is not None and plan.is_decode_only:
             logits = self._graphs.replay(batch)
         else:
             logits = self._eager(batch)
-        if not drawing:
-            self._wait_for_previous_step()
-            return {}
+        drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, after) for chunk in drawing for after in range(chunk.num_draws)]
-        tokens = iter(sample(logits, SamplingTensors.of(draws, self._vocab_size, self._loaded.device)).tolist())
-        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in drawing}
+        tokens = logits.new_empty(0, dtype=torch.int64)
+        if draws:
+            how = SamplingTensors.of(draws, self._vocab_size, torch.device("cpu"))
+            tokens = sample(logits, self._moved(how))
+        result = _Drawn(drawing, tokens)
+        self._remember(drawing, tokens)  # last: until then the step can be launched again
+        return result
 
     def clean(self, pages: list[int]) -> None:
         """Fill pages with zeros."""
@@ -65,7 +90,6 @@ class Runner:
         Raises:
             DeviceLostError: the error was one that CUDA does not recover from.
         """
-        self._previous = None
         if self._loaded.device.type == "cpu":
             return
         try:
@@ -74,21 +98,34 @@ class Runner:
         except RuntimeError as error:  # torch's errors of CUDA are among them
             raise DeviceLostError(str(error).strip().partition("\n")[0]) from error
 
-    def _wait_for_previous_step(self) -> None:
-        """Let the host run one step ahead of the GPU and no further, so that progress and cancelling mean something."""
+    def _moved(self, how: SamplingTensors) -> SamplingTensors:
+        """The tensors of `how` on the device, without waiting for it."""
         if self._loaded.device.type == "cpu":
+            return how
+        values = {field.name: getattr(how, field.name) for field in dataclasses.fields(how)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        moved = {name: value.pin_memory().to(self._loaded.device, non_blocking=True) for name, value in tensors.items()}
+        return dataclasses.replace(how, **moved)
+
+    def _remember(self, drawing: list[Chunk], tokens: torch.Tensor) -> None:
+        """Keep the last token of each request, which the next step may take up before the host knows it."""
+        if not self.overlaps or not drawing:
             return
-        if self._previous is not None:
-            self._previous.synchronize()
-        self._previous = torch.cuda.Event()
-        self._previous.record()
+        rows = np.array([chunk.request.row for chunk in drawing])
+        last = np.cumsum([chunk.num_draws for chunk in drawing]) - 1
+        rows, last = upload([rows, last], self._loaded.device)
+        # What is not a number ends its request one step late; until then it stands for some token.
+        self._drawn[rows] = tokens[last].clamp(min=0)
 
     def _eager(self, batch: HostBatch) -> torch.Tensor:
         device = self._loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.draw_rows], device)
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.draw_rows, batch.rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, draw_rows = long
+        input_ids, positions, slots, draw_rows, rows = long
         cu_seqlens_q, context_lens, page_table = short
+        if self.overlaps and batch.num_decodes:
+            alone = slice(batch.num_decodes)
+            input_ids[alone] = fill_pending(input_ids[alone], rows[alone], self._drawn)
         paged = PagedBatch(
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
@@ -98,6 +135,25 @@ class Runner:
             num_decodes=batch.num_decodes,
         )
         return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, draw_rows)
+
+
+class _Drawn:
+    """The tokens of a step by request, on their way to the host."""
+
+    def __init__(self, drawing: list[Chunk], tokens: torch.Tensor) -> None:
+        self._drawing = drawing
+        self._tokens = tokens
+        self._arrived: torch.cuda.Event | None = None
+        if tokens.is_cuda:
+            self._tokens = torch.empty_like(tokens, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def __call__(self) -> dict[str, list[int]]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        tokens = iter(self._tokens.tolist())
+        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}
 
 
 def upload(arrays: list, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from longreach.engine.messages import Generate
 from longreach.engine.plan import StepPlan
-from longreach.engine.request import Request
+from longreach.engine.request import PENDING, Request
 from longreach.engine.sampler import NOT_A_NUMBER
 from longreach.engine.step_time import StepCost
 
@@ -39,26 +39,34 @@ def expected_stream(spec: Generate, seed: int, vocabulary: int) -> list[int]:
 
 
 class SimulatedRunner:
-    """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given."""
+    """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given.
 
-    def __init__(self, page_size: int, vocabulary: int = 3, cost: StepCost | None = None) -> None:
+    With `overlaps` it behaves as a GPU does: results are taken later than steps are launched.
+    """
+
+    def __init__(
+        self, page_size: int, vocabulary: int = 3, cost: StepCost | None = None, overlaps: bool = False
+    ) -> None:
+        self.overlaps = overlaps
         self.now = 0.0
         self.computed_tokens = 0
         self.steps = 0
-        self.not_numbers: set[int] = set()  # pages in which a test says there is what is no number
         self.after_step: Callable[[StepPlan], None] = lambda plan: None
         self.broken: set[str] = set()  # requests whose numbers break the next time that they draw
+        self.not_numbers: set[int] = set()  # pages that hold what is no number
+        self.before_result: Callable[[], None] = lambda: None
         self._page_size = page_size
         self._vocabulary = vocabulary
         self._cost = cost
         self._contents: dict[tuple[int, int], bytes] = {}
+        self._drawn: dict[int, int] = {}  # by row
 
     def clock(self) -> float:
         """Seconds of simulated time."""
         return self.now
 
-    def run(self, plan: StepPlan) -> dict[str, list[int]]:
-        """As `StepRunner.run`."""
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        """As `StepRunner.launch`."""
         self.steps += 1
         self.computed_tokens += plan.num_tokens
         if self._cost is not None:
@@ -66,17 +74,26 @@ class SimulatedRunner:
         drawn = {}
         for chunk in plan.chunks:
             read = chunk.request.pages[: -(-chunk.end // self._page_size)]
-            assert not self.not_numbers.intersection(read), "a step reads a page that was to be cleaned"
-            states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(chunk.token_ids)]
+            clean = chunk.request.id in self.broken or not self.not_numbers.intersection(read)
+            assert clean, "a step reads a page that was to be cleaned"
+            tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
+            states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(tokens)]
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
         self.after_step(plan)
         for chunk in plan.chunks:
-            if chunk.request.id in self.broken and chunk.num_draws:
-                drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
-                self.not_numbers.update(chunk.request.pages[chunk.start // self._page_size :])
-        return drawn
+            if chunk.num_draws:
+                self._drawn[chunk.request.row] = drawn[chunk.request.id][-1]
+                if chunk.request.id in self.broken:
+                    drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
+                    self.not_numbers.update(chunk.request.pages[chunk.start // self._page_size :])
+
+        def result() -> dict[str, list[int]]:
+            self.before_result()
+            return drawn
+
+        return result
 
     def clean(self, pages: list[int]) -> None:
         """As `StepRunner.clean`: what the pages held is gone."""

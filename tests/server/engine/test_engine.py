@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from longreach.engine.build import build_engine
@@ -69,6 +70,36 @@ def test_requests_in_a_crowd_get_what_each_gets_alone(model_dir: Path, temperatu
     together, _, failures = drain(engine)
     assert together == alone
     assert not failures
+    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("promised", [1, 1024])
+def test_planning_ahead_of_the_tokens_does_not_change_an_answer(
+    model_dir: Path, temperature: float, promised: int
+) -> None:
+    """With results taken one step late, as on a GPU: stops, preemptions, drafts and cached prompts among others."""
+    own = {f"r{n}": ids(n, seed=n) for n in (3, 20, 41, 60, 77)} | {"copy": ids(77, seed=77)}
+    specs = {name: spec(name, prompt, temperature, max_tokens=50) for name, prompt in own.items()}
+    plain, _ = build(model_dir)
+    alone: dict[str, list[int]] = {}
+    for one in specs.values():
+        plain.submit(one)
+        alone |= drain(plain)[0]
+    engine, _ = build(model_dir, kv_cache_bytes=16 * 16 * 512)
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=promised)
+    engine._runner.overlaps = True
+    stop = alone["r41"][30]
+    for name, one in specs.items():
+        more = {"r20": {"speculate": 3}, "r41": {"stop_token_ids": [stop]}}.get(name, {})
+        assert engine.submit(msgspec.structs.replace(one, **more)) is None
+    requests = [*engine.scheduler.waiting.values()]
+    tokens, updates, failures = drain(engine)
+    assert not failures
+    alone["r41"] = alone["r41"][: alone["r41"].index(stop) + 1]
+    assert tokens == alone
+    assert updates["r41"][-1].finish_reason == "stop"
+    assert promised > 1 or any(request.preempted for request in requests), "there was room for all"
     assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
 
 
@@ -170,21 +201,19 @@ def test_what_cannot_run_fails_as_the_callers_fault(model_dir: Path) -> None:
 
 
 class _Faulty:
-    """Stands in for the runner: `fault` may raise before a step or change what it drew; pages are looked at."""
+    """Stands in for the runner: `fault` may raise before a step; what it reads is looked at."""
 
     def __init__(self, engine: Engine) -> None:
         self.real = engine._runner
+        self.overlaps = False
         self.fault: Callable[[StepPlan], None] = lambda plan: None
-        self.change: Callable[[dict[str, list[int]]], None] = lambda drawn: None
         self.dirty_reads = 0
 
-    def run(self, plan: StepPlan) -> dict[str, list[int]]:
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         self.fault(plan)
         for chunk in plan.chunks:
             self.dirty_reads += any(self.pages.values[0][page].isnan().any() for page in chunk.request.pages)
-        drawn = self.real.run(plan)
-        self.change(drawn)
-        return drawn
+        return self.real.launch(plan)
 
     @property
     def pages(self) -> KVPages:
@@ -202,6 +231,8 @@ def faulty(model_dir: Path) -> tuple[Engine, _Faulty]:
     """An engine whose steps fail as the test says."""
     engine, _ = build(model_dir, prefix_cache=False)
     engine._runner = _Faulty(engine)  # type: ignore[assignment]
+    for values in engine._runner.pages.values:  # type: ignore[attr-defined]
+        values.zero_()  # memory on a CPU comes as it is
     return engine, engine._runner  # type: ignore[return-value]
 
 
@@ -259,6 +290,26 @@ def test_a_lost_device_ends_the_process_instead_of_one_request_after_the_other(f
     engine.submit(spec("a", ids(5, seed=1)))
     with pytest.raises(DeviceLostError):
         engine.step()
+
+
+def test_an_error_that_shows_late_ends_the_requests_of_its_step_only(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+    launch, recovered = runner.launch, []
+
+    def late(plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        result = launch(plan)
+        return result if recovered or "b" not in names_in(plan) else broken
+
+    def broken() -> dict[str, list[int]]:
+        raise RuntimeError("boom")
+
+    runner.launch, runner.recover = late, lambda: recovered.append(True)  # type: ignore[method-assign]
+    for name in "ab":
+        engine.submit(spec(name, ids(5, seed=1)))
+    assert {failed.request_id for failed in drain(engine)[2]} == {"a", "b"}
+    assert recovered
+    engine.submit(spec("c", ids(5, seed=1)))
+    assert len(drain(engine)[0]["c"]) == 12
 
 
 def test_a_row_that_is_no_number_fails_alone_and_leaves_no_trace_in_its_pages(faulty: tuple[Engine, _Faulty]) -> None:
@@ -347,3 +398,27 @@ def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -
     queries = range(60 + 4)  # the last token is not computed
     assert engine.stats.causal_pairs == 2 * sum(q + 1 for q in queries)
     assert engine.stats.computed_pairs == sum(q + 1 for q in queries) + sum(min(q + 1, 9) for q in queries)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 300}, "longer than the 256 positions of this model; use --max-model-len 256 or less"),
+        (
+            {"max_model_len": 200, "kv_cache_bytes": 1 << 15},
+            r"100.0 KiB and 32.0 KiB are there; .* --max-model-len 64",
+        ),
+        ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
+        ({"max_num_seqs": 100}, "max_num_seqs"),
+        ({"attention_backend": "hopper"}, r"backend: .hopper. takes fp16 or bf16"),
+    ],
+)
+def test_settings_that_cannot_hold_are_named(model_dir: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(model_dir, **changes)
+
+
+def test_the_length_that_really_fits_is_announced(model_dir: Path) -> None:
+    _, started = build(model_dir, kv_cache_bytes=1 << 15)
+    assert started.max_model_len == started.kv_tokens == 64
+    assert (started.attention_backend, started.dtype, started.eos_token_ids) == ("cpu", "float32", [2])

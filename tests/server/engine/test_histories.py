@@ -23,6 +23,7 @@ from longreach.engine.step_time import StepCost
 from .simulation import SimulatedRunner, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
+LOGGERS = ("longreach.engine.engine", "longreach.engine.isolation")
 # Documents that begin alike, that differ at once, and one that repeats itself.
 DOCUMENTS = [
     [1] * 40 + [2] * 40,
@@ -42,12 +43,13 @@ class Histories(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4]),
         max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
         promised=st.sampled_from([0, 1, 5, 100]),
+        overlaps=st.booleans(),
     )
-    def start(self, pages: int, page_size: int, max_itl: float, promised: int) -> None:
+    def start(self, pages: int, page_size: int, max_itl: float, promised: int, overlaps: bool) -> None:
         self.page_size = page_size
         pool = PagePool(pages * 4 // page_size, page_size)
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised)
-        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4))
+        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps=overlaps)
         self.runner.after_step = self.while_a_step_runs
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
@@ -56,7 +58,10 @@ class Histories(RuleBasedStateMachine):
         self.cancel_in_step: str | None = None
         self.too_large: int | None = None
         self.doomed: set[str] = set()
-        logging.getLogger("longreach.engine.isolation").setLevel(logging.CRITICAL)
+        self.fail_result = self.failed_result = False
+        self.runner.before_result = self.while_a_result_is_fetched
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
     @rule(
         target=requests,
@@ -112,6 +117,10 @@ class Histories(RuleBasedStateMachine):
     def break_the_numbers_of_one(self, name: str) -> None:
         self.runner.broken.add(name)
 
+    @rule()
+    def fail_the_next_result(self) -> None:
+        self.fail_result = True
+
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -119,10 +128,12 @@ class Histories(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def step(self) -> None:
-        before = self.runner.steps
+        self.failed_result = False
+        before, in_flight = self.runner.steps, self.engine._in_flight
         for news in self.engine.step():
             if isinstance(news, Failed):
-                assert news.request_id in self.doomed | self.runner.broken, "it did nothing wrong"
+                wrong = news.request_id in self.doomed | self.runner.broken
+                assert wrong or self.failed_result, "it did nothing wrong"
                 assert self.alive.pop(news.request_id, None) is not None
                 continue
             for update in news.updates:
@@ -135,7 +146,8 @@ class Histories(RuleBasedStateMachine):
                 assert (update.finish_reason is not None) == (stream == expected)
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
-        assert self.runner.steps > before or not self.alive, "requests are there and nothing is computed"
+        moved = self.runner.steps > before or in_flight is not None
+        assert moved or not self.alive, "requests are there and nothing is computed"
 
     def while_a_step_runs(self, plan: StepPlan) -> None:
         if self.too_large is not None and len(plan.chunks) > self.too_large:
@@ -147,6 +159,11 @@ class Histories(RuleBasedStateMachine):
             self.cancel(self.cancel_in_step)
             self.cancel_in_step = None
 
+    def while_a_result_is_fetched(self) -> None:
+        if self.fail_result:
+            self.fail_result, self.failed_result = False, True
+            raise RuntimeError("a step that fails after it was launched, on purpose")
+
     @invariant()
     def nothing_is_lost(self) -> None:
         scheduler = self.engine.scheduler
@@ -156,7 +173,8 @@ class Histories(RuleBasedStateMachine):
             assert scheduler.pool.num_available == scheduler.pool.num_pages
 
     def teardown(self) -> None:
-        logging.getLogger("longreach.engine.isolation").setLevel(logging.NOTSET)
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.NOTSET)
         for _ in range(5000):
             if not self.engine.has_work:
                 break

@@ -1,0 +1,12 @@
+"""A decoder layer in few kernels: joined projections, rotary with the write into pages, the gated activation.
+
+On a GPU the kernels are plain Triton; on a CPU the same functions are a few lines of torch, which are also what the
+kernels are tested against.
+"""
+
+from .activation import silu_mul
+from .layer import FusedLayer
+from .products import product
+from .rotary import rotate_and_write
+
+__all__ = ["FusedLayer", "product", "rotate_and_write", "silu_mul"]
