@@ -143,11 +143,11 @@ def test_a_stopped_engine_is_seen_at_once_and_replaced_in_the_end(model_dir: Pat
 SLOW_STEPS = """
 import sys, time
 from longreach.engine import process, runner
-plain = runner.Runner.run
+plain = runner.Runner.launch
 def slow(self, plan):
     time.sleep(3)
     return plain(self, plan)
-runner.Runner.run = slow
+runner.Runner.launch = slow
 process.main()
 """
 
