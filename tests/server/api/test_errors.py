@@ -15,6 +15,7 @@ import pytest
 from longreach.api.service import Service
 from longreach.config import load_settings
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
+from longreach.text.detokenizer import Detokenizer
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
@@ -368,6 +369,31 @@ def test_an_engine_that_does_not_respond_gets_no_requests_until_it_does(server: 
     error_of(server.complete(), 503, "engine_stalled")
     server.engine.stalled = False
     assert server.complete().status_code == 200
+
+
+def test_an_exception_in_the_text_of_one_request_is_nobody_elses(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Detokenizer.push
+
+    def push(self: Detokenizer, token: int) -> str:
+        if token == 77:
+            raise IndexError("secret")
+        return plain(self, token)
+
+    monkeypatch.setattr(Detokenizer, "push", push)
+    server.engine.hold_decode_after = 2
+    with server.connect(orjson.dumps({"model": MODEL, "prompt": [5] * 6, "stream": True})) as sock:
+        eventually(lambda: len(server.engine.running) == 1)
+        server.engine.hold_decode_after = None
+        assert b'"finish_reason":"stop"' in _rest(sock.makefile("rb"))
+        for stream in (False, True):
+            response = server.complete(prompt=[5, 77, 5], stream=stream)
+            error = last_error(response.text) if stream else error_of(response, 500, "internal_error")
+            assert error["code"] == "internal_error"
+            assert "secret" not in response.text
+    assert server.complete(prompt=[5, 6]).status_code == 200
+    eventually(lambda: not server.engine.running)
 
 
 def test_an_unexpected_exception_is_a_500_without_internals(
