@@ -250,6 +250,27 @@ async def engine_stopped(server: ServerProcess) -> dict[str, Any]:
     return {"seconds_until_not_ready": round(seen, 2), "seconds_until_ready": round(again, 2)}
 
 
+async def long_prefill(words: int) -> dict[str, Any]:
+    """One long prompt, on a server of its own: the probes stay green all the while."""
+    arguments = ("--max-model-len", "128k", "--kv-cache-memory", "1GiB", "--no-prefix-cache")
+    with ServerProcess(*arguments) as server:
+        await asyncio.to_thread(server.until_ready)
+        run = Run(server, "long")
+        start = time.monotonic()
+        task = asyncio.create_task(run.ask(words, max_tokens=1))
+        probes: Counter[tuple[str, int]] = Counter()
+        while not task.done():
+            for path in ("/health", "/ready"):
+                probes[path, await asyncio.to_thread(server.probe, path)] += 1
+            await asyncio.sleep(0.2)
+        seconds = time.monotonic() - start
+        assert task.result().finish == "length", task.result()
+        assert set(probes) == {("/health", 200), ("/ready", 200)}, probes
+        run.check()
+        tokens = server.total("vllm:prompt_tokens_total")
+    return {"prompt_tokens": int(tokens), "seconds": round(seconds, 1), "probes": probes.total()}
+
+
 async def api_killed(server: ServerProcess) -> dict[str, Any]:
     """kill -9 of the server's own process: no engine is left."""
     run = Run(server, "orphan")

@@ -32,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {
     "engine_killed": lambda server: scenarios.engine_killed(server, 32),
     "steady": lambda server: scenarios.steady(server, 10_000),
     "slow_readers": lambda server: scenarios.slow_readers(server, 200, tokens=1000),
+    "long_prefill": lambda _: scenarios.long_prefill(40_000),
     "terminated": lambda server: scenarios.terminated(server, 64),
     "api_killed": scenarios.api_killed,
 }
