@@ -186,6 +186,12 @@ class Settings(BaseSettings):
     write_timeout: Real = Field(
         60.0, ge=0.01, le=3600, description="Seconds after which a reader that does not read is disconnected."
     )
+    max_grammar_bytes: Bytes = Field(
+        64 * 2**10, ge=64, le=2**24, description="Longest JSON schema, regular expression or grammar of a request."
+    )
+    max_grammar_seconds: Whole = Field(
+        1, ge=1, le=60, description="Longest processor time that one of these may take to compile."
+    )
     shutdown_grace_seconds: Real = Field(
         30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
     )

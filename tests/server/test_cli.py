@@ -33,6 +33,8 @@ FLAGS = [
     "--max-body-bytes",
     "--max-connections",
     "--max-engine-restarts",
+    "--max-grammar-bytes",
+    "--max-grammar-seconds",
     "--max-itl",
     "--max-model-len",
     "--max-num-seqs",

@@ -12,7 +12,10 @@ from longreach.metrics import CONTENT_TYPE
 router = APIRouter()
 
 
-@router.get("/metrics")
+_TEXT = {"responses": {"200": {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}}}
+
+
+@router.get("/metrics", openapi_extra=_TEXT)
 async def metrics(request: Request) -> Response:
     """The server's metrics for Prometheus."""
     service: Service = request.app.state.service

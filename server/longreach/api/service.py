@@ -8,16 +8,20 @@ import enum
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
+
+import msgspec
 
 from longreach.api.auth import ApiKeys
+from longreach.api.chat_prompt import Chat
+from longreach.api.grammars import GrammarCompiler, Kind
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
-from longreach.text.tokenizer import Tokenizer
+from longreach.text.tokenizer import Tokenizer, model_file
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +49,30 @@ class Engine(Protocol):
         """Raise a `QueueFullError` if a prompt of so many tokens cannot be taken now."""
         ...
 
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """Predicted time to read the rest of a request's prompt, or None before there is a basis."""
+        ...
+
     def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request; closing the generator cancels it."""
         ...
 
     async def stop(self) -> None:
         """End the engine."""
+        ...
+
+
+class Formed(Protocol):
+    """A request whose answer may have to follow a grammar."""
+
+    @property
+    def form(self) -> tuple[Kind, str | dict[str, Any]] | None:
+        """The grammar's kind and text."""
+        ...
+
+    @property
+    def form_field(self) -> str:
+        """The field that it comes from."""
         ...
 
 
@@ -82,10 +104,13 @@ class Service:
         self.bodies = 0  # bytes of the bodies of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
+        self._engine_config = settings.engine_config()
         self._draining = False
         self._gave_up = False
         self._engine: Engine | None = None
         self._tokenizer: Tokenizer | None = None
+        self._chat: Chat | None = None
+        self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,12 +123,17 @@ class Service:
             TokenizerError: the tokenizer cannot be used.
             EngineStartError: the engine never became ready.
         """
-        tokenizer = await asyncio.to_thread(Tokenizer.load, self.settings.model_source)
-        self.attach(await start_engine(self.settings.engine_config()), tokenizer)
+        source = self.settings.model_source
+        tokenizer = await asyncio.to_thread(Tokenizer.load, source)
+        chat = await asyncio.to_thread(Chat.load, source)
+        self._engine_config = msgspec.structs.replace(
+            self._engine_config, tokenizer_file=str(model_file(source, "tokenizer.json"))
+        )
+        self.attach(await start_engine(self._engine_config), tokenizer, chat)
 
-    def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def attach(self, engine: Engine, tokenizer: Tokenizer, chat: Chat) -> None:
         """Take requests from now on."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._chat = tokenizer, chat
         self._adopt(engine)
 
     async def restart(self, start_engine: StartEngine) -> None:
@@ -114,7 +144,7 @@ class Service:
         """
         assert self._engine is not None
         await self._engine.stop()
-        self._adopt(await start_engine(self.settings.engine_config()))
+        self._adopt(await start_engine(self._engine_config))
 
     def _adopt(self, engine: Engine) -> None:
         self.died.clear()
@@ -124,6 +154,23 @@ class Service:
     def give_up(self) -> None:
         """There will be no other engine."""
         self._gave_up = True
+
+    @property
+    def chat(self) -> Chat:
+        """How the model's chats are written and read; there once the service has been ready."""
+        assert self._chat is not None
+        return self._chat
+
+    async def compile_form(self, asked: Formed) -> str | None:
+        """The grammar that an answer has to follow, if it has to follow any.
+
+        Raises:
+            InvalidRequestError: it cannot be used.
+        """
+        if asked.form is None:
+            return None
+        kind, source = asked.form
+        return await self.grammars.compile(kind, source, asked.form_field)
 
     @property
     def phase(self) -> Phase:

@@ -57,10 +57,16 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     pool = PagePool(sized.num_pages, config.page_size)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
     hasher = PageHasher(config.page_size, config.model, str(loaded.dtype)) if config.prefix_cache else None
+    started = _started(loaded, pages, limits)
+    start_grammar = None
+    if config.tokenizer_file is not None:
+        from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
+
+        start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
+    runner = Runner(loaded, pages, builder, drawn, graphs)
     bands = [mask.band for mask in layer_masks(loaded.config)]
     pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, drawn, graphs), pairs=pairs)
-    return engine, _started(loaded, pages, limits)
+    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, start_grammar=start_grammar), started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:

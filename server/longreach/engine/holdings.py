@@ -130,5 +130,5 @@ class Holdings:
                 assert not self.pool.cache.is_named(page), f"{request.id} writes to page {page}, which is named"
 
     def _most_shared(self, request: Request) -> int:
-        """How many of its first pages a request can take over: its last token has to be computed."""
-        return min(len(request.digests), (len(request.tokens) - 1) // self._size)
+        """How many of its first pages a request can take over, given what it has to compute itself."""
+        return min(len(request.digests), request.skippable // self._size)

@@ -145,6 +145,8 @@ class Scheduler:
             request = chunk.request
             if self.running.get(request.id) is request:
                 request.computed = chunk.end - len(chunk.drafts)
+                if chunk.scored:
+                    request.scored = chunk.scored.stop
                 if chunk.num_draws:
                     request.expect()
 
@@ -238,6 +240,7 @@ class Scheduler:
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
+        rows = MAX_DRAFTS - sum(len(chunk.drafts) for chunk in streams)  # of logits, for prompts that are scored
         # Pages that this step, or one in flight, computes: whoever else wants them waits for them.
         claimed = {
             digest
@@ -253,12 +256,15 @@ class Scheduler:
             if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
                 continue
             self._holdings.take_over(request)
-            start, limit = request.computed, min(request.wanted, budget)
+            start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
+            if limit < 1:
+                continue
             length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
             if length < min(_LEAST_CHUNK, limit):
                 length = 0 if chunks else min(_LEAST_CHUNK, limit)
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if length:
+                rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length

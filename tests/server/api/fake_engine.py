@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Started, Stats, Update
+from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Stats, Update
 
 EOS_ID = 1
 
@@ -80,6 +80,10 @@ class EchoEngine:
         if self.full is not None:
             raise self.full
 
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """As `EngineClient.seconds_to_read`: a minute."""
+        return 60.0
+
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """As `EngineClient.generate`."""
         if not self.alive:
@@ -134,6 +138,8 @@ class EchoEngine:
                 tokens=[token],
                 finish_reason=finish,
                 waited=self.waited,
+                logprobs=[] if request.logprobs is None else [_logprob(token, request.logprobs)],
+                prompt_logprobs=_prompt_logprobs(request) if count == 1 else [],
             )
             if finish is not None:
                 return
@@ -144,3 +150,16 @@ class EchoEngine:
             await asyncio.sleep(0.002)
         if self._dead:
             raise EngineDeadError("the engine process ended unexpectedly (exit status -9)")
+
+
+def _logprob(token: int, top: int) -> Logprob:
+    """A made-up score: the token itself is the likeliest, then 5, 6, ..."""
+    others = [other for other in range(5, 5 + top) if other != token][: max(top - 1, 0)]
+    likeliest = [token, *others][:top]
+    return Logprob(token, -token / 100, likeliest, [-token / 100 - i for i in range(len(likeliest))])
+
+
+def _prompt_logprobs(request: Generate) -> list[Logprob]:
+    if request.prompt_logprobs is None:
+        return []
+    return [_logprob(token, request.prompt_logprobs) for token in request.prompt[1:]]

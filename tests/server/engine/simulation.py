@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from longreach.engine.messages import Generate
+from longreach.engine.messages import Generate, Logprob
 from longreach.engine.plan import StepPlan
 from longreach.engine.request import PENDING, Request
 from longreach.engine.sampler import NOT_A_NUMBER
@@ -72,6 +72,7 @@ class SimulatedRunner:
         if self._cost is not None:
             self.now += self._cost.seconds(plan.work)
         drawn = {}
+        scores = [(chunk.request, position) for chunk in plan.chunks for position in chunk.scored]
         for chunk in plan.chunks:
             read = chunk.request.pages[: -(-chunk.end // self._page_size)]
             clean = chunk.request.id in self.broken or not self.not_numbers.intersection(read)
@@ -91,6 +92,8 @@ class SimulatedRunner:
 
         def result() -> dict[str, list[int]]:
             self.before_result()
+            for request, position in scores:
+                request.logprobs[position] = Logprob(request.tokens[position], 0.0)
             return drawn
 
         return result

@@ -54,6 +54,7 @@ class Histories(RuleBasedStateMachine):
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
+        self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
         self.too_large: int | None = None
@@ -72,8 +73,19 @@ class Histories(RuleBasedStateMachine):
         speculate=st.integers(0, 4),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "other"]),
+        scored=st.booleans(),
     )
-    def add(self, document: list, length: int, max_tokens: int, stops: bool, speculate: int, priority: int, salt: str):
+    def add(
+        self,
+        document: list,
+        length: int,
+        max_tokens: int,
+        stops: bool,
+        speculate: int,
+        priority: int,
+        salt: str,
+        scored: bool,
+    ):
         spec = Generate(
             request_id=f"r{next(self.names)}",
             prompt=document[:length],
@@ -83,6 +95,7 @@ class Histories(RuleBasedStateMachine):
             speculate=speculate,
             priority=priority,
             cache_salt=salt,
+            prompt_logprobs=0 if scored else None,
         )
         failed = self.engine.submit(spec)
         assert (failed is not None) == (length + max_tokens > MODEL_LEN), failed
@@ -90,6 +103,7 @@ class Histories(RuleBasedStateMachine):
             return multiple()
         self.alive[spec.request_id] = spec
         self.streams[spec.request_id] = []
+        self.scores[spec.request_id] = [] if scored else spec.prompt[1:]
         return spec.request_id
 
     @rule(name=consumes(requests))
@@ -144,6 +158,9 @@ class Histories(RuleBasedStateMachine):
                 assert stream == expected[: len(stream)], spec
                 assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)
+                self.scores[update.request_id] += [score.token for score in update.prompt_logprobs]
+                assert self.scores[update.request_id] == spec.prompt[1:][: len(self.scores[update.request_id])]
+                assert not update.tokens or len(self.scores[update.request_id]) == len(spec.prompt) - 1
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
         moved = self.runner.steps > before or in_flight is not None
