@@ -69,7 +69,7 @@ class KVPages:
         ids = torch.tensor(pages)
         if self._storage.is_cuda:
             ids = ids.pin_memory().to(self._storage.device, non_blocking=True)
-        self._storage.index_fill_(2, ids, 0)
+        self._storage.view(torch.uint8).index_fill_(2, ids, 0)  # as bytes: not every dtype can be filled
 
 
 @dataclass(frozen=True)

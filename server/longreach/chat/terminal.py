@@ -172,7 +172,7 @@ class Terminal:
                 bar.stop()
 
     def _note(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False, highlight=False)
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(turn: Finished) -> str:
