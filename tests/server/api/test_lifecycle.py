@@ -161,8 +161,9 @@ def test_sigterm_drains_then_ends_what_is_left_and_exits_0(model_dir: Path, proc
     eventually(lambda: "engine took request 3" in process.log)
     process.process.send_signal(signal.SIGTERM)
     eventually(lambda: "finishing" in process.log)
-    health = httpx2.get(f"{url}/health")  # a balancer still learns the truth
-    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    for path, status in (("/health", 200), ("/ready", 503)):  # a balancer still learns the truth
+        answer = httpx2.get(url + path)
+        assert (answer.status_code, answer.json()) == (status, {"status": "draining"})
     error_of(process.post(url), 503, "shutting_down")
     first, second, whole = calls.join()
     for stream in (first, second):
