@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Waits for a step's end: the `num_draws` tokens (or NOT_A_NUMBER) of each request whose chunk draws any.
 Result = Callable[[], dict[str, list[int]]]
+_FAILED = "the model could not compute this request"
 
 
 class StepRunner(Protocol):
@@ -96,7 +97,7 @@ class Engine:
                 self._in_flight = _InFlight(plan, self._runner.launch(plan), start)
             except Exception:  # whatever it was, it ends these requests and not the server
                 logger.exception("a step of %d tokens could not be launched", plan.num_tokens)
-                news += self._fail_all(plan)
+                news += self._fail([chunk.request for chunk in plan.chunks], _FAILED)
             else:
                 self.scheduler.advance(plan)
         if before is not None:
@@ -114,9 +115,7 @@ class Engine:
             drawn = step.result()
         except Exception:  # as above
             logger.exception("a step of %d tokens failed", plan.num_tokens)
-            failures = self._fail_all(plan)
-            self.scheduler.settle({})
-            return failures
+            return _failures(self.scheduler.abandon(), _FAILED)
         now = self._clock()
         self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
         self._settled = now
@@ -133,9 +132,6 @@ class Engine:
         cost = None if plan.num_decodes == len(plan.chunks) else self.scheduler.step_time.cost
         return [*failures, Updates(updates, cost)] if updates else failures
 
-    def _fail_all(self, plan: StepPlan) -> list[Updates | Failed]:
-        return self._fail([chunk.request for chunk in plan.chunks], "the model could not compute this request")
-
     def _fail_stuck(self, chunks: list[Chunk]) -> list[Updates | Failed]:
         """End requests whose grammar could not say what may come next."""
         requests = [chunk.request for chunk in chunks]
@@ -145,10 +141,17 @@ class Engine:
     def _fail(
         self, requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
     ) -> list[Updates | Failed]:
+        """Forget those of the requests that are still here, and tell their callers."""
         here = [request for request in requests if self.scheduler.running.get(request.id) is request]
         for request in here:
             self.scheduler.discard(request)
-        return [Failed(request_id=request.id, kind=kind, message=message) for request in here]
+        return _failures(here, message, kind)
+
+
+def _failures(
+    requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
+) -> list[Updates | Failed]:
+    return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
 
 
 def _update(chunk: Chunk, length: int) -> Update:
