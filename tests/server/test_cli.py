@@ -27,6 +27,8 @@ FLAGS = [
     "--log-level",
     "--max-batched-tokens",
     "--max-body-bytes",
+    "--max-grammar-bytes",
+    "--max-grammar-seconds",
     "--max-itl",
     "--max-model-len",
     "--max-num-seqs",
