@@ -120,9 +120,9 @@ def product(
 
 def configure(outputs: int, dtype: torch.dtype, arch: int) -> Config:
     """The tile, as measured on an H200 with the weights of an 8B model; fewer loads in flight where there is less
-    shared memory (163 KB a block on sm_80, 99 KB on sm_86, sm_89 and sm_120)."""
+    shared memory (99 KB a block on sm_86, sm_89 and sm_120)."""
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
         return Config(16, 64, 4, 2)
-    stages = 5 if 90 <= arch < 120 else 3 if arch == 80 else 2
+    stages = 5 if 90 <= arch < 120 else 3
     wide = Config(64, 128, 4, stages)
     return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else Config(16, 256, 2, stages)
