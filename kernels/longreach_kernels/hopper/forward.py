@@ -24,12 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .decode_queue import barrier
 from .producer import ROWS, Buffers, barriers, next_item, produce
-from .softmax import Logits, pack, rescale, row_sums, softmax_step, unpack
+from .softmax import Logits, pack, pack8, rescale, row_sums, softmax_step, unpack, unpack8
 from .work_items import Batch, find_item, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
+P_OFFSET = gl.constexpr(5)
 
 
 @gluon.jit
@@ -58,6 +60,25 @@ def _mask(qk, rows, step, batch, item, logits, S: gl.constexpr):
     return gl.where(allowed, qk, float("-inf"))
 
 
+@gluon.constexpr_function
+def accumulator(columns, fp8):
+    """Layout of a product's result (64, columns) in the registers of a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
+
+
+@gluon.jit
+def _quantize(q_in, q, D: gl.constexpr, S: gl.constexpr):
+    """Queries (64, D) as e4m3 into `q`, each divided by a scale of its own: the scales, one a row of S."""
+    L: gl.constexpr = accumulator(D, True)
+    wide = q_in.load(L).to(gl.float32)
+    largest = gl.max(gl.abs(wide), 1)
+    scale = gl.where(largest > 0.0, largest * (1.0 / 448.0), 1.0)
+    q.store((wide * (1.0 / scale)[:, None]).to(gl.float8e4nv))
+    fence_async_shared()
+    barrier()
+    return gl.convert_layout(scale, gl.SliceLayout(1, S))
+
+
 @gluon.jit
 def _zero_beyond(v, keys_left, batch, D: gl.constexpr):
     """Set the values of keys beyond the end of a sequence to zero. Both consumers do, with the same result."""
@@ -78,6 +99,7 @@ def _walk(
     row_max,
     row_sum,
     q,
+    scale,
     rows,
     batch,
     item,
@@ -90,8 +112,9 @@ def _walk(
     the one before, whose p is carried on."""
     RING: gl.constexpr = buffers.RING
     dtype: gl.constexpr = buffers.q.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, batch.BN, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
+    FP8: gl.constexpr = buffers.FP8
+    S: gl.constexpr = accumulator(batch.BN, FP8)
+    O: gl.constexpr = accumulator(D, FP8)  # noqa: E741
     for step in range(begin, end):
         n = origin + step
         slot = n % RING
@@ -100,21 +123,33 @@ def _walk(
         keys = buffers.k.index(slot).reshape([batch.BN, D]).permute((1, 0))
         zero = gl.zeros([ROWS, batch.BN], gl.float32, S)
         qk_next = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
-        p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
+        if FP8:
+            p_op = unpack8(p, gl.DotOperandLayout(0, O, 4))
+        else:
+            p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        acc_next = warpgroup_mma(p_op, buffers.v.index(before).reshape([batch.BN, D]), acc, is_async=True)
+        if FP8:  # sums of fp8 products have 14 bits: those of a tile are summed in fp32
+            values = buffers.v.index(before).reshape([D, batch.BN]).permute((1, 0))
+            zero_out = gl.zeros([ROWS, D], gl.float32, O)
+            acc_next = warpgroup_mma(p_op, values, zero_out, use_acc=False, is_async=True)
+        else:
+            acc_next = warpgroup_mma(p_op, buffers.v.index(before).reshape([batch.BN, D]), acc, is_async=True)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
         mbarrier.arrive(buffers.k_empty.index(slot), count=1)
         if MASKED:
             qk = _mask(qk, rows, step, batch, item, logits, S)
-        p32, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
+        p32, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
         # Open already. The assembler likes to wait for P V first and to compute the softmax beside nothing, but it
         # moves that wait across no loop, and this barrier's wait is one.
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
+        if FP8:
+            tile_sum, _ = warpgroup_mma_wait(0, deps=(acc_next, p))
+            acc += tile_sum
+        else:
+            acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
         acc = rescale(acc, alpha, O)
-        p = pack(p32, dtype)
+        p = pack8(p32) if FP8 else pack(p32, dtype)
     return p, acc, row_max, row_sum
 
 
@@ -124,10 +159,12 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
     RING: gl.constexpr = buffers.RING
     BN: gl.constexpr = batch.BN
     dtype: gl.constexpr = buffers.q.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
+    FP8: gl.constexpr = buffers.FP8
+    S: gl.constexpr = accumulator(BN, FP8)
+    O: gl.constexpr = accumulator(D, FP8)  # noqa: E741
     rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
-    q = buffers.q.index(c).reshape([ROWS, D])
+    q_in = buffers.q.index(c).reshape([ROWS, D])
+    q = buffers.q8.index(c).reshape([ROWS, D])  # without fp8, the same
     o = buffers.o.index(c).reshape([ROWS, D])
     origin = gl.to_tensor(0)
     turn = gl.to_tensor(0)
@@ -140,12 +177,18 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             row_sum = row_sums(gl.zeros([ROWS, BN], gl.float32, S))
             if logits.SINKS:  # one more column of the softmax, without a value
                 sink = gl.load(logits.sinks + item.head).to(gl.float32) * LOG2E
-                row_max = gl.maximum(row_max, sink)
-                row_sum += 0.25
+                row_max = gl.maximum(row_max, sink - logits.OFFSET)
+                row_sum += 0.25 * 2**logits.OFFSET
             acc = gl.zeros([ROWS, D], gl.float32, O)
             slot = origin % RING
             parity = (origin // RING) & 1
             mbarrier.wait(buffers.q_full.index(c), filled & 1)
+            if FP8:
+                factor = logits.scale * gl.load(logits.k_scale + item.head // batch.GROUP)
+                scale = _quantize(q_in, q, D, S) * factor
+                mbarrier.arrive(buffers.q_empty.index(c), count=1)
+            else:
+                scale = logits.scale
             mbarrier.wait(buffers.k_full.index(slot), parity)
             keys = buffers.k.index(slot).reshape([BN, D]).permute((1, 0))
             zero = gl.zeros([ROWS, BN], gl.float32, S)
@@ -153,38 +196,47 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             qk = warpgroup_mma_wait(0, deps=(qk,))
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
             qk = _mask(qk, rows, 0, batch, item, logits, S)
-            p, _, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
-            p = pack(p, dtype)
-            if batch.RAGGED or batch.LISTED:
+            p, _, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
+            p = pack8(p) if FP8 else pack(p, dtype)
+            if not FP8 and (batch.RAGGED or batch.LISTED):
                 keys_left = item.num_keys - tile_of(batch, item, 0) * BN
                 if keys_left < BN:
                     mbarrier.wait(buffers.v_full.index(slot), parity)
                     _zero_beyond(buffers.v.index(slot).reshape([BN, D]), keys_left, batch, D)
             # fmt: off
             p, acc, row_max, row_sum = _walk(
-                1, item.right, origin, p, acc, row_max, row_sum, q, rows, batch, item, logits, buffers, D, True)
+                1, item.right, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item, logits, buffers, D, True)
             p, acc, row_max, row_sum = _walk(
-                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, rows, batch, item, logits,
+                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item, logits,
                 buffers, D, False)
             if batch.WINDOWED:
                 p, acc, row_max, row_sum = _walk(
-                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, rows, batch, item,
+                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item,
                     logits, buffers, D, True)
             # fmt: on
             origin += item.num_steps
             filled += 1
             last = (origin - 1) % RING
-            if buffers.OWN_OUT:
+            if buffers.OWN_OUT and not FP8:
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
-            p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
             mbarrier.wait(buffers.v_full.index(last), ((origin - 1) // RING) & 1)
-            values = buffers.v.index(last).reshape([BN, D])
-            acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, values, acc, is_async=True),))
+            if FP8:
+                p_op = unpack8(p, gl.DotOperandLayout(0, O, 4))
+                values = buffers.v.index(last).reshape([D, BN]).permute((1, 0))
+                zero_out = gl.zeros([ROWS, D], gl.float32, O)
+                tile_sum = warpgroup_mma(p_op, values, zero_out, use_acc=False, is_async=True)
+                acc += warpgroup_mma_wait(0, deps=(tile_sum,))
+            else:
+                p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
+                values = buffers.v.index(last).reshape([BN, D])
+                acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, values, acc, is_async=True),))
             mbarrier.arrive(buffers.v_empty.index(last), count=1)
 
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, S))
             seen = row_sum > 0.0
             safe_sum = gl.where(seen, row_sum, 1.0)
+            if FP8:
+                acc *= gl.load(logits.v_scale + item.head // batch.GROUP)
             result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(dtype)
             row_lse = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
             lse_rows = lse + item.q_outer * strides[0] + (item.q_row + rows).to(gl.int64) * strides[1]
@@ -221,6 +273,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
         "window",
         "sinks",
         "sharing",
+        "tiles_of_seq",
         "stride_lh",
         "stride_lt",
         "stride_oh",
@@ -265,6 +318,9 @@ def forward_kernel(
     sink_logits,
     scale_log2,
     softcap_log2,
+    k_scale,
+    v_scale,
+    tiles_of_seq,
     GROUP: gl.constexpr,
     D: gl.constexpr,
     BN: gl.constexpr,
@@ -290,24 +346,34 @@ def forward_kernel(
     # fmt: off
     batch = Batch(
         cu_q, cu_k, context_lens, table, stride_table, num_seqs, num_queries, num_keys, heads, section, num_items,
-        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing,
+        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing, tiles_of_seq,
         GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED,
     )
     # fmt: on
-    logits = Logits(scale_log2, softcap_log2, sink_logits, bits, bit_index, SOFTCAP, SINK_LOGITS)
+    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
+    OFFSET: gl.constexpr = P_OFFSET if FP8 else 0
+    # fmt: off
+    logits = Logits(
+        scale_log2, softcap_log2, sink_logits, bits, bit_index, k_scale, v_scale, SOFTCAP, SINK_LOGITS, OFFSET,
+    )
+    # fmt: on
     q = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
+    q8 = q
+    if FP8:
+        Q8: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, ROWS, D], gl.float8e4nv)
+        q8 = gl.allocate_shared_memory(gl.float8e4nv, [CONSUMERS, 1, ROWS, D], Q8)
     o = q
     if OWN_OUT:
         o = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
     # fmt: off
     buffers = Buffers(
-        q,
-        gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], k_desc.layout),
-        gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], v_desc.layout),
+        q, q8,
+        gl.allocate_shared_memory(k_desc.dtype, [RING, 1, BN, D], k_desc.layout),
+        gl.allocate_shared_memory(v_desc.dtype, [RING] + v_desc.block_type.shape, v_desc.layout),
         o, barriers(CONSUMERS, 1), barriers(CONSUMERS, 1), barriers(RING, 1), barriers(RING, CONSUMERS),
         barriers(RING, 1), barriers(RING, CONSUMERS),
         gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        barriers(2, 1), barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT,
+        barriers(2, 1), barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT, FP8,
     )
     fence_async_shared()
     strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-from .work_items import find_item, row_of, tile_of
+from .work_items import find_item, row_of, tile_of, transposed_row
 
 ROWS = gl.constexpr(64)  # of queries, a consumer warpgroup: the M of one wgmma
 
@@ -22,6 +22,7 @@ class Buffers:
     """Shared memory, and the barriers that say when each part is full or free again."""
 
     q: gl.shared_memory_descriptor
+    q8: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
@@ -37,11 +38,13 @@ class Buffers:
     RING: gl.constexpr
     CONSUMERS: gl.constexpr
     OWN_OUT: gl.constexpr
+    FP8: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self,
         q,
+        q8,
         k,
         v,
         o,
@@ -57,8 +60,10 @@ class Buffers:
         RING,
         CONSUMERS,
         OWN_OUT,
+        FP8,
     ):
         self.q = q
+        self.q8 = q8
         self.k = k
         self.v = v
         self.o = o
@@ -74,6 +79,7 @@ class Buffers:
         self.RING = gl.constexpr(RING)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.OWN_OUT = gl.constexpr(OWN_OUT)
+        self.FP8 = gl.constexpr(FP8)
 
 
 @gluon.jit
@@ -118,7 +124,8 @@ def produce(q_desc, k_desc, v_desc, counter, batch, buffers):
         item = find_item(batch, index)
         index = gl.num_programs(0) + gl.atomic_add(counter, 1)  # the next one, in time for it
         if item.num_steps > 0:
-            row = row_of(batch, item, tile_of(batch, item, 0))
+            tile = tile_of(batch, item, 0)
+            row = row_of(batch, item, tile)
             for c in gl.static_range(buffers.CONSUMERS):
                 mbarrier.wait(buffers.q_empty.index(c), (filled & 1) ^ 1)
                 mbarrier.expect(buffers.q_full.index(c), q_desc.block_type.nbytes)
@@ -133,11 +140,16 @@ def produce(q_desc, k_desc, v_desc, counter, batch, buffers):
                 mbarrier.expect(k_full, k_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(k_desc, [item.kv_outer, row, 0], k_full, buffers.k.index(slot))
                 # The next tile's place is looked up while this one waits for room.
-                next_row = row_of(batch, item, tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1)))
+                next_tile = tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1))
+                next_row = row_of(batch, item, next_tile)
+                v_row = row
+                if buffers.FP8:
+                    v_row = transposed_row(batch, item, tile, v_desc.block_type.shape[1])
                 mbarrier.wait(buffers.v_empty.index(slot), phase)
                 v_full = buffers.v_full.index(slot)
                 mbarrier.expect(v_full, v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, row, 0], v_full, buffers.v.index(slot))
+                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, v_row, 0], v_full, buffers.v.index(slot))
                 row = next_row
+                tile = next_tile
                 step += 1
     _publish(index, turn, buffers)

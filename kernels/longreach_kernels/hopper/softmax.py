@@ -21,18 +21,24 @@ class Logits:
     sinks: gl.tensor
     bits: gl.tensor
     bit_index: gl.tensor
+    k_scale: gl.tensor
+    v_scale: gl.tensor
     SOFTCAP: gl.constexpr
     SINKS: gl.constexpr
+    OFFSET: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, scale, softcap, sinks, bits, bit_index, SOFTCAP, SINKS):
+    def __init__(self, scale, softcap, sinks, bits, bit_index, k_scale, v_scale, SOFTCAP, SINKS, OFFSET):
         self.scale = scale
         self.softcap = softcap
         self.sinks = sinks
         self.bits = bits
         self.bit_index = bit_index
+        self.k_scale = k_scale
+        self.v_scale = v_scale
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.SINKS = gl.constexpr(SINKS)
+        self.OFFSET = gl.constexpr(OFFSET)
 
 
 @gluon.jit
@@ -48,26 +54,30 @@ def row_sums(p):
 
 
 @gluon.jit
-def softmax_step(qk, row_max, row_sum, logits):
+def softmax_step(qk, row_max, row_sum, scale, logits):
     """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
 
     The maximum is in log2 units. It stays as it is while it would grow by no more than 8: then p is at most 256, which
     is as exact, and what was summed before keeps its factor of 1. Where a row has seen nothing yet 0 stands for its
     maximum: no inf - inf.
     """
+    if scale.type.is_block():
+        wide = scale[:, None]
+    else:
+        wide = scale
     if logits.SOFTCAP:
         # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), the factors 2 log2(e) / cap in the scale. Masked stays masked.
-        capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * logits.scale) + 1.0))
+        capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * wide) + 1.0))
         qk = gl.where(qk == float("-inf"), float("-inf"), capped)
         tile_max = gl.max(qk, 1)
     else:
-        tile_max = gl.max(qk, 1) * logits.scale
-    new_max = gl.where(tile_max - row_max > 8.0, tile_max, row_max)
+        tile_max = gl.max(qk, 1) * scale
+    new_max = gl.where(tile_max - row_max > 8.0, tile_max - logits.OFFSET, row_max)
     safe = gl.where(new_max == float("-inf"), 0.0, new_max)
     if logits.SOFTCAP:
         p = gl.exp2(qk - safe[:, None])
     else:
-        p = gl.exp2(qk * logits.scale - safe[:, None])
+        p = gl.exp2(qk * wide - safe[:, None])
     alpha = gl.exp2(row_max - safe)
     lanes: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
     factors = gl.convert_layout(alpha, lanes, assert_trivial=True)[:, None]
@@ -89,6 +99,40 @@ def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
     even = (packed & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
     odd = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
     p = gl.join(even, odd).reshape([packed.shape[0], packed.shape[1] * 2])
+    return gl.convert_layout(p, layout, assert_trivial=True)
+
+
+@gluon.jit
+def pack8(p):
+    """p (64, BN) as e4m3, four to a register: int32 (64, BN / 4). A thread of a product's result holds two columns of
+    each eight, where the next product wants four in a row of its left operand: of 16 columns 2 t, 2 t + 1, 2 t + 8,
+    2 t + 9 become 4 t to 4 t + 3. The values' rows come in the same order (`transpose`)."""
+    ROWS: gl.constexpr = p.shape[0]
+    COLUMNS: gl.constexpr = p.shape[1]
+    quads = p.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS // 4, 2, 2])
+    even, odd = gl.split(quads)
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    asm: gl.constexpr = (
+        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }"
+    )
+    return gl.inline_asm_elementwise(
+        asm, "=r,r,r,r,r", [first, second, third, fourth], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _byte(packed, i: gl.constexpr):
+    return ((packed >> (8 * i)) & 0xFF).to(gl.int8).to(gl.float8e4nv, bitcast=True)
+
+
+@gluon.jit
+def unpack8(packed, layout: gl.constexpr):
+    """What `pack8` packed, in the layout of a left operand."""
+    low = gl.join(_byte(packed, 0), _byte(packed, 1))
+    high = gl.join(_byte(packed, 2), _byte(packed, 3))
+    p = gl.join(low, high).permute((0, 1, 3, 2)).reshape([packed.shape[0], packed.shape[1] * 4])
     return gl.convert_layout(p, layout, assert_trivial=True)
 
 
