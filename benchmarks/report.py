@@ -1,4 +1,4 @@
-"""Write the results as Markdown tables and draw them: one table and one PNG for each JSON.
+"""Write the results as Markdown tables and draw them: one table for each JSON, and one PNG if it tells of speed.
 
     python benchmarks/report.py benchmarks/results/*.json
 
@@ -21,9 +21,11 @@ PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 
 
 def table(result: dict) -> str:
-    """A Markdown table: of kernels, or with a row for each length and the columns of each run."""
+    """A Markdown table: of kernels, of errors, or with a row for each length and the columns of each run."""
     if "ceilings" in result:
         return kernels.table(result)
+    if "runs" not in result:
+        return _errors(result)
     runs = result["runs"]
     by_length = {run["name"]: {row["prompt_tokens"]: row for row in run["rows"]} for run in runs}
     lengths = sorted({length for rows in by_length.values() for length in rows})
@@ -37,10 +39,23 @@ def table(result: dict) -> str:
             row = by_length[run["name"]].get(length)
             cells += _cells(row) if row else ["", ""]
         lines.append(cells)
-    where = result["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
     model = result.get("model")
     what = f"{model['shape']} shape, {model['weights']} weights, {model['dtype']}; " if model else ""
+    return _markdown(lines, what, result["environment"])
+
+
+def _errors(result: dict) -> str:
+    """Root mean square errors of `benchmarks/fp8_accuracy.py`, in percent."""
+    names = list(result["rows"][0]["errors"])
+    lines = [["inputs", "keys", *names], ["---", "---:", *["---:"] * len(names)]]
+    for row in result["rows"]:
+        errors = (f"{100 * row['errors'][name]['rms']:.2f}" for name in names)
+        lines.append([row["distribution"], f"{row['keys']:,}", *errors])
+    return _markdown(lines, "percent of the result's root mean square; ", result["environment"])
+
+
+def _markdown(lines: list[list[str]], what: str, where: dict) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
     caption = f"{what}{where['device']}; {versions}; {where['date']}."
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
@@ -126,7 +141,7 @@ def main() -> None:
             sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
-        if not args.check:
+        if not args.check and ("ceilings" in result or "runs" in result):
             (draw_kernels if "ceilings" in result else draw)(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]

@@ -16,22 +16,16 @@ sequence: those keys are masked, and their values set to zero, for 0 times NaN i
 # (the stubs describe host functions; device functions take and return other types)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from .decode_queue import barrier
-from .producer import ROWS, Buffers, barriers, next_item, produce
-from .softmax import Logits, pack, pack8, rescale, row_sums, softmax_step, unpack, unpack8
+from .producer import Buffers, barriers, next_item, produce
+from .products import ROWS, accumulator, finish_sum, issue_scores, issue_sum, pack, quantize_queries
+from .softmax import Logits, rescale, row_sums, softmax_step
 from .work_items import Batch, find_item, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
-P_OFFSET = gl.constexpr(5)
+P_OFFSET = gl.constexpr(5)  # see `softmax_step`
 
 
 @gluon.jit
@@ -58,25 +52,6 @@ def _mask(qk, rows, step, batch, item, logits, S: gl.constexpr):
             near = columns[None, :] > (position - batch.window)[:, None]
             allowed = allowed & (near | (columns < batch.sinks - start)[None, :])
     return gl.where(allowed, qk, float("-inf"))
-
-
-@gluon.constexpr_function
-def accumulator(columns, fp8):
-    """Layout of a product's result (64, columns) in the registers of a warpgroup."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
-
-
-@gluon.jit
-def _quantize(q_in, q, D: gl.constexpr, S: gl.constexpr):
-    """Queries (64, D) as e4m3 into `q`, each divided by a scale of its own: the scales, one a row of S."""
-    L: gl.constexpr = accumulator(D, True)
-    wide = q_in.load(L).to(gl.float32)
-    largest = gl.max(gl.abs(wide), 1)
-    scale = gl.where(largest > 0.0, largest * (1.0 / 448.0), 1.0)
-    q.store((wide * (1.0 / scale)[:, None]).to(gl.float8e4nv))
-    fence_async_shared()
-    barrier()
-    return gl.convert_layout(scale, gl.SliceLayout(1, S))
 
 
 @gluon.jit
@@ -111,29 +86,18 @@ def _walk(
     """Steps `begin` to `end` of an item whose first step is the `origin`-th of its program: Q K^T of each beside P V of
     the one before, whose p is carried on."""
     RING: gl.constexpr = buffers.RING
-    dtype: gl.constexpr = buffers.q.dtype
-    FP8: gl.constexpr = buffers.FP8
-    S: gl.constexpr = accumulator(batch.BN, FP8)
-    O: gl.constexpr = accumulator(D, FP8)  # noqa: E741
+    BN: gl.constexpr = batch.BN
+    dtype: gl.constexpr = buffers.k.dtype
+    S: gl.constexpr = accumulator(BN, dtype)
+    O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
     for step in range(begin, end):
         n = origin + step
         slot = n % RING
         before = (n - 1) % RING
         mbarrier.wait(buffers.k_full.index(slot), (n // RING) & 1)
-        keys = buffers.k.index(slot).reshape([batch.BN, D]).permute((1, 0))
-        zero = gl.zeros([ROWS, batch.BN], gl.float32, S)
-        qk_next = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
-        if FP8:
-            p_op = unpack8(p, gl.DotOperandLayout(0, O, 4))
-        else:
-            p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
+        qk_next = issue_scores(q, buffers.k.index(slot), BN, D)
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        if FP8:  # sums of fp8 products have 14 bits: those of a tile are summed in fp32
-            values = buffers.v.index(before).reshape([D, batch.BN]).permute((1, 0))
-            zero_out = gl.zeros([ROWS, D], gl.float32, O)
-            acc_next = warpgroup_mma(p_op, values, zero_out, use_acc=False, is_async=True)
-        else:
-            acc_next = warpgroup_mma(p_op, buffers.v.index(before).reshape([batch.BN, D]), acc, is_async=True)
+        product, kept = issue_sum(p, buffers.v.index(before), acc, BN, D)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
         mbarrier.arrive(buffers.k_empty.index(slot), count=1)
         if MASKED:
@@ -142,14 +106,10 @@ def _walk(
         # Open already. The assembler likes to wait for P V first and to compute the softmax beside nothing, but it
         # moves that wait across no loop, and this barrier's wait is one.
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        if FP8:
-            tile_sum, _ = warpgroup_mma_wait(0, deps=(acc_next, p))
-            acc += tile_sum
-        else:
-            acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
+        acc = finish_sum(product, kept, acc)
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
         acc = rescale(acc, alpha, O)
-        p = pack8(p32) if FP8 else pack(p32, dtype)
+        p = pack(p32, dtype)
     return p, acc, row_max, row_sum
 
 
@@ -158,13 +118,12 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
     """Consumer warpgroup c: the 64 queries from 64 c on of each item."""
     RING: gl.constexpr = buffers.RING
     BN: gl.constexpr = batch.BN
-    dtype: gl.constexpr = buffers.q.dtype
-    FP8: gl.constexpr = buffers.FP8
-    S: gl.constexpr = accumulator(BN, FP8)
-    O: gl.constexpr = accumulator(D, FP8)  # noqa: E741
+    dtype: gl.constexpr = buffers.k.dtype
+    FP8: gl.constexpr = dtype == gl.float8e4nv
+    S: gl.constexpr = accumulator(BN, dtype)
+    O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
     rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
-    q_in = buffers.q.index(c).reshape([ROWS, D])
-    q = buffers.q8.index(c).reshape([ROWS, D])  # without fp8, the same
+    q = buffers.q_operand.index(c).reshape([ROWS, D])
     o = buffers.o.index(c).reshape([ROWS, D])
     origin = gl.to_tensor(0)
     turn = gl.to_tensor(0)
@@ -185,19 +144,16 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             mbarrier.wait(buffers.q_full.index(c), filled & 1)
             if FP8:
                 factor = logits.scale * gl.load(logits.k_scale + item.head // batch.GROUP)
-                scale = _quantize(q_in, q, D, S) * factor
+                scale = quantize_queries(buffers.q.index(c).reshape([ROWS, D]), q, gl.SliceLayout(1, S)) * factor
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
             else:
                 scale = logits.scale
             mbarrier.wait(buffers.k_full.index(slot), parity)
-            keys = buffers.k.index(slot).reshape([BN, D]).permute((1, 0))
-            zero = gl.zeros([ROWS, BN], gl.float32, S)
-            qk = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
-            qk = warpgroup_mma_wait(0, deps=(qk,))
+            qk = warpgroup_mma_wait(0, deps=(issue_scores(q, buffers.k.index(slot), BN, D),))
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
             qk = _mask(qk, rows, 0, batch, item, logits, S)
             p, _, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
-            p = pack8(p) if FP8 else pack(p, dtype)
+            p = pack(p, dtype)
             if not FP8 and (batch.RAGGED or batch.LISTED):
                 keys_left = item.num_keys - tile_of(batch, item, 0) * BN
                 if keys_left < BN:
@@ -207,12 +163,12 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             p, acc, row_max, row_sum = _walk(
                 1, item.right, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item, logits, buffers, D, True)
             p, acc, row_max, row_sum = _walk(
-                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item, logits,
-                buffers, D, False)
+                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item,
+                logits, buffers, D, False)
             if batch.WINDOWED:
                 p, acc, row_max, row_sum = _walk(
-                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item,
-                    logits, buffers, D, True)
+                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, scale, rows, batch,
+                    item, logits, buffers, D, True)
             # fmt: on
             origin += item.num_steps
             filled += 1
@@ -220,16 +176,8 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             if buffers.OWN_OUT and not FP8:
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
             mbarrier.wait(buffers.v_full.index(last), ((origin - 1) // RING) & 1)
-            if FP8:
-                p_op = unpack8(p, gl.DotOperandLayout(0, O, 4))
-                values = buffers.v.index(last).reshape([D, BN]).permute((1, 0))
-                zero_out = gl.zeros([ROWS, D], gl.float32, O)
-                tile_sum = warpgroup_mma(p_op, values, zero_out, use_acc=False, is_async=True)
-                acc += warpgroup_mma_wait(0, deps=(tile_sum,))
-            else:
-                p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
-                values = buffers.v.index(last).reshape([BN, D])
-                acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, values, acc, is_async=True),))
+            product, kept = issue_sum(p, buffers.v.index(last), acc, BN, D)
+            acc = finish_sum(product, kept, acc)
             mbarrier.arrive(buffers.v_empty.index(last), count=1)
 
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, S))
@@ -237,7 +185,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             safe_sum = gl.where(seen, row_sum, 1.0)
             if FP8:
                 acc *= gl.load(logits.v_scale + item.head // batch.GROUP)
-            result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(dtype)
+            result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(out.dtype.element_ty)
             row_lse = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
             lse_rows = lse + item.q_outer * strides[0] + (item.q_row + rows).to(gl.int64) * strides[1]
             gl.store(lse_rows, row_lse, mask=item.first + rows < item.num_queries)
@@ -351,6 +299,7 @@ def forward_kernel(
     )
     # fmt: on
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
+    V_TILE: gl.constexpr = v_desc.block_type.shape
     OFFSET: gl.constexpr = P_OFFSET if FP8 else 0
     # fmt: off
     logits = Logits(
@@ -358,22 +307,22 @@ def forward_kernel(
     )
     # fmt: on
     q = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
-    q8 = q
+    q_operand = q
     if FP8:
         Q8: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, ROWS, D], gl.float8e4nv)
-        q8 = gl.allocate_shared_memory(gl.float8e4nv, [CONSUMERS, 1, ROWS, D], Q8)
+        q_operand = gl.allocate_shared_memory(gl.float8e4nv, [CONSUMERS, 1, ROWS, D], Q8)
     o = q
     if OWN_OUT:
         o = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
     # fmt: off
     buffers = Buffers(
-        q, q8,
+        q, q_operand,
         gl.allocate_shared_memory(k_desc.dtype, [RING, 1, BN, D], k_desc.layout),
-        gl.allocate_shared_memory(v_desc.dtype, [RING] + v_desc.block_type.shape, v_desc.layout),
+        gl.allocate_shared_memory(v_desc.dtype, [RING, 1, V_TILE[1], V_TILE[2]], v_desc.layout),
         o, barriers(CONSUMERS, 1), barriers(CONSUMERS, 1), barriers(RING, 1), barriers(RING, CONSUMERS),
         barriers(RING, 1), barriers(RING, CONSUMERS),
         gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        barriers(2, 1), barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT, FP8,
+        barriers(2, 1), barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT,
     )
     fence_async_shared()
     strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim)

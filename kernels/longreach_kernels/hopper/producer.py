@@ -12,17 +12,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
+from .products import ROWS
 from .work_items import find_item, row_of, tile_of, transposed_row
-
-ROWS = gl.constexpr(64)  # of queries, a consumer warpgroup: the M of one wgmma
 
 
 @aggregate
 class Buffers:
-    """Shared memory, and the barriers that say when each part is full or free again."""
+    """Shared memory, and the barriers that say when each part is full or free again. `q_operand` is the queries as
+    products take them: a rounded copy where keys are 8-bit floats, else `q` itself."""
 
     q: gl.shared_memory_descriptor
-    q8: gl.shared_memory_descriptor
+    q_operand: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
@@ -38,13 +38,12 @@ class Buffers:
     RING: gl.constexpr
     CONSUMERS: gl.constexpr
     OWN_OUT: gl.constexpr
-    FP8: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self,
         q,
-        q8,
+        q_operand,
         k,
         v,
         o,
@@ -60,10 +59,9 @@ class Buffers:
         RING,
         CONSUMERS,
         OWN_OUT,
-        FP8,
     ):
         self.q = q
-        self.q8 = q8
+        self.q_operand = q_operand
         self.k = k
         self.v = v
         self.o = o
@@ -79,7 +77,6 @@ class Buffers:
         self.RING = gl.constexpr(RING)
         self.CONSUMERS = gl.constexpr(CONSUMERS)
         self.OWN_OUT = gl.constexpr(OWN_OUT)
-        self.FP8 = gl.constexpr(FP8)
 
 
 @gluon.jit
@@ -143,7 +140,7 @@ def produce(q_desc, k_desc, v_desc, counter, batch, buffers):
                 next_tile = tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1))
                 next_row = row_of(batch, item, next_tile)
                 v_row = row
-                if buffers.FP8:
+                if v_desc.dtype == gl.float8e4nv:
                     v_row = transposed_row(batch, item, tile, v_desc.block_type.shape[1])
                 mbarrier.wait(buffers.v_empty.index(slot), phase)
                 v_full = buffers.v_full.index(slot)

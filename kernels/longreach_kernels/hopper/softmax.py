@@ -54,6 +54,15 @@ def row_sums(p):
 
 
 @gluon.jit
+def row_maxima(x):
+    """Maxima of x (64, BN) by rows. Four columns at a time: one after another, each would wait for the one before."""
+    ROWS: gl.constexpr = x.shape[0]
+    pairs = gl.max(x.reshape([ROWS, x.shape[1] // 8, 4, 2]), 3)
+    fours = gl.max(pairs.reshape([ROWS, 4, x.shape[1] // 32, 4]), 1)
+    return gl.convert_layout(gl.max(gl.max(fours, 1), 1), gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+
+
+@gluon.jit
 def softmax_step(qk, row_max, row_sum, scale, logits):
     """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
 
@@ -69,9 +78,9 @@ def softmax_step(qk, row_max, row_sum, scale, logits):
         # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), the factors 2 log2(e) / cap in the scale. Masked stays masked.
         capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * wide) + 1.0))
         qk = gl.where(qk == float("-inf"), float("-inf"), capped)
-        tile_max = gl.max(qk, 1)
+        tile_max = row_maxima(qk)
     else:
-        tile_max = gl.max(qk, 1) * scale
+        tile_max = row_maxima(qk) * scale
     new_max = gl.where(tile_max - row_max > 8.0, tile_max - logits.OFFSET, row_max)
     safe = gl.where(new_max == float("-inf"), 0.0, new_max)
     if logits.SOFTCAP:
@@ -82,58 +91,6 @@ def softmax_step(qk, row_max, row_sum, scale, logits):
     lanes: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
     factors = gl.convert_layout(alpha, lanes, assert_trivial=True)[:, None]
     return p, alpha, new_max, row_sum * factors + row_sums(p)
-
-
-@gluon.jit
-def pack(p, dtype: gl.constexpr):
-    """p (64, BN) as 16-bit numbers, two to a register: int32 (64, BN / 2). As 16-bit numbers, pairs would be taken
-    apart and put together again wherever p goes from one loop into another."""
-    even, odd = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
-    asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
-    return gl.inline_asm_elementwise(asm, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """What `pack` packed, in a layout whose registers hold the same elements."""
-    even = (packed & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
-    odd = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
-    p = gl.join(even, odd).reshape([packed.shape[0], packed.shape[1] * 2])
-    return gl.convert_layout(p, layout, assert_trivial=True)
-
-
-@gluon.jit
-def pack8(p):
-    """p (64, BN) as e4m3, four to a register: int32 (64, BN / 4). A thread of a product's result holds two columns of
-    each eight, where the next product wants four in a row of its left operand: of 16 columns 2 t, 2 t + 1, 2 t + 8,
-    2 t + 9 become 4 t to 4 t + 3. The values' rows come in the same order (`transpose`)."""
-    ROWS: gl.constexpr = p.shape[0]
-    COLUMNS: gl.constexpr = p.shape[1]
-    quads = p.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([ROWS, COLUMNS // 4, 2, 2])
-    even, odd = gl.split(quads)
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
-    asm: gl.constexpr = (
-        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; "
-        "cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }"
-    )
-    return gl.inline_asm_elementwise(
-        asm, "=r,r,r,r,r", [first, second, third, fourth], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def _byte(packed, i: gl.constexpr):
-    return ((packed >> (8 * i)) & 0xFF).to(gl.int8).to(gl.float8e4nv, bitcast=True)
-
-
-@gluon.jit
-def unpack8(packed, layout: gl.constexpr):
-    """What `pack8` packed, in the layout of a left operand."""
-    low = gl.join(_byte(packed, 0), _byte(packed, 1))
-    high = gl.join(_byte(packed, 2), _byte(packed, 3))
-    p = gl.join(low, high).permute((0, 1, 3, 2)).reshape([packed.shape[0], packed.shape[1] * 4])
-    return gl.convert_layout(p, layout, assert_trivial=True)
 
 
 @gluon.constexpr_function
