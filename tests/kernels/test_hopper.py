@@ -29,10 +29,12 @@ def test_every_configuration_compiles_for_sm90(head_dim: int, tmp_path: Path) ->
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 6
+    assert len(compiled) == 6 + (5 if head_dim in launch.FP8_HEAD_DIMS else 0)
     for name, facts in compiled.items():
+        fp8 = "fp8" in name
         assert facts["shared_bytes"] <= SHARED_BYTES, (name, facts)
         assert facts["wgmma"] > 0, (name, facts)
+        assert facts["wgmma_fp8"] == (facts["wgmma"] if fp8 else 0), (name, facts)
         assert facts["tma_loads"] > 0, (name, facts)
         # Only D=64, whose three consumers have 160 registers a thread, keeps addresses and positions in memory between
         # tiles and where tiles are masked.

@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from .producer import Buffers, barriers, next_item, produce
-from .products import ROWS, accumulator, finish_sum, issue_scores, issue_sum, pack, quantize_queries
+from .products import ROWS, accumulator, issue_scores, issue_sum, pack, quantize_queries
 from .softmax import Logits, rescale, row_sums, softmax_step
 from .work_items import Batch, find_item, tile_of
 
@@ -71,6 +71,8 @@ def _walk(
     origin,
     p,
     acc,
+    tile_sum,
+    alpha,
     row_max,
     row_sum,
     q,
@@ -84,10 +86,11 @@ def _walk(
     MASKED: gl.constexpr,
 ):
     """Steps `begin` to `end` of an item whose first step is the `origin`-th of its program: Q K^T of each beside P V of
-    the one before, whose p is carried on."""
+    the one before, whose p is carried on. Of 8-bit floats its P V is, too, and added up beside the next Q K^T."""
     RING: gl.constexpr = buffers.RING
     BN: gl.constexpr = batch.BN
     dtype: gl.constexpr = buffers.k.dtype
+    FP8: gl.constexpr = dtype == gl.float8e4nv
     S: gl.constexpr = accumulator(BN, dtype)
     O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
     for step in range(begin, end):
@@ -96,6 +99,8 @@ def _walk(
         before = (n - 1) % RING
         mbarrier.wait(buffers.k_full.index(slot), (n // RING) & 1)
         qk_next = issue_scores(q, buffers.k.index(slot), BN, D)
+        if FP8:
+            acc = rescale(acc + tile_sum, alpha, O)
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
         product, kept = issue_sum(p, buffers.v.index(before), acc, BN, D)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
@@ -106,11 +111,14 @@ def _walk(
         # Open already. The assembler likes to wait for P V first and to compute the softmax beside nothing, but it
         # moves that wait across no loop, and this barrier's wait is one.
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        acc = finish_sum(product, kept, acc)
+        product, kept = warpgroup_mma_wait(0, deps=(product, kept))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
-        acc = rescale(acc, alpha, O)
+        if FP8:
+            tile_sum = product
+        else:
+            acc = rescale(product, alpha, O)
         p = pack(p32, dtype)
-    return p, acc, row_max, row_sum
+    return p, acc, tile_sum, alpha, row_max, row_sum
 
 
 @gluon.jit
@@ -152,23 +160,25 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             qk = warpgroup_mma_wait(0, deps=(issue_scores(q, buffers.k.index(slot), BN, D),))
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
             qk = _mask(qk, rows, 0, batch, item, logits, S)
-            p, _, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
+            p, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
             p = pack(p, dtype)
             if not FP8 and (batch.RAGGED or batch.LISTED):
                 keys_left = item.num_keys - tile_of(batch, item, 0) * BN
                 if keys_left < BN:
                     mbarrier.wait(buffers.v_full.index(slot), parity)
                     _zero_beyond(buffers.v.index(slot).reshape([BN, D]), keys_left, batch, D)
+            tile_sum = gl.zeros([ROWS, D], gl.float32, O) if FP8 else gl.to_tensor(0)  # 16-bit products need none
             # fmt: off
-            p, acc, row_max, row_sum = _walk(
-                1, item.right, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item, logits, buffers, D, True)
-            p, acc, row_max, row_sum = _walk(
-                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, scale, rows, batch, item,
-                logits, buffers, D, False)
+            p, acc, tile_sum, alpha, row_max, row_sum = _walk(
+                1, item.right, origin, p, acc, tile_sum, alpha, row_max, row_sum, q, scale, rows, batch, item, logits,
+                buffers, D, True)
+            p, acc, tile_sum, alpha, row_max, row_sum = _walk(
+                gl.maximum(item.right, 1), item.middle, origin, p, acc, tile_sum, alpha, row_max, row_sum, q, scale,
+                rows, batch, item, logits, buffers, D, False)
             if batch.WINDOWED:
-                p, acc, row_max, row_sum = _walk(
-                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, scale, rows, batch,
-                    item, logits, buffers, D, True)
+                p, acc, tile_sum, alpha, row_max, row_sum = _walk(
+                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, tile_sum, alpha, row_max, row_sum, q,
+                    scale, rows, batch, item, logits, buffers, D, True)
             # fmt: on
             origin += item.num_steps
             filled += 1
@@ -177,8 +187,12 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
             mbarrier.wait(buffers.v_full.index(last), ((origin - 1) // RING) & 1)
             product, kept = issue_sum(p, buffers.v.index(last), acc, BN, D)
-            acc = finish_sum(product, kept, acc)
+            product, kept = warpgroup_mma_wait(0, deps=(product, kept))
             mbarrier.arrive(buffers.v_empty.index(last), count=1)
+            if FP8:
+                acc = rescale(acc + tile_sum, alpha, O) + product
+            else:
+                acc = product
 
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, S))
             seen = row_sum > 0.0

@@ -12,7 +12,7 @@ keep 14 bits only, so P V of a tile is summed by itself and added in fp32.
 # (the stubs describe host functions; device functions take and return other types)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .decode_queue import barrier
 
@@ -45,8 +45,8 @@ def issue_scores(q, k, BN: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def issue_sum(p, v, acc, BN: gl.constexpr, D: gl.constexpr):
-    """Begin P V with P as `pack` made it: the sum (64, D) under way, and what must stay in registers until it is done.
-    v is the shared memory of a value tile."""
+    """Begin P V with P as `pack` made it: the sum (64, D) under way, of 16-bit floats with `acc` in it, and what must
+    stay in registers until it is done. v is the shared memory of a value tile."""
     L: gl.constexpr = accumulator(D, v.dtype)
     if v.dtype == gl.float8e4nv:
         kept = p
@@ -57,15 +57,6 @@ def issue_sum(p, v, acc, BN: gl.constexpr, D: gl.constexpr):
         kept = _unpack16(p, v.dtype, gl.DotOperandLayout(0, L, 2))
         product = warpgroup_mma(kept, v.reshape([BN, D]), acc, is_async=True)
     return product, kept
-
-
-@gluon.jit
-def finish_sum(product, kept, acc):
-    """Wait for P V: `acc` with it."""
-    product, kept = warpgroup_mma_wait(0, deps=(product, kept))
-    if kept.dtype == gl.int32:
-        product += acc
-    return product
 
 
 @gluon.jit
