@@ -15,8 +15,7 @@ import json
 from pathlib import Path
 
 import torch
-from longreach_kernels import Causal, PagedBatch, paged_attention, reference, write_pages
-from longreach_kernels.rotation import rotate
+from longreach_kernels import Causal, PagedBatch, paged_attention, reference, rotate, write_pages
 from summary import environment
 from torch import Tensor
 

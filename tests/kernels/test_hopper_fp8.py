@@ -1,4 +1,4 @@
-"""Prefill over pages of 8-bit floats on Hopper, where both products are of 8-bit floats; and what it leaves to others."""
+"""Prefill over pages of 8-bit floats on Hopper, whose products are of 8-bit floats; rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from longreach_kernels import BlockSparse, Causal, Full, Mask, PagedBatch, Window, paged_attention, reference
+from longreach_kernels import BlockSparse, Causal, Full, Mask, PagedBatch, Window, paged_attention, reference, rotate
 from longreach_kernels.hopper import launch
 from longreach_kernels.hopper.transpose import transposed
-from longreach_kernels.rotation import rotate
 from torch import Tensor
 
 from .accuracy import eager_fp8, paged, tolerance
