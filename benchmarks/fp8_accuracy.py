@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from longreach_kernels import Causal, PagedBatch, paged_attention, reference, rotate, write_pages
@@ -39,7 +40,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch, backend: str, dty
     k_pages, v_pages = (
         torch.zeros(len(k) // PAGE, PAGE, KV_HEADS, D, device="cuda", dtype=torch.bfloat16).to(dtype) for _ in range(2)
     )
-    scales = {}
+    scales: dict[str, Any] = {}
     if dtype == torch.float8_e4m3fn:
         scales = {f"{name}_scale": x.float().abs().amax((0, 2)) / 448 for name, x in (("k", k), ("v", v))}
     write_pages(k, v, k_pages, v_pages, torch.arange(len(k), device="cuda"), **scales)
@@ -56,8 +57,10 @@ def errors(distribution: str, length: int) -> dict[str, dict[str, float]]:
         max_seqlen_q=QUERIES,
         max_context_len=length,
     )
-    pages = (x.view(-1, PAGE, KV_HEADS, D) for x in (k, v))
-    exact, _ = reference.paged_attention(q, *pages, batch, Causal(), scale=D**-0.5, compute_dtype=torch.float64)
+    k_pages, v_pages = (x.view(-1, PAGE, KV_HEADS, D) for x in (k, v))
+    exact, _ = reference.paged_attention(
+        q, k_pages, v_pages, batch, Causal(), scale=D**-0.5, compute_dtype=torch.float64
+    )
     size = exact.pow(2).mean().sqrt()
     fp8 = torch.float8_e4m3fn
     ways = {

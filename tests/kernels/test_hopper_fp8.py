@@ -173,7 +173,7 @@ class TestOnHopper:
     def test_a_query_gets_the_same_bits_alone_in_a_batch_and_in_any_chunk(self) -> None:
         q, k_pages, v_pages, batch = paged(QUERIES, CONTEXTS, 128, 8, 2, 128, torch.bfloat16, "cuda")
         (k8, k_scale), (v8, v_scale) = quantized(k_pages), quantized(v_pages)
-        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
         together = paged_attention(q, k8, v8, batch, backend="hopper", **scales)
         first = 100  # of the second sequence, of 256 queries and 4000 keys
         for begin, end in ((0, 256), (0, 130), (130, 256), (77, 205)):
@@ -198,7 +198,7 @@ class TestOnHopper:
     def test_nan_beyond_the_end_does_no_harm(self) -> None:
         q, k_pages, v_pages, batch = paged(QUERIES, CONTEXTS, 128, 8, 2, 128, torch.bfloat16, "cuda")
         (k8, k_scale), (v8, v_scale) = quantized(k_pages), quantized(v_pages)
-        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
         before = paged_attention(q, k8, v8, batch, backend="hopper", **scales)
         owned = torch.zeros(k8.shape[0] * 128, dtype=torch.bool, device="cuda")
         for pages, length in zip(batch.page_table.long(), CONTEXTS, strict=True):

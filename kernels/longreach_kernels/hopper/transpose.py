@@ -8,6 +8,8 @@ the keys, beside attention's, which is in proportion to queries times keys.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -64,6 +66,7 @@ def transposed(
         block: keys in a tile, a divisor of `page_size` and a multiple of 16.
     """
     num_seqs, heads = context_lens.shape[0], v.shape[1]
+    constants: dict[str, Any] = {"HEAD_DIM": v.shape[2], "D": width, "BN": block, "PAGE_SIZE": page_size}
     out = torch.empty((heads, num_seqs * tiles_of_seq * width, block), dtype=v.dtype, device=v.device)
     transpose_kernel[(tiles_of_seq, num_seqs, heads)](
         v.view(torch.uint8),
@@ -74,9 +77,6 @@ def transposed(
         v.stride(1),
         page_table.stride(0),
         tiles_of_seq,
-        HEAD_DIM=v.shape[2],
-        D=width,
-        BN=block,
-        PAGE_SIZE=page_size,
+        **constants,
     )
     return out
