@@ -93,6 +93,7 @@ def _walk(
     FP8: gl.constexpr = dtype == gl.float8e4nv
     S: gl.constexpr = accumulator(BN, dtype)
     O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O)
     for step in range(begin, end):
         n = origin + step
         slot = n % RING
@@ -100,7 +101,7 @@ def _walk(
         mbarrier.wait(buffers.k_full.index(slot), (n // RING) & 1)
         qk_next = issue_scores(q, buffers.k.index(slot), BN, D)
         if FP8:
-            acc = rescale(acc + tile_sum, alpha, O)
+            acc = rescale(acc + tile_sum, gl.convert_layout(alpha, O_ROWS)[:, None])
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
         product, kept = issue_sum(p, buffers.v.index(before), acc, BN, D)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
@@ -116,7 +117,7 @@ def _walk(
         if FP8:
             tile_sum = product
         else:
-            acc = rescale(product, alpha, O)
+            acc = rescale(product, gl.convert_layout(alpha, O_ROWS)[:, None])
         p = pack(p32, dtype)
     return p, acc, tile_sum, alpha, row_max, row_sum
 
@@ -130,6 +131,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
     FP8: gl.constexpr = dtype == gl.float8e4nv
     S: gl.constexpr = accumulator(BN, dtype)
     O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O)
     rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
     q = buffers.q_operand.index(c).reshape([ROWS, D])
     o = buffers.o.index(c).reshape([ROWS, D])
@@ -190,7 +192,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             product, kept = warpgroup_mma_wait(0, deps=(product, kept))
             mbarrier.arrive(buffers.v_empty.index(last), count=1)
             if FP8:
-                acc = rescale(acc + tile_sum, alpha, O) + product
+                acc = rescale(acc + tile_sum, gl.convert_layout(alpha, O_ROWS)[:, None]) + product
             else:
                 acc = product
 
