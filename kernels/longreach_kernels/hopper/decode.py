@@ -87,20 +87,44 @@ def _softmax(logits, row_max, row_sum):
 
 
 @gluon.jit
-def _values(stage, v_s, BN: gl.constexpr, BOX: gl.constexpr, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
-    """The value tile (slices, keys, D) of a stage as operand of P V. Of 8-bit values the channels come in another
-    order, which `_store_sum` undoes."""
+def _zero_beyond(x, keys_left):
+    """x (slices, keys, columns), a tile, with zeros from key `keys_left` of the tile on."""
+    LAYOUT: gl.constexpr = x.type.layout
+    part = gl.arange(0, x.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None][:, :, None]
+    key = gl.arange(0, x.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :][:, :, None]
+    return gl.where(part * x.shape[1] + key < keys_left, x, gl.zeros_like(x))
+
+
+@gluon.jit
+def _values(
+    stage,
+    v_s,
+    keys_left,
+    BN: gl.constexpr,
+    BOX: gl.constexpr,
+    V_OPERAND: gl.constexpr,
+    D_WARPS: gl.constexpr,
+    MASKED: gl.constexpr,
+):
+    """The value tile (slices, keys, D) of a stage as operand of P V, with zeros in place of what lies behind the last
+    key, which may be NaN, if `MASKED`. Of 8-bit values the channels come in another order, which `_store_sum` undoes."""
     D: gl.constexpr = v_s.shape[2]
-    S: gl.constexpr = V_OPERAND.parent
-    SLICES: gl.constexpr = S.warps_per_cta[0]
+    SLICES: gl.constexpr = V_OPERAND.parent.warps_per_cta[0]
     KEYS: gl.constexpr = BN // SLICES
     if v_s.dtype == gl.float8e4nv:
         VIEW: gl.constexpr = shared_view(32, D // 4, BN, BOX, SLICES, False)
         words = v_s.index(stage)._reinterpret(gl.int32, [SLICES, KEYS, D // 4], VIEW)
         words = words.load(words_layout(D, KEYS, SLICES, D_WARPS))
+        if MASKED:
+            words = _zero_beyond(words, keys_left)
         even, odd = gl.split(words.reshape([SLICES, KEYS // 2, 2, D // 4]).permute([0, 1, 3, 2]))
         pairs = gl.inline_asm_elementwise(
-            PAIR_KEYS, "=r,=r,=r,=r,r,r", [even, odd], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+            PAIR_KEYS,
+            "=r,=r,=r,=r,r,r",
+            [even, odd],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=True,
+            pack=1,
         )
         pairs = gl.join(gl.join(pairs[0], pairs[1]), gl.join(pairs[2], pairs[3])).permute([0, 1, 2, 4, 3])
         pairs = pairs.reshape([SLICES, KEYS // 2, D])
@@ -111,6 +135,8 @@ def _values(stage, v_s, BN: gl.constexpr, BOX: gl.constexpr, V_OPERAND: gl.const
     else:
         VIEW: gl.constexpr = shared_view(v_s.dtype.primitive_bitwidth, D, BN, BOX, SLICES, False)
         v = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], VIEW).load(V_OPERAND)
+        if MASKED:
+            v = _zero_beyond(v, keys_left)
     return v
 
 
@@ -191,9 +217,6 @@ def _consume(
     part_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, S)))[None, :]
     key_offsets = part_of_tile * KEYS + gl.expand_dims(key, 1)
-    v_part = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, V_OPERAND)))[:, None][:, :, None]
-    v_key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, V_OPERAND)))[None, :][:, :, None]
-    v_offsets = v_part * KEYS + v_key
     q_rows = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, Q_OPERAND)))[None, :][:, :, None]
 
     items = 0
@@ -244,7 +267,7 @@ def _consume(
                 mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)
                 k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
                 next_qk = _scores(q_operand, k_tile, S)
-                v = _values(stage, v_s, BN, BOX, V_OPERAND, D_WARPS)
+                v = _values(stage, v_s, 0, BN, BOX, V_OPERAND, D_WARPS, False)
                 barrier()
                 mbarrier.arrive(empty.index(stage), count=1)
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
@@ -264,11 +287,10 @@ def _consume(
             logits = gl.where(allowed, _logits(qk, scale, softcap_log2, SOFTCAP), float("-inf"))
             p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
             stage = (tiles - 1) % RING
-            v = _values(stage, v_s, BN, BOX, V_OPERAND, D_WARPS)
+            keys_left = num_keys - (first_tile + num_tiles - 1) * BN
+            v = _values(stage, v_s, keys_left, BN, BOX, V_OPERAND, D_WARPS, True)
             barrier()
             mbarrier.arrive(empty.index(stage), count=1)
-            # Rows beyond the end may hold anything, and 0 times NaN is NaN.
-            v = gl.where((first_tile + num_tiles - 1) * BN + v_offsets < num_keys, v, 0.0)
             acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
 
             largest_max = gl.max(row_max, 0)
