@@ -90,6 +90,15 @@ def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS:
 
 
 @gluon.jit
+def _hand_back(memory):
+    """Tell the producer that memory is free. The fence makes this warp's loads complete first: without it they may
+    still be on their way when all warps have passed the barrier, and TMA writes overtook them."""
+    fence_async_shared()
+    barrier()
+    mbarrier.arrive(memory, count=1)
+
+
+@gluon.jit
 def _consume(
     part_out,
     part_lse,
@@ -164,8 +173,7 @@ def _consume(
         low = _field(message, 8, MESSAGE_LAYOUT)
         v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
         q_tile = q_s.index(slot).load(Q_OPERAND)
-        barrier()
-        mbarrier.arrive(message_empty.index(slot), count=1)
+        _hand_back(message_empty.index(slot))
         items += 1
         if seq >= 0:
             scale = scale_log2
@@ -195,8 +203,7 @@ def _consume(
                 k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
                 next_qk = scores(q_operand, k_tile, S)
                 v = values(stage, v_s, 0, BN, BOX, V_OPERAND, D_WARPS, False)
-                barrier()
-                mbarrier.arrive(empty.index(stage), count=1)
+                _hand_back(empty.index(stage))
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
                 if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
@@ -216,8 +223,7 @@ def _consume(
             stage = (tiles - 1) % RING
             keys_left = num_keys - (first_tile + num_tiles - 1) * BN
             v = values(stage, v_s, keys_left, BN, BOX, V_OPERAND, D_WARPS, True)
-            barrier()
-            mbarrier.arrive(empty.index(stage), count=1)
+            _hand_back(empty.index(stage))
             acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
 
             largest_max = gl.max(row_max, 0)
