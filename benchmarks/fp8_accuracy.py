@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from longreach.bench.summary import environment
 from longreach_kernels import Causal, PagedBatch, paged_attention, reference, rotate, write_pages
-from summary import environment
 from torch import Tensor
 
 QUERIES, PAGE, HEADS, KV_HEADS, D = 256, 128, 8, 2, 128

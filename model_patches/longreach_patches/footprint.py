@@ -27,22 +27,25 @@ class Footprint:
     row_bytes: int
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int) -> Footprint:
-        """Build the model on the meta device, where tensors have shapes and no memory."""
+    def of(
+        cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int, kv_dtype: torch.dtype | None = None
+    ) -> Footprint:
+        """Build the model on the meta device, where tensors have shapes and no memory; pages are of `kv_dtype`, or of
+        the model's `dtype`."""
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         tensors = [*model.parameters(), *model.buffers()]
-        pages = PageShape.of(config, dtype, page_size)
+        pages = PageShape.of(config, kv_dtype or dtype, page_size)
         hidden, inner = config.hidden_size, config.intermediate_size
         queries = config.num_attention_heads * pages.head_dim
         keys = pages.num_kv_heads * pages.head_dim
-        # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the
-        # embeddings, the layer's input, and the cosines and sines of the positions. MLP: the residual and its norm,
-        # and gate, up and their product. Attention: the norm; queries, keys and values, and both rotated, in two
-        # pieces and their sum.
-        layer = 2 * hidden + 2 * pages.head_dim
-        mlp = 2 * hidden + 3 * inner
-        attention = hidden + 4 * queries + 5 * keys
+        # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
+        # stream, and the cosines and sines of the positions. MLP: the norm with gate and up, or these with their
+        # product. Attention: the norm with queries, keys and values, or these with queries and keys that are normalised
+        # and rotated; and an fp32 number or two a head.
+        layer = hidden + 2 * pages.head_dim
+        mlp = max(hidden + 2 * inner, 3 * inner)
+        attention = max(hidden + queries + 2 * keys, 2 * queries + 4 * keys) + 4 * config.num_attention_heads
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         row = config.vocab_size * (dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(

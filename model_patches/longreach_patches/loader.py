@@ -93,6 +93,7 @@ def load_model(
     else:
         loaded = _from_files(model, config, resolved_dtype).to(target)  # pyright: ignore[reportArgumentType]
     patched = patch(loaded.eval().requires_grad_(False), backend)
+    patched.fuse_layers()
     return LoadedModel(patched, target, resolved_dtype, config.max_position_embeddings, time.perf_counter() - start)
 
 

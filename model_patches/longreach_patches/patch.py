@@ -1,22 +1,26 @@
 """patch(model): make a Hugging Face causal language model compute attention with longreach's kernels.
 
 Only this instance changes: its config names our attention function, each attention module carries the mask and the
-backend it uses, and its norms run fused. `undo()` puts everything back.
+backend it uses, and its norms run fused. For inference over KV pages, `fuse_layers` goes on to replace whole decoder
+layers by few kernels. `undo()` puts everything back.
 """
 
 from __future__ import annotations
 
+import functools
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from longreach_kernels import Backend, resolve_backend
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from . import norms
 from .attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from .errors import UnsupportedModelError
 from .families import LayerMask, layer_masks
+from .fused import FusedLayer
+from .pages import PagedStep
 
 
 class PatchedModel:
@@ -45,6 +49,21 @@ class PatchedModel:
             setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend))
         model.set_attn_implementation(NAME)
         self._norms = norms.fuse(model) if fuse_norms else []
+        self._layers: list[nn.Module] = []
+
+    def fuse_layers(self) -> None:
+        """Compute steps over KV pages (`paged_step`) with few kernels a layer; other calls stay as they are.
+
+        Weights of projections that share an input are joined, and the model's own become views of them. They stay that
+        after `undo`, with the same numbers. The model must not be trained or moved afterwards.
+
+        Raises:
+            UnsupportedModelError: the layers are not made as those of the supported families.
+        """
+        layers = list(cast("nn.ModuleList", self.model.base_model.layers))
+        for layer in layers if not self._layers else ():
+            layer.forward = functools.partial(_layer_forward, layer, FusedLayer(layer))
+            self._layers.append(layer)
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
@@ -54,6 +73,8 @@ class PatchedModel:
         for module in self._modules:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
+        for layer in self._layers:
+            del layer.forward
         self._previous = None
 
     def __enter__(self) -> Self:
@@ -97,6 +118,20 @@ def patch(model: PreTrainedModel, backend: str = "auto", *, fuse_norms: bool = T
     resolved = resolve_backend(backend, parameter.device, parameter.dtype)
     register()
     return PatchedModel(model, modules, masks, resolved, fuse_norms)
+
+
+def _layer_forward(
+    layer: nn.Module,
+    fused: FusedLayer,
+    hidden_states: Tensor,
+    *args: Any,
+    position_embeddings: Any = None,
+    paged_step: PagedStep | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    if paged_step is not None:
+        return fused(hidden_states, position_embeddings, paged_step)
+    return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
 
 
 def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:

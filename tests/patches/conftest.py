@@ -51,6 +51,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
             "original_max_position_embeddings": 64,
         },
     ),
+    "llama-biases": lambda: LlamaConfig(**_SMALL, attention_bias=True, mlp_bias=True, hidden_act="gelu"),
     "mistral-window": lambda: MistralConfig(**_SMALL, sliding_window=17),
     "mistral-full": lambda: MistralConfig(**_SMALL, sliding_window=None),
     "qwen2": lambda: Qwen2Config(**_SMALL),

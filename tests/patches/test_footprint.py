@@ -63,6 +63,7 @@ def test_a_step_takes_what_was_told_and_not_much_less(config: PretrainedConfig) 
     footprint = Footprint.of(config, torch.float32, page)
     model = build(config)
     patched = patch(model, "cpu")
+    patched.fuse_layers()
     pages = KVPages(footprint.pages, tokens // page, torch.device("cpu"))
     batch = PagedBatch(
         cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32),

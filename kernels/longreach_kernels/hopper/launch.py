@@ -14,7 +14,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import FP8
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable.arguments import logit_scales
-from longreach_kernels.portable.config import smallest_block
+from longreach_kernels.portable.config import cached_heads, smallest_block
 from longreach_kernels.portable.launch import pair_lengths, refuse_capture
 from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
@@ -24,7 +24,6 @@ from .transpose import transposed
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
 _ROWS = 64  # of queries, a consumer warpgroup
 _PAGE_MULTIPLE = 128  # a key tile lies inside one page
-_SECTION_BYTES = 32 << 20  # of keys and values that the L2 cache (50 MB) should hold while a section's queries pass
 
 
 class Config(NamedTuple):
@@ -336,7 +335,7 @@ def _launch(
         num_seqs,
         *lengths,
         heads[0],
-        group * max(1, _SECTION_BYTES // kv_bytes),
+        group * cached_heads(kv_bytes),
         num_items,
         0 if band is None else band.window or 0,
         0 if band is None else band.sinks,

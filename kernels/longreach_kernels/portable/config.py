@@ -89,14 +89,19 @@ def sparse_config(dense: Config, mask: Mask) -> Config:
     return dense._replace(block_m=min(64, dense.block_m), block_n=min(64, dense.block_n), num_warps=4)
 
 
-# Bytes of keys and values that stay in the L2 cache (50 MB on sm_90) beside what else goes through it.
+# Bytes that stay in the L2 cache (50 MB on sm_90) beside what else goes through it.
 _CACHED_BYTES = 32 << 20
+
+
+def cached_heads(bytes_of_a_head: int) -> int:
+    """How many heads, of which so many bytes are read again and again, the L2 cache holds; at least one."""
+    return max(1, _CACHED_BYTES // max(1, bytes_of_a_head))
 
 
 def section_heads(heads: int, kv_heads: int, bytes_of_keys: int) -> int:
     """Query heads that go through all query tiles together: those of as many KV heads as the cache holds the keys and
     values of, at least one; ``bytes_of_keys`` are those of one."""
-    fitting = max(1, _CACHED_BYTES // max(1, 2 * bytes_of_keys))
+    fitting = cached_heads(2 * bytes_of_keys)
     return heads // kv_heads * max(n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= fitting)
 
 

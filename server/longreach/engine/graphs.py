@@ -3,6 +3,9 @@
 Such a step is hundreds of tiny kernels; launching them one by one costs several times what they compute. A graph is
 captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
 holds it, its unused rows padded with sequences of length 0.
+
+Steps that read prompts have none: so many tokens keep the GPU busy for longer than their kernels take to launch, and
+the next step is launched meanwhile.
 """
 
 from __future__ import annotations
@@ -22,11 +25,15 @@ from .batch import HostBatch
 
 logger = logging.getLogger(__name__)
 
-# (step, input ids, positions, rows) -> logits
+# (step, input ids, positions, rows) -> logits; the next is (input ids, rows of requests) -> input ids
 Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _SMALLEST_CONTEXT = 8192
 _CONTEXT_FACTOR = 4
+# Sequences that could be in the pages together only by sharing them so often get no graph, whose workspace is for the
+# longest that each could be.
+_MOST_SHARED = 4
 
 
 @dataclass(frozen=True)
@@ -38,15 +45,17 @@ class _Captured:
 class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
-    def __init__(self, run: Forward, pages: KVPages, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, run: Forward, fill: Fill, pages: KVPages, max_num_seqs: int, max_model_len: int) -> None:
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
         self._run = run
+        self._fill = fill
         self._pages = pages
         self._sizes = _powers_up_to(max_num_seqs)
         self._contexts = _contexts_up_to(max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
         # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
-        self._long = torch.zeros((3, max_num_seqs), dtype=torch.int64, device=self._device)
+        self._long = torch.zeros((4, max_num_seqs), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self._device)
         self._cu_seqlens = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(max_num_seqs, device=self._device)
@@ -64,6 +73,8 @@ class DecodeGraphs:
         # Largest first: the smaller ones then fit into the memory that the pool already has.
         for size in reversed(self._sizes):
             for context in reversed(self._contexts):
+                if size > 1 and size * context > _MOST_SHARED * self._pages.num_tokens:
+                    continue
                 self._captured[size, context] = self._capture_one(size, context, pool)
         logger.info(
             "captured %d decode graphs in %.1f s (batch %s; context %s)",
@@ -73,14 +84,20 @@ class DecodeGraphs:
             self._contexts,
         )
 
-    def replay(self, batch: HostBatch) -> torch.Tensor:
-        """Run one decode step of B sequences and return its logits (B, V), valid until the next replay."""
+    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+        """Run one decode step of B sequences and return its logits (B, V), valid until the next replay.
+
+        None if no graph holds such a step.
+        """
         count = len(batch.context_lens)
         size = next(size for size in self._sizes if size >= count)
         context = next(context for context in self._contexts if context >= batch.max_context_len)
-        long = np.zeros((3, size), np.int64)
+        captured = self._captured.get((size, context))
+        if captured is None:
+            return None
+        long = np.zeros((4, size), np.int64)
         long[2, count:] = -1  # padding writes nowhere
-        long[0, :count], long[1, :count], long[2, :count] = batch.input_ids, batch.positions, batch.slots
+        long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.rows
         short = np.zeros((size, batch.page_table.shape[1] + 1), np.int32)
         short[:count, 0] = batch.context_lens
         short[:count, 1:] = batch.page_table
@@ -88,7 +105,6 @@ class DecodeGraphs:
         self._long[:, :size].copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
         self._lens[:size].copy_(on_device[:, 0])
         self._tables[context][:size, : batch.page_table.shape[1]].copy_(on_device[:, 1:])
-        captured = self._captured[size, context]
         captured.graph.replay()
         return captured.logits[:count]
 
@@ -107,15 +123,19 @@ class DecodeGraphs:
             num_decodes=size,
         )
         step = PagedStep(self._pages, batch, self._long[2, :size])
-        inputs = (step, self._long[0, :size], self._long[1, :size], self._rows[:size])
+
+        def run() -> torch.Tensor:
+            input_ids = self._fill(self._long[0, :size], self._long[3, :size])
+            return self._run(step, input_ids, self._long[1, :size], self._rows[:size])
+
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are compiled and libraries initialised outside the capture
-            self._run(*inputs)
+            run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            logits = self._run(*inputs)
+            logits = run()
         return _Captured(graph, logits)
 
 

@@ -21,7 +21,8 @@ class Holdings:
     def hash(self, request: Request) -> None:
         """Make the names of a request's full pages, as far as it does not have them."""
         if self._hasher is not None:
-            self._hasher.extend(request.digests, request.tokens, request.spec.cache_salt)
+            tokens = request.tokens[: request.known] if request.pending else request.tokens
+            self._hasher.extend(request.digests, tokens, request.spec.cache_salt)
 
     def enter(self, request: Request, length: int) -> bool:
         """Share what the prefix cache has and promise the rest of `length` tokens, or change nothing: False."""
@@ -92,9 +93,9 @@ class Holdings:
             request.pages += self.pool.take(missing)
             request.promised_pages -= missing
 
-    def offer(self, request: Request, start: int) -> bool:
-        """Let others have the pages that were filled since `start` tokens were computed; whether there are any."""
-        first, last = start // self._size, request.computed // self._size
+    def offer(self, request: Request, start: int, end: int) -> bool:
+        """Let others have the pages that were filled by computing tokens `start` to `end`; whether there are any."""
+        first, last = start // self._size, end // self._size
         if self._hasher is None or first >= last:
             return False
         self.hash(request)
@@ -111,8 +112,7 @@ class Holdings:
 
     def spoil(self, request: Request) -> None:
         """See that nobody takes over what a request holds, since it may be wrong."""
-        for page in request.pages:
-            self.pool.cache.forget(page)
+        self.pool.spoil(request.pages)
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
@@ -125,5 +125,5 @@ class Holdings:
                 assert not self.pool.cache.is_named(page), f"{request.id} writes to page {page}, which is named"
 
     def _most_shared(self, request: Request) -> int:
-        """How many of its first pages a request can take over: its last token has to be computed."""
-        return min(len(request.digests), (len(request.tokens) - 1) // self._size)
+        """How many of its first pages a request can take over, given what it has to compute itself."""
+        return min(len(request.digests), request.skippable // self._size)

@@ -1,17 +1,26 @@
-"""One forward pass: arrays to the device, the patched model over the pages, a token for every row that draws one."""
+"""One forward pass: arrays to the device, the patched model over the pages, a token for every row that draws one.
+
+On a GPU nothing here waits for it. The tokens that a step draws stay there for the next one, and are copied to the host
+behind it; whoever wants them waits for that copy alone.
+"""
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Callable
+from itertools import accumulate, islice
 
+import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
 
+from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
 from .graphs import DecodeGraphs
-from .plan import StepPlan
-from .sampler import Draw, SamplingTensors, sample
+from .logprobs import StepLogprobs
+from .plan import Chunk, StepPlan
+from .sampler import SamplingTensors, sample
+from .transfer import OnItsWay, moved, upload
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -27,48 +36,77 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
     return output.logits[0]
 
 
-class Runner:
-    """Executes plans on one device. It keeps no state of requests but the table of their pages."""
+def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
+    return torch.where(input_ids < 0, drawn[rows], input_ids)
 
-    def __init__(self, loaded: LoadedModel, pages: KVPages, builder: BatchBuilder, graphs: DecodeGraphs | None) -> None:
+
+class Runner:
+    """Executes plans on one device. It keeps of requests the table of their pages and the token each drew last.
+
+    `drawn` (max_num_seqs,) int64 are those tokens, by the requests' rows.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pages: KVPages,
+        builder: BatchBuilder,
+        drawn: torch.Tensor,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        self.overlaps = loaded.device.type == "cuda"
         self._loaded = loaded
         self._pages = pages
         self._builder = builder
+        self._drawn = drawn
         self._graphs = graphs
         self._vocab_size = loaded.config.vocab_size
-        self._previous: torch.cuda.Event | None = None
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> dict[str, list[int]]:
-        """Compute every chunk of `plan`; the tokens (or NOT_A_NUMBER) of each request whose chunk draws any."""
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
-        drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
-        if self._graphs is not None and plan.is_decode_only:
-            logits = self._graphs.replay(batch)
-        else:
+        logits = self._graphs.replay(batch) if self._graphs is not None and plan.is_decode_only else None
+        if logits is None:
             logits = self._eager(batch)
-        if not drawing:
-            self._wait_for_previous_step()
-            return {}
-        draws = [Draw(chunk.request, after) for chunk in drawing for after in range(chunk.num_draws)]
-        tokens = iter(sample(logits, SamplingTensors.of(draws, self._vocab_size, self._loaded.device)).tolist())
-        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in drawing}
+        drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
+        draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
+        tokens = logits.new_empty(0, dtype=torch.int64)
+        if draws:
+            how = SamplingTensors.of(draws, self._vocab_size)
+            tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
+            self._remember(drawing, tokens)
+        return _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
 
-    def _wait_for_previous_step(self) -> None:
-        """Let the host run one step ahead of the GPU and no further, so that progress and cancelling mean something."""
-        if self._loaded.device.type == "cpu":
+    def _drawing_rows(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """The rows that tokens are drawn from: the last ones of each chunk, where others are there to be scored."""
+        if all(chunk.num_rows == chunk.num_draws for chunk in plan.chunks):
+            return logits
+        ends = accumulate(chunk.num_rows for chunk in plan.chunks)
+        rows = [row for chunk, end in zip(plan.chunks, ends, strict=True) for row in range(end - chunk.num_draws, end)]
+        [on_device] = upload([np.array(rows)], self._loaded.device)
+        return logits[on_device]
+
+    def _remember(self, drawing: list[Chunk], tokens: torch.Tensor) -> None:
+        """Keep the last token of each request, which the next step may take up before the host knows it."""
+        if not self.overlaps:
             return
-        if self._previous is not None:
-            self._previous.synchronize()
-        self._previous = torch.cuda.Event()
-        self._previous.record()
+        rows = np.array([chunk.request.row for chunk in drawing])
+        last = np.cumsum([chunk.num_draws for chunk in drawing]) - 1
+        rows, last = upload([rows, last], self._loaded.device)
+        # What is not a number ends its request one step late; until then it stands for some token.
+        self._drawn[rows] = tokens[last].clamp(min=0)
 
     def _eager(self, batch: HostBatch) -> torch.Tensor:
         device = self._loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.draw_rows], device)
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, draw_rows = long
+        input_ids, positions, slots, logit_rows, rows = long
         cu_seqlens_q, context_lens, page_table = short
+        if self.overlaps and batch.num_decodes:
+            alone = slice(batch.num_decodes)
+            input_ids[alone] = fill_pending(input_ids[alone], rows[alone], self._drawn)
         paged = PagedBatch(
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
@@ -77,13 +115,19 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, draw_rows)
+        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, logit_rows)
 
 
-def upload(arrays: list, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Copy numpy arrays of one dtype to the device in a single transfer, without waiting for it."""
-    hosts = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cpu":
-        return tuple(hosts)
-    packed = torch.cat(hosts).pin_memory().to(device, non_blocking=True)
-    return packed.split([host.numel() for host in hosts])
+class _Drawn:
+    """What a step has drawn by request, and the log-probabilities, on their way to the host."""
+
+    def __init__(self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs) -> None:
+        self._drawing = drawing
+        self._tokens = OnItsWay(tokens)
+        self._logprobs = logprobs
+
+    def __call__(self) -> dict[str, list[int]]:
+        [drawn] = self._tokens.lists()
+        self._logprobs.deliver()
+        tokens = iter(drawn)
+        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}

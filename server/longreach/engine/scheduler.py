@@ -7,6 +7,10 @@ beginning of its answer can be promised to it. An answer that outgrows its promi
 came last among those that are not promised their end, perhaps itself. Who was preempted keeps its tokens and its
 place, and comes back with a promise to its longest end: nobody is preempted twice, and every request ends.
 
+A step can be planned while the one before it runs: `advance` says that it was started, and the tokens that it draws are
+wanted before they are known; `settle` says what they are. If one of them ends its request, what the next step computes
+for it is dropped.
+
 There are no phases: a prompt that begins like an earlier one takes over the pages that the prefix cache has, at any
 moment, and waits where the next page is being computed by a request before it.
 """
@@ -14,9 +18,9 @@ moment, and waits where the next page is being computed by a request before it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from .holdings import Holdings
+from .limits import Limits
 from .order import rank, seconds_for_prompts
 from .pages import PagePool
 from .plan import Chunk, StepPlan
@@ -29,33 +33,6 @@ from .step_time import StepTime, Work
 _LEAST_CHUNK = 16
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of a step and of a request: requests and tokens in one step, tokens in one sequence.
-
-    `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
-    the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
-    place from the start.
-    """
-
-    max_num_seqs: int
-    max_batched_tokens: int
-    max_model_len: int
-    max_itl: float = math.inf
-    resume_seconds: float = 0.0
-    promised_tokens: int = 1024
-
-    def __post_init__(self) -> None:
-        """Raise a ValueError where the bounds cannot hold together."""
-        if not 1 <= self.max_num_seqs <= self.max_batched_tokens:
-            raise ValueError(
-                f"max_num_seqs ({self.max_num_seqs}) must be at least 1 and at most max_batched_tokens "
-                f"({self.max_batched_tokens}): every running request needs a token a step"
-            )
-        if not self.max_itl > 0:
-            raise ValueError(f"max_itl must be positive, got {self.max_itl}")
-
-
 def _seniority(request: Request) -> tuple[int, float, str]:
     """The order in which answers keep their pages: the last is preempted first."""
     return request.spec.priority, request.arrived, request.id
@@ -64,9 +41,9 @@ def _seniority(request: Request) -> tuple[int, float, str]:
 class Scheduler:
     """The requests that wait and run, and the pages they hold.
 
-    `plan` has no lasting effect but letting requests in and handing out pages; `commit` and `remove` are the only other
-    calls that change state. `check` asserts the invariants and may be called between any two calls. Without a `hasher`
-    there is no prefix cache. `step_time` is taught by whoever runs the steps.
+    `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
+    `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
+    two calls. Without a `hasher` there is no prefix cache. `step_time` is taught by whoever runs the steps.
     """
 
     def __init__(self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None) -> None:
@@ -77,6 +54,8 @@ class Scheduler:
         self.running: dict[str, Request] = {}
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._in_flight: list[StepPlan] = []
+        self._early: list[int] = []  # pages that others may have although the step that fills them is in flight
         self._blocked = False  # the next in line could not be let in, and nothing has changed since
 
     @property
@@ -110,9 +89,14 @@ class Scheduler:
     def remove(self, request_id: str, now: float = 0.0) -> Request | None:
         """Forget a request whose caller has gone; None if it is not here.
 
-        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more.
+        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more. That counts
+        what is being computed: whoever takes it over computes later.
         """
         if (request := self.running.get(request_id)) is not None:
+            for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
+                end = min(chunk.end - len(chunk.drafts), request.known)
+                if self._holdings.offer(request, chunk.start, end):
+                    self._early += request.pages
             self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
@@ -123,30 +107,58 @@ class Scheduler:
         self._release(request)
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
-        """Decide the next step, or None when there is nothing to compute."""
+        """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
         self.pool.cache.expire(now)
         streams = self._streams(now)
+        if streams is None:
+            return None
         chunks = streams + self._prompts(streams)
         chunks.sort(key=lambda chunk: chunk.length != 1)
         return StepPlan(tuple(chunks)) if chunks else None
 
-    def commit(self, plan: StepPlan, drawn: dict[str, list[int]]) -> None:
-        """Record that `plan` was computed and which tokens its chunks drew; requests that are finished leave."""
+    def advance(self, plan: StepPlan) -> None:
+        """Record that `plan` is being computed: the next one may be planned."""
+        self._in_flight.append(plan)
+        for chunk in plan.chunks:
+            request = chunk.request
+            if self.running.get(request.id) is request:
+                request.computed = chunk.end - len(chunk.drafts)
+                if chunk.scored:
+                    request.scored = chunk.scored.stop
+                if chunk.num_draws:
+                    request.expect()
+
+    def settle(self, drawn: dict[str, list[int]]) -> None:
+        """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
+        plan = self._in_flight.pop(0)
+        if not self._in_flight:
+            self._early.clear()
         for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is not request:
-                continue  # removed while the step ran
-            request.computed = chunk.end - len(chunk.drafts)
-            if chunk.num_draws:
-                for position, token in enumerate(chunk.standing(drawn[request.id])):
-                    request.computed += position > 0  # all but the last are drafts that stand, and computed
-                    request.append(token)
-                    if request.finish_reason is not None:
-                        break
-            if self._holdings.offer(request, chunk.start):
+                continue  # removed, or finished, while the step ran
+            end = chunk.end - len(chunk.drafts)
+            for position, token in enumerate(chunk.standing(drawn[request.id]) if chunk.num_draws else ()):
+                if position:  # all but the last are drafts that stand, and computed
+                    request.computed += 1
+                    end += 1
+                request.receive(token)
+                if request.finish_reason is not None:
+                    break
+            if self._holdings.offer(request, chunk.start, end):
                 self._blocked = False  # who waits may need fewer pages now
             if request.finish_reason is not None:
                 self._release(request)
+
+    def abandon(self) -> list[Request]:
+        """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
+        plan = self._in_flight.pop(0)
+        self.pool.spoil(self._early)
+        self._early.clear()
+        requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
+        for request in requests:
+            self.discard(request)
+        return requests
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
@@ -163,21 +175,32 @@ class Scheduler:
         rows = [request.row for request in requests]
         assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
 
-    def _streams(self, now: float) -> list[Chunk]:
-        """The token that each answer wants and the drafts behind it, which leave half of the step to prompts."""
-        requests = sorted((request for request in self.running.values() if request.wanted == 1), key=_seniority)
+    def _streams(self, now: float) -> list[Chunk] | None:
+        """The token that each answer wants and the drafts behind it, which leave half of the step to prompts.
+
+        None if that depends on what the step in flight draws: an answer needs its own tokens, or must be preempted.
+        """
+        wanting = (request for request in self.running.values() if request.wanted == 1 and not request.is_complete)
+        requests = sorted(wanting, key=_seniority)
+        if any(request.pending and request.needs_its_tokens for request in requests):
+            return None
         room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
         chunks = []
         for request in requests:
-            if request.row < 0 or not self._make_place(request, now):
+            if request.row < 0:
                 continue  # preempted
+            if not self._holdings.promise(request, len(request.tokens)):
+                if self._in_flight:
+                    return None
+                if not self._make_place(request, now):
+                    continue
             drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
             room -= len(drafts)
             chunks.append(self._chunk(request, 1 + len(drafts), drafts))
         return chunks
 
     def _make_place(self, request: Request, now: float) -> bool:
-        """Promise an answer the page that its next token needs, preempting if need be; False if it is preempted."""
+        """Promise an answer its next page by preempting others; False if it is preempted itself."""
         while not self._holdings.promise(request, len(request.tokens)):
             victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=_seniority)
             self._release(victim, now + self.limits.resume_seconds)
@@ -207,7 +230,15 @@ class Scheduler:
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
-        claimed: set[bytes] = set()  # pages that this step computes; whoever else wants them waits for them
+        rows = MAX_DRAFTS - sum(len(chunk.drafts) for chunk in streams)  # of logits, for prompts that are scored
+        # Pages that this step, or one in flight, computes: whoever else wants them waits for them.
+        claimed = {
+            digest
+            for plan in self._in_flight
+            for chunk in plan.chunks
+            if self.running.get(chunk.request.id) is chunk.request
+            for digest in self._holdings.claims(chunk.request, chunk.start, chunk.end)
+        }
         for request in requests:
             if budget < 1 or seconds <= 0:
                 break
@@ -215,12 +246,15 @@ class Scheduler:
             if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
                 continue
             self._holdings.take_over(request)
-            start, limit = request.computed, min(request.wanted, budget)
+            start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
+            if limit < 1:
+                continue
             length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
             if length < min(_LEAST_CHUNK, limit):
                 length = 0 if chunks else min(_LEAST_CHUNK, limit)
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if length:
+                rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length
@@ -246,7 +280,7 @@ class Scheduler:
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self._holdings.hand_out(request, request.computed + length)
-        return Chunk(request, request.computed, length, drafts)
+        return Chunk.of(request, length, drafts)
 
     def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from longreach.engine.messages import Generate
+from longreach.engine.messages import Generate, Logprob
 from longreach.engine.plan import StepPlan
-from longreach.engine.request import Request
+from longreach.engine.request import PENDING, Request
 from longreach.engine.step_time import StepCost
 
 
@@ -38,36 +38,54 @@ def expected_stream(spec: Generate, seed: int, vocabulary: int) -> list[int]:
 
 
 class SimulatedRunner:
-    """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given."""
+    """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given.
 
-    def __init__(self, page_size: int, vocabulary: int = 3, cost: StepCost | None = None) -> None:
+    With `overlaps` it behaves as a GPU does: results are taken later than steps are launched.
+    """
+
+    def __init__(
+        self, page_size: int, vocabulary: int = 3, cost: StepCost | None = None, overlaps: bool = False
+    ) -> None:
+        self.overlaps = overlaps
         self.now = 0.0
         self.computed_tokens = 0
         self.steps = 0
         self.after_step: Callable[[], None] = lambda: None
+        self.before_result: Callable[[], None] = lambda: None
         self._page_size = page_size
         self._vocabulary = vocabulary
         self._cost = cost
         self._contents: dict[tuple[int, int], bytes] = {}
+        self._drawn: dict[int, int] = {}  # by row
 
     def clock(self) -> float:
         """Seconds of simulated time."""
         return self.now
 
-    def run(self, plan: StepPlan) -> dict[str, list[int]]:
-        """As `StepRunner.run`."""
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        """As `StepRunner.launch`."""
         self.steps += 1
         self.computed_tokens += plan.num_tokens
         if self._cost is not None:
             self.now += self._cost.seconds(plan.work)
         drawn = {}
+        scores = [(chunk.request, position) for chunk in plan.chunks for position in chunk.scored]
         for chunk in plan.chunks:
-            states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(chunk.token_ids)]
+            tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
+            states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(tokens)]
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+                self._drawn[chunk.request.row] = drawn[chunk.request.id][-1]
         self.after_step()
-        return drawn
+
+        def result() -> dict[str, list[int]]:
+            self.before_result()
+            for request, position in scores:
+                request.logprobs[position] = Logprob(request.tokens[position], 0.0)
+            return drawn
+
+        return result
 
     def _write(self, request: Request, position: int, token: int) -> bytes:
         before = b"" if position == 0 else self._contents[self._slot(request, position - 1)]

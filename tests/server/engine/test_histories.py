@@ -13,10 +13,11 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from longreach.engine.engine import Engine
+from longreach.engine.limits import Limits
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 
 from .simulation import SimulatedRunner, expected_stream
@@ -41,19 +42,22 @@ class Histories(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4]),
         max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
         promised=st.sampled_from([0, 1, 5, 100]),
+        overlaps=st.booleans(),
     )
-    def start(self, pages: int, page_size: int, max_itl: float, promised: int) -> None:
+    def start(self, pages: int, page_size: int, max_itl: float, promised: int, overlaps: bool) -> None:
         self.page_size = page_size
         pool = PagePool(pages * 4 // page_size, page_size)
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised)
-        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4))
+        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps=overlaps)
         self.runner.after_step = self.while_a_step_runs
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
+        self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
-        self.fail_step = False
+        self.fail_step = self.fail_result = False
+        self.runner.before_result = self.while_a_result_is_fetched
         logging.getLogger("longreach.engine.engine").setLevel(logging.CRITICAL)
 
     @rule(
@@ -65,8 +69,19 @@ class Histories(RuleBasedStateMachine):
         speculate=st.integers(0, 4),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "other"]),
+        scored=st.booleans(),
     )
-    def add(self, document: list, length: int, max_tokens: int, stops: bool, speculate: int, priority: int, salt: str):
+    def add(
+        self,
+        document: list,
+        length: int,
+        max_tokens: int,
+        stops: bool,
+        speculate: int,
+        priority: int,
+        salt: str,
+        scored: bool,
+    ):
         spec = Generate(
             request_id=f"r{next(self.names)}",
             prompt=document[:length],
@@ -76,6 +91,7 @@ class Histories(RuleBasedStateMachine):
             speculate=speculate,
             priority=priority,
             cache_salt=salt,
+            prompt_logprobs=0 if scored else None,
         )
         failed = self.engine.submit(spec)
         assert (failed is not None) == (length + max_tokens > MODEL_LEN), failed
@@ -83,6 +99,7 @@ class Histories(RuleBasedStateMachine):
             return multiple()
         self.alive[spec.request_id] = spec
         self.streams[spec.request_id] = []
+        self.scores[spec.request_id] = [] if scored else spec.prompt[1:]
         return spec.request_id
 
     @rule(name=consumes(requests))
@@ -102,6 +119,10 @@ class Histories(RuleBasedStateMachine):
     def fail_the_next_step(self) -> None:
         self.fail_step = True
 
+    @rule()
+    def fail_the_next_result(self) -> None:
+        self.fail_result = True
+
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -109,7 +130,7 @@ class Histories(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def step(self) -> None:
-        before = self.runner.steps
+        before, in_flight = self.runner.steps, self.engine._in_flight
         for news in self.engine.step():
             if isinstance(news, Failed):
                 assert self.alive.pop(news.request_id, None) is not None
@@ -122,9 +143,13 @@ class Histories(RuleBasedStateMachine):
                 assert stream == expected[: len(stream)], spec
                 assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)
+                self.scores[update.request_id] += [score.token for score in update.prompt_logprobs]
+                assert self.scores[update.request_id] == spec.prompt[1:][: len(self.scores[update.request_id])]
+                assert not update.tokens or len(self.scores[update.request_id]) == len(spec.prompt) - 1
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
-        assert self.runner.steps > before or not self.alive, "requests are there and nothing is computed"
+        moved = self.runner.steps > before or in_flight is not None
+        assert moved or not self.alive, "requests are there and nothing is computed"
 
     def while_a_step_runs(self) -> None:
         if self.cancel_in_step is not None:
@@ -133,6 +158,11 @@ class Histories(RuleBasedStateMachine):
         if self.fail_step:
             self.fail_step = False
             raise RuntimeError("a step that fails on purpose")
+
+    def while_a_result_is_fetched(self) -> None:
+        if self.fail_result:
+            self.fail_result = False
+            raise RuntimeError("a step that fails after it was launched, on purpose")
 
     @invariant()
     def nothing_is_lost(self) -> None:

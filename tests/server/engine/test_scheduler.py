@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.request import Request
-from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost, StepTime
 
 PAGE = 4
@@ -45,7 +46,8 @@ def run_step(scheduler: Scheduler, token: int = 7) -> dict[str, int]:
     """Plan and commit one step in which every drawn token is `token`; the length of each request's chunk."""
     plan = scheduler.plan()
     assert plan is not None
-    scheduler.commit(plan, {chunk.request.id: [token] * chunk.num_draws for chunk in plan.chunks if chunk.num_draws})
+    scheduler.advance(plan)
+    scheduler.settle({chunk.request.id: [token] * chunk.num_draws for chunk in plan.chunks if chunk.num_draws})
     scheduler.check()
     return {chunk.request.id: chunk.length for chunk in plan.chunks}
 
@@ -201,7 +203,8 @@ def test_drafts_that_are_drawn_stand_and_the_first_other_token_ends_them() -> No
     plan = scheduler.plan()
     assert plan is not None
     assert (plan.chunks[0].drafts, plan.chunks[0].token_ids, plan.is_decode_only) == ((5, 6, 1), [4, 5, 6, 1], False)
-    scheduler.commit(plan, {"a": [5, 6, 9, 8]})
+    scheduler.advance(plan)
+    scheduler.settle({"a": [5, 6, 9, 8]})
     scheduler.check()
     assert copy.tokens[9:] == [4, 5, 6, 9]
     assert copy.computed == 12
@@ -231,9 +234,9 @@ def test_answers_that_outgrow_their_promise_preempt_the_last_comer_once() -> Non
         assert plan is not None
         preemptions += late.preempted and not before
         before = late.preempted
-        scheduler.commit(
-            plan, {c.request.id: [len(c.request.tokens)] * c.num_draws for c in plan.chunks if c.num_draws}
-        )
+        drawn = {c.request.id: [len(c.request.tokens)] * c.num_draws for c in plan.chunks if c.num_draws}
+        scheduler.advance(plan)
+        scheduler.settle(drawn)
         scheduler.check()
         assert not early.preempted
         if late.row >= 0 and late.preempted:
@@ -327,7 +330,8 @@ def test_a_request_removed_while_its_step_runs_is_not_touched_by_the_commit() ->
     plan = scheduler.plan()
     assert plan is not None
     assert scheduler.remove("gone") is gone
-    scheduler.commit(plan, {"stays": [1], "gone": [1]})
+    scheduler.advance(plan)
+    scheduler.settle({"stays": [1], "gone": [1]})
     scheduler.check()
     assert (gone.generated, stays.generated) == (0, 1)
     assert scheduler.remove("gone") is None

@@ -1,0 +1,166 @@
+"""A decoder layer over KV pages in nine kernels: norm, QKV, rotary and page write, attention, output projection;
+norm, gate and up, activation, down projection. Both last projections add to the residual stream themselves.
+
+On a GPU, the products of steps of few tokens are our own, and the activation is part of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from longreach_kernels import paged_attention
+from torch import Tensor, nn
+
+from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.pages import PagedStep
+
+from .activation import silu_mul
+from .dispatch import uses_triton
+from .norm import rms_norm
+from .products import MAX_ROWS, product
+from .rotary import HeadNorms, rotate_and_write
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class FusedLayer:
+    """Computes what a decoder layer of the supported families computes, with its own weights.
+
+    Projections of the same input are joined: the layer's parameters become views of one matrix, so that nothing is held
+    twice and the layer's own forward stays as it was.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        """Join the projections of `layer`.
+
+        Raises:
+            UnsupportedModelError: the layer is not made as those of the supported families.
+        """
+        attention, mlp = _parts(layer)
+        self._attention = attention
+        self._mlp = mlp
+        self._backend = cast("str", attention.longreach_attention.backend.name)
+        self._index = cast("int", attention.layer_idx)
+        self._scale = cast("float", attention.scaling)
+        self._heads = attention.o_proj.in_features // attention.head_dim
+        # SmolLM3 does not encode positions in some layers.
+        self._rope = bool(getattr(attention, "use_rope", True))
+        self._head_norms = None
+        if hasattr(attention, "q_norm"):
+            q_norm, k_norm = attention.q_norm, attention.k_norm
+            self._head_norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
+        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+        self._silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")  # torch's or transformers' own
+        self._input_norm = layer.input_layernorm
+        self._post_norm = layer.post_attention_layernorm
+
+    def __call__(self, hidden: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> Tensor:
+        """Add this layer to the residual stream `hidden` (1, T, C), in place; returns it.
+
+        `rope` are the cosines and sines (1, T, D) of the tokens' positions.
+        """
+        stream = hidden[0]
+        few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend)
+        self._attend(stream, rope, step, few)
+        self._transform(stream, few)
+        return hidden
+
+    def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, few: bool) -> None:
+        x = self._norm(self._input_norm, stream)
+        weight, bias = self._qkv
+        qkv = product(x, weight, bias=bias) if few else nn.functional.linear(x, weight, bias)
+        del x
+        k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
+        kv_scales = step.pages.scales[self._index]
+        k_scale, v_scale = kv_scales or (None, None)
+        q = rotate_and_write(
+            qkv,
+            (rope[0][0], rope[1][0]) if self._rope else None,
+            k_pages,
+            v_pages,
+            step.slots,
+            heads=self._heads,
+            norms=self._head_norms,
+            kv_scales=kv_scales,
+            backend=self._backend,
+        )
+        del qkv
+        out = paged_attention(
+            q,
+            k_pages,
+            v_pages,
+            step.batch,
+            self._attention.longreach_attention.mask,
+            scale=self._scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            backend=self._backend,
+        )
+        _add_product(stream, out.flatten(1), self._attention.o_proj, few)
+
+    def _transform(self, stream: Tensor, few: bool) -> None:
+        x = self._norm(self._post_norm, stream)
+        weight, bias = self._gate_up
+        if few and self._silu:
+            inner = product(x, weight, bias=bias, gated=True)
+        else:
+            gate_up = nn.functional.linear(x, weight, bias)
+            del x
+            inner = self._activate(gate_up)
+            del gate_up
+        _add_product(stream, inner, self._mlp.down_proj, few)
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        return rms_norm(x, norm.weight, norm.variance_epsilon, self._backend)
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        if self._silu:
+            return silu_mul(gate_up, self._backend)
+        gate, up = gate_up.chunk(2, -1)
+        return self._mlp.act_fn(gate) * up
+
+
+def _parts(layer: nn.Module) -> tuple[Any, Any]:
+    """The attention and the MLP of a layer, once it is known that the layer has these parts and no others."""
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    for part, expected in ((layer, _LAYER), (attention, _ATTENTION), (mlp, _MLP)):
+        found = {name for name, _ in part.named_children()} if part is not None else set()
+        if part is attention:
+            found -= _HEAD_NORMS
+        if found != expected:
+            raise UnsupportedModelError(
+                f"{type(layer).__name__} cannot be fused: {type(part).__name__} has the parts "
+                f"{', '.join(sorted(found)) or 'none'}, and {', '.join(sorted(expected))} are computed"
+            )
+    return attention, mlp
+
+
+def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """One weight and one bias for projections of the same input, whose parameters become views of them."""
+    weight = torch.cat([projection.weight.detach() for projection in projections])
+    bias = None
+    if projections[0].bias is not None:
+        bias = torch.cat([projection.bias.detach() for projection in projections])
+    start = 0
+    for projection in projections:
+        end = start + projection.out_features
+        projection.weight.data = weight[start:end]
+        if bias is not None:
+            projection.bias.data = bias[start:end]
+        start = end
+    return weight, bias
+
+
+def _add_product(stream: Tensor, x: Tensor, projection: nn.Linear, few: bool) -> None:
+    """stream += projection(x): the product's kernel adds, so the sum costs no pass of its own and is rounded once."""
+    if few:
+        product(x, projection.weight, bias=projection.bias, add_to=stream)
+        return
+    stream.addmm_(x, projection.weight.t())
+    if projection.bias is not None:
+        stream.add_(projection.bias)

@@ -1,0 +1,124 @@
+"""Products of few rows with a weight matrix, for steps in which every sequence computes one token.
+
+Such a product reads each weight once and computes next to nothing, so what counts is that memory is never idle: the
+activation behind it and the sum with the residual stream are part of the same kernel, and sums are not split.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from longreach_kernels.portable.config import cdiv, launch
+from torch import Tensor
+
+from .activation import silu
+
+# From 64 rows on the matrix library is as fast; two sizes in between, so that few forms are compiled.
+MAX_ROWS = 32
+_LEAST_ROWS = 16
+# Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
+_WIDE_PROGRAMS = 90
+
+
+class Config(NamedTuple):
+    """Tile of the weights (outputs, inputs), warps, and loads in flight."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _product_kernel(
+    X,
+    W,
+    Bias,
+    Out,
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (blocks of outputs,): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first, if GATED."""
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    rows = tl.arange(0, ROWS)
+    has_row = rows < num_rows
+    inside = offs_n < N
+    w_ptrs = W + offs_n.to(tl.int64)[:, None] * K + offs_k[None, :]
+    x_ptrs = X + rows[None, :] * K + offs_k[:, None]
+    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        known = start + offs_k < K
+        w = tl.load(w_ptrs + start, mask=inside[:, None] & known[None, :], other=0.0)
+        x = tl.load(x_ptrs + start, mask=known[:, None] & has_row[None, :], other=0.0)
+        acc = tl.dot(w, x, acc, input_precision=PRECISION)
+        if GATED:
+            up = tl.load(w_ptrs + N * K + start, mask=inside[:, None] & known[None, :], other=0.0)
+            acc_up = tl.dot(up, x, acc_up, input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            acc_up += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        acc = silu(acc) * acc_up
+    places = Out + rows[None, :] * N + offs_n[:, None]
+    valid = inside[:, None] & has_row[None, :]
+    if ADD:
+        acc += tl.load(places, mask=valid, other=0.0).to(tl.float32)
+    tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
+
+
+def product(
+    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, gated: bool = False, add_to: Tensor | None = None
+) -> Tensor:
+    """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), all contiguous, accumulated in fp32: (T, N).
+
+    Args:
+        bias: (N,), added to the product.
+        gated: the first half of the outputs are gates: silu(gate) * up of them, (T, N / 2).
+        add_to: (T, N), to which the product is added in place and which is returned.
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = x.new_empty(rows, outputs) if add_to is None else add_to
+    config = configure(outputs)
+    launch(
+        _product_kernel,
+        (cdiv(outputs, config.block_n),),
+        x,
+        weight,
+        bias,
+        out,
+        rows,
+        N=outputs,
+        K=inputs,
+        ROWS=_LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GATED=gated,
+        BIAS=bias is not None,
+        ADD=add_to is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
+
+
+def configure(outputs: int) -> Config:
+    """The tile, as measured on an H200 with the weights of an 8B model."""
+    wide = Config(64, 128, 4, 5)
+    return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else Config(16, 256, 2, 5)

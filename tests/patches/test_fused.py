@@ -1,0 +1,196 @@
+"""The fused layer computes what the family's own layer does, and each kernel what plain torch does, up to rounding."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from longreach_patches import UnsupportedModelError, patch
+from longreach_patches.fused import product, rms_norm, rotate_and_write, silu_mul
+from longreach_patches.fused.products import MAX_ROWS
+from longreach_patches.fused.rotary import HeadNorms
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.kernels.accuracy import tolerance
+
+from .conftest import build
+from .test_pages import PagedSequences
+from .test_patch import FLOAT32_TOLERANCE, TOLERANCE, prompt
+
+FP8 = torch.float8_e4m3fn
+CASES = [
+    ("cpu", torch.float32),
+    ("cpu", torch.float16),
+    pytest.param(("cuda", torch.float32), marks=pytest.mark.gpu),
+    pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def place(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    """Device and dtype; "cpu" is Triton's interpreter, whose products of bf16 are wrong."""
+    device, dtype = request.param
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    return device, dtype
+
+
+def check(actual: Tensor, exact: Tensor, eager: Tensor, slack: float = 0.0) -> None:
+    """Hold `actual` to the fp64 `exact`, by the rule of the kernels."""
+    error = (actual.double() - exact).abs().max().item()
+    allowed = tolerance(exact, eager, actual.dtype) + slack
+    assert error <= allowed, f"off by {error:.3g}, {allowed:.3g} allowed"
+
+
+@torch.no_grad()
+def test_fused_layers_over_pages_match_eager(eager_model: PreTrainedModel) -> None:
+    sequences = [prompt(n, seed=n)[0] for n in (70, 33, 48)]
+    expected = [eager_model(ids[None]).logits[0] for ids in sequences]
+    handle = patch(eager_model, "cpu")
+    handle.fuse_layers()
+    got = PagedSequences(eager_model, sequences).steps([[40, 0, 5], [1, 32, 42], [29, 1, 1]])
+    for actual, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
+    # Everything but steps over pages is as it was, with the weights that are views now, and after undoing too.
+    torch.testing.assert_close(eager_model(sequences[0][None]).logits[0], expected[0], **TOLERANCE)
+    handle.undo()
+    assert "forward" not in eager_model.model.layers[0].__dict__
+    torch.testing.assert_close(eager_model(sequences[0][None]).logits[0], expected[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-mixed"])
+@torch.no_grad()
+def test_layers_of_kernels_match_eager(name: str) -> None:
+    """Steps of few tokens and of many, all of whose kernels run in the interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    model = build(name).float()
+    lengths = MAX_ROWS + 3, 9
+    sequences = [prompt(n, seed=n)[0] for n in lengths]
+    expected = [model(ids[None]).logits[0] for ids in sequences]
+    patch(model, "triton").fuse_layers()
+    got = PagedSequences(model, sequences).steps([[MAX_ROWS + 1, 0], [1, 4], [1, 5]])
+    for actual, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, **FLOAT32_TOLERANCE)
+
+
+@torch.no_grad()
+def test_biases_are_added() -> None:
+    model = build("llama-biases")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert parameter.abs().max() > 0.05
+    ids = prompt(40)[0]
+    expected = model(ids[None]).logits[0]
+    patch(model, "cpu").fuse_layers()
+    torch.testing.assert_close(PagedSequences(model, [ids]).step([40])[0], expected, **TOLERANCE)
+
+
+def test_joined_weights_are_not_held_twice() -> None:
+    model = build("qwen2")
+    patch(model, "cpu").fuse_layers()
+    attention = model.model.layers[0].self_attn
+    storages = {projection.weight.untyped_storage().data_ptr() for projection in (attention.q_proj, attention.v_proj)}
+    assert len(storages) == 1
+    assert model.model.layers[0].mlp.up_proj.weight.untyped_storage().data_ptr() not in storages
+
+
+def test_a_layer_with_other_parts_is_refused() -> None:
+    model = build("llama")
+    model.model.layers[1].mlp.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaMLP has the parts act_fn, down_proj, extra"):
+        patch(model, "cpu").fuse_layers()
+
+
+@pytest.mark.parametrize("width", [96, 2500])
+def test_gated_activation(place: tuple[str, torch.dtype], width: int) -> None:
+    device, dtype = place
+    gate_up = (torch.randn(5, 2 * width, device=device) * 4).to(dtype)
+    gate_up[0, 0], gate_up[1, 0] = -200, 200
+    eager = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
+    wide = gate_up.double()
+    check(silu_mul(gate_up, "triton"), torch.nn.functional.silu(wide[:, :width]) * wide[:, width:], eager)
+
+
+@pytest.mark.parametrize("width", [96, 4100])
+def test_norm(place: tuple[str, torch.dtype], width: int) -> None:
+    device, dtype = place
+    x = (torch.randn(5, width, device=device) * 3).to(dtype)
+    x[0] = 0
+    weight = torch.rand(width, device=device).to(dtype)
+    exact = torch.nn.functional.rms_norm(x.double(), (width,), weight.double(), 1e-5)
+    check(rms_norm(x, weight, 1e-5, "triton"), exact, torch.nn.functional.rms_norm(x, (width,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("head_dim", [16, 96])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rope", "norm"), [(4, 2, True, False), (6, 1, True, True), (9, 3, False, False)]
+)
+def test_rotary_and_page_write(place, head_dim: int, heads: int, kv_heads: int, rope: bool, norm: bool) -> None:
+    device, dtype = place
+    tokens, page = 7, 4
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
+    angles = torch.rand(tokens, head_dim // 2, device=device).repeat(1, 2) * 300
+    slots = torch.tensor([11, 3, -1, 0, 6, 17, 8], device=device)
+    norms = HeadNorms(*torch.rand(2, head_dim, device=device).to(dtype).unbind(0), 1e-5) if norm else None
+
+    def run(dtype: torch.dtype, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+        pages = torch.zeros(2, 5, page, kv_heads, head_dim, device=device, dtype=dtype)
+        # The angles' cosines are given in the model's dtype, as transformers does.
+        waves = (angles.cos().to(qkv.dtype).to(dtype), angles.sin().to(qkv.dtype).to(dtype)) if rope else None
+        own = HeadNorms(norms.query.to(dtype), norms.key.to(dtype), norms.epsilon) if norms else None
+        q = rotate_and_write(qkv.to(dtype), waves, pages[0], pages[1], slots, heads=heads, norms=own, backend=backend)
+        return q, pages[0], pages[1]
+
+    results = run(dtype, "triton"), run(torch.float64, "reference"), run(dtype, "reference")
+    for actual, exact, eager in zip(*results, strict=True):
+        check(actual, exact, eager)
+    assert torch.equal(results[0][2], results[2][2])  # values are copied
+    assert (results[0][1].flatten(0, 1).abs().amax((1, 2)) > 0).nonzero().flatten().tolist() == [0, 3, 6, 8, 11, 17]
+
+
+def test_writes_into_fp8_pages_are_those_of_write_pages(place: tuple[str, torch.dtype]) -> None:
+    device, dtype = place
+    tokens, heads, kv_heads, head_dim = 6, 4, 2, 16
+    # Numbers that fp8 holds once they are divided: the interpreter loses the carry of a mantissa that rounds up.
+    qkv = (torch.randint(-15, 16, (tokens, (heads + 2 * kv_heads) * head_dim), device=device) / 4).to(dtype)
+    qkv[2, heads * head_dim], qkv[3, -1] = 1e4, -1e4
+    scales = torch.tensor([0.5, 2.0], device=device), torch.tensor([1.0, 0.25], device=device)
+    slots = torch.tensor([0, 9, 2, 3, -1, 7], device=device)
+    results = []
+    for backend in ("triton", "reference"):
+        pages = torch.zeros(2, 3, 4, kv_heads, head_dim, device=device).to(FP8)
+        q = rotate_and_write(qkv, None, pages[0], pages[1], slots, heads=heads, kv_scales=scales, backend=backend)
+        results.append((q.float(), pages.float()))
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
+    assert results[0][1].abs().max() == 448
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17])
+@pytest.mark.parametrize("form", ["plain", "bias", "gated", "add"])
+def test_products_of_few_rows(place: tuple[str, torch.dtype], rows: int, form: str) -> None:
+    device, dtype = place
+    inputs, outputs = 200, 72
+    x = torch.randn(rows, inputs, device=device).to(dtype)
+    weight = (torch.randn(outputs, inputs, device=device) / 8).to(dtype)
+    bias, residual = torch.randn(outputs, device=device).to(dtype), torch.randn(rows, outputs, device=device).to(dtype)
+
+    def eager(dtype: torch.dtype) -> Tensor:
+        out = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if form == "bias" else None)
+        if form == "gated":
+            return torch.nn.functional.silu(out[:, : outputs // 2]) * out[:, outputs // 2 :]
+        return out + residual.to(dtype) if form == "add" else out
+
+    actual = product(
+        x,
+        weight,
+        bias=bias if form == "bias" else None,
+        gated=form == "gated",
+        add_to=residual.clone() if form == "add" else None,
+    )
+    # fp32 sums in another order may be off by as much for each of their terms.
+    slack = torch.finfo(torch.float32).eps * (x.float().abs() @ weight.float().abs().T).max().item()
+    check(actual, eager(torch.float64), eager(dtype), slack)
