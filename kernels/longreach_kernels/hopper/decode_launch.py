@@ -84,7 +84,7 @@ def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
 
     It takes head dims 64, 128 and 256, queries in fp16 or bf16, pages in the same dtype, whose size is a multiple of 16
     tokens, at most 16 query heads for a KV head, and masks that have a closed form. The kernel is written for fp8 pages
-    too, but there a sequence did not get the same bits alone and in a batch (docs/log.md): until that is understood the
+    too, but there a sequence did not get the same bits in every batch (docs/log.md): until its mending is shown, the
     portable kernel has them.
     """
     head_dim = q.shape[-1]
