@@ -118,7 +118,10 @@ class Settings(BaseSettings):
         "auto", description="Where the model runs: auto, cpu, cuda or cuda:N."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of weights and KV cache: auto, float32, bfloat16 or float16."
+        "auto", description="Type of the weights: auto, float32, bfloat16 or float16."
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="Type of the KV cache: auto (that of the weights) or fp8, which holds twice as many tokens."
     )
     attention_backend: Literal["auto", "cpu", "triton", "hopper", "reference"] = Field(
         "auto", description="Attention kernels: auto, cpu, triton, hopper or reference."
@@ -241,6 +244,7 @@ class Settings(BaseSettings):
             model=self.model_source,
             device=self.device,
             dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
             attention_backend=self.attention_backend,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

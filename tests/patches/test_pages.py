@@ -6,6 +6,7 @@ import pytest
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep, PageShape, patch
+from longreach_patches.pages import KVScales
 from transformers import PreTrainedModel
 
 from .conftest import build
@@ -54,6 +55,16 @@ class PagedSequences:
             self.done[b] = end
         return list(logits.split(counts.tolist()))
 
+    def steps(self, schedule: list[list[int]]) -> list[torch.Tensor]:
+        """Take a step for each of `schedule`; all logits of each sequence."""
+        got: list[list[torch.Tensor]] = [[] for _ in self.sequences]
+        for lengths in schedule:
+            pieces = iter(self.step(lengths))
+            for b, length in enumerate(lengths):
+                if length:
+                    got[b].append(next(pieces))
+        return [torch.cat(pieces) for pieces in got]
+
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @torch.no_grad()
@@ -62,14 +73,9 @@ def test_mixed_chunks_and_decodes_over_scattered_pages_match_eager(eager_model: 
     expected = [eager_model(ids[None]).logits[0] for ids in sequences]
     with patch(eager_model, backend):
         paged = PagedSequences(eager_model, sequences)
-        got: list[list[torch.Tensor]] = [[], [], []]
-        for lengths in [[40, 0, 5], [1, 31, 40], [28, 1, 1], [1, 0, 1], [0, 1, 1]]:
-            pieces = iter(paged.step(lengths))
-            for b, length in enumerate(lengths):
-                if length:
-                    got[b].append(next(pieces))
+        got = paged.steps([[40, 0, 5], [1, 31, 40], [28, 1, 1], [1, 0, 1], [0, 1, 1]])
     for actual, wanted in zip(got, expected, strict=True):
-        torch.testing.assert_close(torch.cat(actual), wanted, **TOLERANCE)
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
 
 
 def test_shape_counts_bytes() -> None:
@@ -84,9 +90,9 @@ def test_shape_counts_bytes() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_clearing_pages_leaves_the_others(dtype: torch.dtype) -> None:
-    pages = KVPages(
-        PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16), 5, torch.device("cpu")
-    )
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
+    scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
+    pages = KVPages(shape, 5, torch.device("cpu"), scales)
     for tensor in (*pages.keys, *pages.values):
         tensor.copy_(torch.full(tensor.shape, float("nan")))
     pages.clear([1, 3])

@@ -27,6 +27,7 @@ FLAGS = [
     "--header-timeout",
     "--host",
     "--keep-alive-seconds",
+    "--kv-cache-dtype",
     "--kv-cache-memory",
     "--log-level",
     "--max-batched-tokens",

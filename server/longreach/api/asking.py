@@ -30,6 +30,17 @@ def check_fit(prompt: Sequence[int], max_tokens: int, info: Started, param: str)
         raise ContextLengthError(len(prompt), max_tokens, info.max_model_len, param=param)
 
 
+def tokens_left(prompt: Sequence[int], limit: int | None, info: Started, param: str) -> int:
+    """Tokens that an answer may have: `limit`, or what the context has left.
+
+    Raises:
+        ContextLengthError: it has none left.
+    """
+    if len(prompt) >= info.max_model_len:
+        raise ContextLengthError(len(prompt), limit or 1, info.max_model_len, param=param)
+    return info.max_model_len - len(prompt) if limit is None else limit
+
+
 def make_asks(
     asked: SamplingFields,
     prompts: Sequence[list[int]],
@@ -47,17 +58,24 @@ def make_asks(
     prompt_logprobs: int | None = None,
     special: bool = False,
 ) -> list[Ask]:
-    """`choices` answers to each prompt, those to one prompt next to each other.
+    """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, only scores.
 
     Raises:
         InvalidRequestError: one does not fit, or names a token that does not exist.
         QueueFullError: too much is waiting.
     """
-    info = engine.info
+    info, answers = engine.info, len(prompts) * choices
+    if answers > service.settings.max_queued_requests:  # more than can ever wait: coming again would not help
+        raise InvalidRequestError(
+            f"`{param}`: {answers} answers are asked for at once; this server lets "
+            f"{service.settings.max_queued_requests} requests wait.",
+            param=param,
+            code="invalid_value",
+        )
     check_token_ids(asked.stop_token_ids, info, "stop_token_ids")
     check_token_ids([*asked.logit_bias], info, "logit_bias")
     for prompt in prompts:
-        check_fit(prompt, max_tokens, info, param)
+        check_fit(prompt, max(max_tokens, 1), info, param)
     engine.admit(sum(map(len, prompts)))
     ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
     speculate = service.settings.speculate if asked.speculate is None else asked.speculate
@@ -66,7 +84,7 @@ def make_asks(
             Generate(
                 request_id=f"{answer_id}-{number * choices + choice}",
                 prompt=prompt,
-                max_tokens=max_tokens,
+                max_tokens=max(max_tokens, 1),
                 min_tokens=asked.min_tokens,
                 stop_token_ids=ends,
                 sampling=asked.sampling(info.vocab_size, choice),
@@ -81,6 +99,7 @@ def make_asks(
             include_stop=asked.include_stop_str_in_output,
             stop_token_ids=asked.stop_token_ids,
             special=special,
+            prompt_only=max_tokens == 0,
             leads=choice == 0,
         )
         for number, prompt in enumerate(prompts)

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.answering import StreamExtras, stream_response, usage_of, whole_response
-from longreach.api.asking import make_asks
-from longreach.api.body import read_json
+from longreach.api.asking import make_asks, tokens_left
+from longreach.api.call import receive
 from longreach.api.chat_parts import ChatReader, ForcedCalls, PartReader
 from longreach.api.chat_prompt import call_schema
 from longreach.api.choices import run_choices
@@ -34,11 +34,10 @@ from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
 from longreach.api.schema.chat import ChatRequest
 from longreach.api.schema.formats import NamedTool
-from longreach.api.schema.parse import parse
 from longreach.api.scored import chat_logprobs
 from longreach.api.service import Service
 from longreach.api.stream import sse_data
-from longreach.errors import ContextLengthError, InvalidRequestError
+from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import Call, Part
 from longreach.text.tokenizer import Tokenizer
 
@@ -48,12 +47,8 @@ router = APIRouter()
 @router.post("/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk))
 async def create_chat_completion(request: Request) -> Response:
     """Answer the last message of a chat, in one answer or as a stream of events."""
-    service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
-    service.require_ready()
-    asked = await read_json(request, lambda body: parse(ChatRequest, body), service.settings.max_body_bytes)
-    service.require_model(asked.model)
-    engine, tokenizer = service.require_ready()
+    call = await receive(request, ChatRequest)
+    asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
     chat = service.chat
     text, prompt = await chat.prompt(
         asked.messages,
@@ -62,9 +57,7 @@ async def create_chat_completion(request: Request) -> Response:
         reasoning_effort=asked.reasoning_effort,
         enable_thinking=asked.enable_thinking,
     )
-    left = engine.info.max_model_len - len(prompt)
-    if left < 1:
-        raise ContextLengthError(len(prompt), asked.limit or 1, engine.info.max_model_len, param="messages")
+    max_tokens = tokens_left(prompt, asked.limit, engine.info, "messages")
     reader, grammar = await _form(asked, service, text)
     completion = _ChatCompletion(asked, record, len(prompt), tokenizer, reader)
     asks = make_asks(
@@ -75,7 +68,7 @@ async def create_chat_completion(request: Request) -> Response:
         engine=engine,
         service=service,
         record=record,
-        max_tokens=left if asked.limit is None else asked.limit,
+        max_tokens=max_tokens,
         choices=asked.n,
         stops=chat.template.stops,
         grammar=grammar,

@@ -14,16 +14,14 @@ from starlette.responses import Response
 
 from longreach.api.answering import StreamExtras, stream_response, usage_of, whole_response
 from longreach.api.asking import check_token_ids, make_asks
-from longreach.api.body import read_json
+from longreach.api.call import receive
 from longreach.api.choices import Answer, collect, likeliest, run_choices
 from longreach.api.generation import TextDelta
 from longreach.api.objects import Completion, CompletionChoice, CompletionLogprobs, PromptProgress, Usage
 from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
 from longreach.api.schema.completions import CompletionRequest
-from longreach.api.schema.parse import parse
 from longreach.api.scored import completion_logprobs
-from longreach.api.service import Service
 from longreach.api.stream import sse_data
 from longreach.engine.messages import Logprob, Started
 from longreach.errors import InvalidRequestError
@@ -38,12 +36,8 @@ _MAX_WHOLE_SCORED = 65536
 @router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
-    service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
-    service.require_ready()
-    asked = await read_json(request, lambda body: parse(CompletionRequest, body), service.settings.max_body_bytes)
-    service.require_model(asked.model)
-    engine, tokenizer = service.require_ready()
+    call = await receive(request, CompletionRequest)
+    asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
     prompts = [await _encode(prompt, tokenizer, engine.info) for prompt in asked.prompt]
     scored = asked.logprobs if asked.echo else None
     _check_scored(asked, prompts)
@@ -58,7 +52,7 @@ async def create_completion(request: Request) -> Response:
         engine=engine,
         service=service,
         record=record,
-        max_tokens=max(asked.max_tokens, 1),
+        max_tokens=asked.max_tokens,
         choices=asked.candidates,
         grammar=grammar,
         logprobs=0 if choosing and asked.logprobs is None else asked.logprobs,
@@ -140,16 +134,11 @@ class _Completion:
             yield CompletionChoice(index, echo.text, self._logprobs(echo.first), None)
         if echo is not None and delta.prompt_logprobs:
             yield CompletionChoice(index, "", self._logprobs(echo.place(delta.prompt_logprobs)), None)
-        if self._asked.max_tokens == 0:
-            if delta.finish_reason is not None:
-                yield CompletionChoice(index, "", self._logprobs([]), "length")
-        elif delta.text or delta.logprobs or delta.finish_reason is not None:
+        if delta.text or delta.logprobs or delta.finish_reason is not None:
             scores = [(base + offset, score) for offset, score in delta.logprobs]
             yield CompletionChoice(index, delta.text, self._logprobs(scores), delta.finish_reason)
 
     def _whole_choice(self, index: int, answer: Answer, prompt_logprobs: list[Logprob]) -> CompletionChoice:
-        if self._asked.max_tokens == 0:
-            answer = Answer("", "length")
         text, scores = answer.text, list[tuple[int, Logprob | int]](answer.logprobs)
         if self._echoes:
             echo = self._echoes[index // self._asked.n].again()

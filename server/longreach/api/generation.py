@@ -25,6 +25,7 @@ class Ask:
         include_stop: leave what ended it, a stop string or one of `stop_token_ids`, in the text.
         stop_token_ids: of the request's, those that the caller named.
         special: special tokens are text, for whoever reads the answer's marks.
+        prompt_only: only the prompt's log-probabilities are wanted; the token that comes with them is not counted.
         leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
     """
 
@@ -33,6 +34,7 @@ class Ask:
     include_stop: bool = False
     stop_token_ids: list[int] = field(default_factory=list)
     special: bool = False
+    prompt_only: bool = False
     leads: bool = True
 
 
@@ -93,6 +95,8 @@ class _Writer:
 
     def push(self, update: Update) -> TextDelta | None:
         """What an update adds, if anything."""
+        if self._ask.prompt_only and update.tokens:
+            return self._delta("", update, "length")
         text = ""
         for i, token in enumerate(update.tokens):
             self._tokens += 1

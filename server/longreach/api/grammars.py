@@ -105,7 +105,7 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
     """The grammar in llguidance's form, and what is wrong with it or the empty string."""
     from llguidance import LLMatcher
 
-    from longreach.engine.grammar import LIMITS  # not at the top: only the process needs it, and numpy with it
+    from longreach.engine.grammar_limits import LIMITS
 
     if kind == "json_schema":
         grammar = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_STYLE)

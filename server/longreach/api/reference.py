@@ -123,7 +123,8 @@ def _type(schema: dict[str, Any]) -> str:
         return " or ".join(json.dumps(value) for value in values)
     for union in ("anyOf", "oneOf"):
         if union in schema:
-            return " or ".join(dict.fromkeys(kind for part in schema[union] if (kind := _type(part)) != "null"))
+            named = [kind for part in schema[union] if (kind := _type(part)) != "null"]
+            return " or ".join(dict.fromkeys(named))
     kinds = schema.get("type", "any")
     kind = next((k for k in kinds if k != "null"), "null") if isinstance(kinds, list) else kinds
     if kind == "array":

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.answering import stream_response, whole_response
-from longreach.api.asking import make_asks
-from longreach.api.body import read_json
+from longreach.api.asking import make_asks, tokens_left
+from longreach.api.call import receive
 from longreach.api.chat_parts import ChatReader
 from longreach.api.generation import TextDelta, generate_text
 from longreach.api.openapi import documented
@@ -33,12 +33,9 @@ from longreach.api.response_objects import (
     ResponseUsage,
     Status,
 )
-from longreach.api.schema.parse import parse
 from longreach.api.schema.responses import InputMessage, ResponseRequest
-from longreach.api.service import Service
 from longreach.api.stream import sse_data
 from longreach.engine.messages import FinishReason
-from longreach.errors import ContextLengthError
 
 router = APIRouter()
 
@@ -49,18 +46,12 @@ router = APIRouter()
 )
 async def create_response(request: Request) -> Response:
     """Answer a text or a chat, in one answer or as a stream of events."""
-    service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
-    service.require_ready()
-    asked = await read_json(request, lambda body: parse(ResponseRequest, body), service.settings.max_body_bytes)
-    service.require_model(asked.model)
-    engine, tokenizer = service.require_ready()
+    call = await receive(request, ResponseRequest)
+    asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
     chat = service.chat
     effort = None if asked.reasoning is None else asked.reasoning.effort
     text, prompt = await chat.prompt(asked.messages, tokenizer, reasoning_effort=effort)
-    left = engine.info.max_model_len - len(prompt)
-    if left < 1:
-        raise ContextLengthError(len(prompt), asked.max_output_tokens or 1, engine.info.max_model_len, param="input")
+    max_tokens = tokens_left(prompt, asked.max_output_tokens, engine.info, "input")
     grammar = await service.compile_form(asked)
     reader = ChatReader() if grammar is not None else ChatReader(chat.format.reader(text, []))
     answer = _Response(asked, record, len(prompt), reader)
@@ -72,7 +63,7 @@ async def create_response(request: Request) -> Response:
         engine=engine,
         service=service,
         record=record,
-        max_tokens=left if asked.max_output_tokens is None else asked.max_output_tokens,
+        max_tokens=max_tokens,
         stops=chat.template.stops,
         grammar=grammar,
         special=not chat.format.is_plain and grammar is None,

@@ -10,13 +10,11 @@ from starlette.responses import Response
 
 from longreach.api.answering import json_response
 from longreach.api.asking import check_token_ids
-from longreach.api.body import read_json
+from longreach.api.call import receive
 from longreach.api.objects import Detokenized, Tokenized
 from longreach.api.openapi import documented
-from longreach.api.schema.parse import parse
 from longreach.api.schema.tokens import DetokenizeRequest, TokenizeRequest
 from longreach.api.scored import token_text
-from longreach.api.service import Service
 
 router = APIRouter()
 
@@ -26,14 +24,12 @@ _REFUSALS = ("400", "404", "413", "415", "500", "503")
 @router.post("/tokenize", **documented(TokenizeRequest, Tokenized, refusals=_REFUSALS))
 async def tokenize(request: Request) -> Response:
     """The token ids of a text or of a chat."""
-    service: Service = request.app.state.service
-    service.require_ready()
-    asked = await read_json(request, lambda body: parse(TokenizeRequest, body), service.settings.max_body_bytes)
-    if asked.model is not None:
-        service.require_model(asked.model)
-    engine, tokenizer = service.require_ready()
+    call = await receive(request, TokenizeRequest)
+    asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
     if asked.messages is not None:
-        _, ids = await service.chat.prompt(asked.messages, tokenizer, add_generation_prompt=asked.add_generation_prompt)
+        _, ids = await call.service.chat.prompt(
+            asked.messages, tokenizer, add_generation_prompt=asked.add_generation_prompt
+        )
     else:
         ids = await tokenizer.encode(asked.prompt or "", asked.add_special_tokens)
     strings = None
@@ -47,12 +43,8 @@ async def tokenize(request: Request) -> Response:
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized, refusals=_REFUSALS))
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    service: Service = request.app.state.service
-    service.require_ready()
-    asked = await read_json(request, lambda body: parse(DetokenizeRequest, body), service.settings.max_body_bytes)
-    if asked.model is not None:
-        service.require_model(asked.model)
-    engine, tokenizer = service.require_ready()
+    call = await receive(request, DetokenizeRequest)
+    asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
     check_token_ids(asked.tokens, engine.info, "tokens")
 
     def join() -> str:

@@ -19,7 +19,7 @@ from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-_NOT_COMPUTED = "the model could not compute this request"
+_FAILED = "the model could not compute this request"
 
 
 class _InFlight(NamedTuple):
@@ -124,7 +124,7 @@ class Engine:
             self._in_flight = _InFlight(launched, result, start)
             self._pairs.add(launched)
             self.scheduler.advance(launched)
-        return self._fail(failed, _NOT_COMPUTED)
+        return self._fail(failed, _FAILED)
 
     def _settle(self, step: _InFlight) -> list[Updates | Failed]:
         """Wait for a step's end, record what it drew, and report it."""
@@ -135,9 +135,7 @@ class Engine:
         except Exception:  # whatever it was, it ends these requests and not the server
             logger.exception("a step of %d tokens failed", plan.num_tokens)
             self._runner.recover()
-            failures = self._fail([chunk.request for chunk in plan.chunks], _NOT_COMPUTED)
-            self.scheduler.settle({})
-            return failures
+            return _failures(self.scheduler.abandon(), _FAILED)
         now = self._clock()
         self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
         self._settled = now
@@ -163,10 +161,11 @@ class Engine:
     def _fail(
         self, requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
     ) -> list[Updates | Failed]:
+        """Forget those of the requests that are still here, and tell their callers."""
         here = [request for request in requests if self.scheduler.running.get(request.id) is request]
         for request in here:
             self.scheduler.discard(request)
-        return [Failed(request_id=request.id, kind=kind, message=message) for request in here]
+        return _failures(here, message, kind)
 
     def _take_stats(self) -> Stats:
         scheduler, pool = self.scheduler, self.scheduler.pool
@@ -180,6 +179,12 @@ class Engine:
             causal_pairs=self._pairs.causal,
             computed_pairs=self._pairs.computed,
         )
+
+
+def _failures(
+    requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
+) -> list[Updates | Failed]:
+    return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
 
 
 def _update(chunk: Chunk, length: int) -> Update:

@@ -11,17 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-LIMITS = LLParserLimits(
-    max_items_in_row=2000,
-    initial_lexer_fuel=300_000,
-    step_lexer_fuel=100_000,
-    step_max_items=50_000,
-    max_lexer_states=100_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
+from .grammar_limits import LIMITS
 
 
 class Grammars:

@@ -116,8 +116,7 @@ class Holdings:
 
     def spoil(self, request: Request) -> None:
         """See that nobody takes over what a request holds, since it may be wrong."""
-        for page in request.pages:
-            self.pool.cache.forget(page)
+        self.pool.spoil(request.pages)
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""

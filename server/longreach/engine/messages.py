@@ -27,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -111,6 +112,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     model_type: str
     device: str
     dtype: str
+    kv_dtype: str
     attention_backend: str
     backend_reason: str
     load_seconds: float

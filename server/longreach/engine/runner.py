@@ -68,9 +68,8 @@ class Runner:
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
-        if self._graphs is not None and plan.is_decode_only:
-            logits = self._graphs.replay(batch)
-        else:
+        logits = self._graphs.replay(batch) if self._graphs is not None and plan.is_decode_only else None
+        if logits is None:
             logits = self._eager(batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]

@@ -27,6 +27,7 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         model_type="llama",
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         attention_backend="reference",
         backend_reason="a test",
         load_seconds=0.1,

@@ -264,7 +264,10 @@ def test_echo_puts_the_prompt_before_each_answer(server: LiveServer, tokenizer: 
     assert texts(server, echo=True, n=2) == ["The owlThe owl"] * 2
     assert texts(server, prompt=[5, 6], echo=True) == [_decoded(tokenizer, [5, 6]) * 2]
     assert texts(server, echo=True, max_tokens=0) == ["The owl"]
-    assert server.complete(echo=True, max_tokens=0).json()["choices"][0]["finish_reason"] == "length"
+    whole = server.complete(echo=True, max_tokens=0, logprobs=0).json()
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["choices"][0]["logprobs"]["text_offset"][-1] < len("The owl")
+    assert whole["usage"]["completion_tokens"] == 0
 
 
 def test_logprobs_of_answer_and_prompt(server: LiveServer, tokenizer: Tokenizer) -> None:

@@ -165,6 +165,14 @@ def test_a_wrong_field_is_named(shared: LiveServer, field: str, value: Any, code
     assert len(shared.engine.requests) == before
 
 
+def test_more_answers_than_can_wait_are_refused_for_good(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(max_queued_requests=3) as server:
+        error = error_of(server.complete(prompt=["a", "b"], n=2), 400, "invalid_value")
+        assert error["param"] == "prompt"
+        assert "4 answers" in error["message"]
+        assert server.complete(prompt=["a", "b", "c"]).status_code == 200
+
+
 @pytest.mark.parametrize("field", NEUTRAL)
 def test_neutral_values_are_accepted(shared: LiveServer, field: str) -> None:
     assert shared.complete(**{field: NEUTRAL[field]}).status_code == 200

@@ -13,11 +13,12 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from longreach.engine.engine import Engine
+from longreach.engine.limits import Limits
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
 from longreach.engine.plan import StepPlan
 from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 
 from .simulation import SimulatedRunner, expected_stream
