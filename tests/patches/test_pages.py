@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep, PageShape, patch
-from longreach_patches.pages import KVScales
+from longreach_patches import KVPages, KVScales, PagedStep, PageShape, patch
 from transformers import PreTrainedModel
 
 from .conftest import build
@@ -90,8 +89,8 @@ def test_shape_counts_bytes() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_clearing_pages_leaves_the_others(dtype: torch.dtype) -> None:
-    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
     scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
     pages = KVPages(shape, 5, torch.device("cpu"), scales)
     for tensor in (*pages.keys, *pages.values):
         tensor.copy_(torch.full(tensor.shape, float("nan")))

@@ -6,7 +6,14 @@ import functools
 import logging
 
 import torch
-from longreach_patches import Footprint, KVPages, LoadedModel, layer_masks, load_model, resolve_kv_dtype
+from longreach_patches import (
+    Footprint,
+    KVPages,
+    LoadedModel,
+    layer_masks,
+    load_model,
+    resolve_kv_dtype,
+)
 from transformers.utils import logging as transformers_logging
 
 from . import capacity

@@ -19,7 +19,7 @@ from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-_FAILED = "the model could not compute this request"
+_NOT_COMPUTED = "the model could not compute this request"
 
 
 class _InFlight(NamedTuple):
@@ -124,7 +124,7 @@ class Engine:
             self._in_flight = _InFlight(launched, result, start)
             self._pairs.add(launched)
             self.scheduler.advance(launched)
-        return self._fail(failed, _FAILED)
+        return self._fail(failed, _NOT_COMPUTED)
 
     def _settle(self, step: _InFlight) -> list[Updates | Failed]:
         """Wait for a step's end, record what it drew, and report it."""
@@ -135,7 +135,7 @@ class Engine:
         except Exception:  # whatever it was, it ends these requests and not the server
             logger.exception("a step of %d tokens failed", plan.num_tokens)
             self._runner.recover()
-            return _failures(self.scheduler.abandon(), _FAILED)
+            return _failures(self.scheduler.abandon(), _NOT_COMPUTED)
         now = self._clock()
         self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
         self._settled = now

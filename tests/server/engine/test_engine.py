@@ -225,6 +225,26 @@ def test_a_preempted_request_tells_each_logprob_once(model_dir: Path) -> None:
         assert ([s.token for s in of_prompt], [s.token for s in of_answer]) == (prompt[1:], tokens[name])
 
 
+def test_penalties_and_logprobs_are_the_same_one_step_ahead(model_dir: Path) -> None:
+    """What depends on the tokens before waits for them, and what is told of a step is told with it."""
+    how = Sampling(temperature=0.0, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.5)
+    told = []
+    for overlaps in (False, True):
+        engine, _ = build(model_dir)
+        engine._runner.overlaps = overlaps
+        one = spec("penalized", ids(40, seed=1), max_tokens=30, logprobs=1, prompt_logprobs=0)
+        engine.submit(msgspec.structs.replace(one, sampling=how))
+        engine.submit(spec("scored", ids(60, seed=2), 1.0, max_tokens=30, logprobs=0, prompt_logprobs=1))
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        of_prompt, of_answer = scores(updates["scored"])
+        assert ([s.token for s in of_prompt], [s.token for s in of_answer]) == (ids(60, seed=2)[1:], tokens["scored"])
+        told.append(tokens)
+    assert told[0] == told[1]
+    engine.submit(spec("penalized", ids(40, seed=1), max_tokens=30))
+    assert drain(engine)[0]["penalized"] != told[0]["penalized"], "penalties change nothing"
+
+
 class _Countdown:
     """A grammar of exactly `length` tokens, of the even ids; it breaks down where `fails`."""
 
@@ -243,8 +263,10 @@ class _Countdown:
         return self._left == 0
 
 
-def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Path) -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Path, overlaps: bool) -> None:
     engine, _ = build(model_dir)
+    engine._runner.overlaps = overlaps
     engine._start_grammar = lambda text: _Countdown(5, fails=text == "bad")
     for name, grammar in (("even", "good"), ("stuck", "bad"), ("free", None)):
         engine.submit(spec(name, ids(30, seed=1), 1.0, grammar=grammar, speculate=4))
