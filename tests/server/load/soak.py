@@ -51,6 +51,8 @@ def main() -> None:
         "server": " ".join(scenarios.ARGUMENTS),
         "scenarios": {},
     }
+    if options.scenario and options.out is not None and options.out.exists():
+        results["scenarios"] = json.loads(options.out.read_text())["scenarios"]  # some are run again, the rest stays
     server: ServerProcess | None = None
     try:
         for name in options.scenario or SCENARIOS:
