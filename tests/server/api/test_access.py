@@ -18,7 +18,7 @@ from longreach.api.service import Service
 from longreach.config import load_settings
 from longreach.errors import ConfigError
 
-from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.test_errors import error_of
 
 KEYS = "alice:first-key-0001,bob:other-key-0002"
@@ -82,6 +82,7 @@ def test_each_key_opens_and_is_logged_by_name_only(guarded: LiveServer, caplog: 
             pytest.raises(openai.AuthenticationError),
         ):
             client.models.list()
+        eventually(lambda: len(caplog.records) == 4)  # a line is written when its answer has been sent
     lines = [record.getMessage() for record in caplog.records]
     assert [("key=alice" in line, "key=bob" in line) for line in lines] == [
         (True, False),

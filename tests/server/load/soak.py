@@ -31,7 +31,8 @@ SCENARIOS: dict[str, Scenario] = {
     "stopped": scenarios.engine_stopped,
     "engine_killed": lambda server: scenarios.engine_killed(server, 32),
     "steady": lambda server: scenarios.steady(server, 10_000),
-    "slow_readers": lambda server: scenarios.slow_readers(server, 200, tokens=1000),
+    "slow_readers": lambda server: scenarios.slow_readers(server, 200, tokens=50),
+    "blocked_readers": lambda server: scenarios.slow_readers(server, 16, tokens=1000),
     "long_prefill": lambda _: scenarios.long_prefill(40_000),
     "terminated": lambda server: scenarios.terminated(server, 64),
     "api_killed": scenarios.api_killed,
@@ -51,6 +52,8 @@ def main() -> None:
         "server": " ".join(scenarios.ARGUMENTS),
         "scenarios": {},
     }
+    if options.scenario and options.out is not None and options.out.exists():
+        results["scenarios"] = json.loads(options.out.read_text())["scenarios"]  # some are run again, the rest stays
     server: ServerProcess | None = None
     try:
         for name in options.scenario or SCENARIOS:
