@@ -42,8 +42,11 @@ def answers(engine: Engine, specs: list[Generate]) -> tuple[dict[str, list[int]]
     for spec in specs:
         assert engine.submit(spec) is None
     while engine.has_work:
-        steps += 1
-        for news in engine.step():
+        told = engine.step()
+        steps += (
+            engine._in_flight is not None or not engine._runner.overlaps
+        )  # else a step was waited for, and none begun
+        for news in told:
             assert isinstance(news, Updates)
             for update in news.updates:
                 tokens[update.request_id] += update.tokens
