@@ -43,9 +43,8 @@ def answers(engine: Engine, specs: list[Generate]) -> tuple[dict[str, list[int]]
         assert engine.submit(spec) is None
     while engine.has_work:
         told = engine.step()
-        steps += (
-            engine._in_flight is not None or not engine._runner.overlaps
-        )  # else a step was waited for, and none begun
+        # Where steps overlap, a call that leaves none in flight has waited for one and begun none.
+        steps += engine._in_flight is not None or not engine._runner.overlaps
         for news in told:
             assert isinstance(news, Updates)
             for update in news.updates:
