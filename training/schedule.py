@@ -1,9 +1,9 @@
 """The curriculum: which lengths, at which rate, for how many steps.
 
 Short sequences do most of the work, and cost least. A longer length comes with a warm-up of its own (entering 4,096
-tokens at 2e-3 made a probe with AdamW forget all it knew), and short ones stay in the mix. A stage ends before its share
-of the steps is over once the first token of its longest answers is right often enough; what it leaves goes to the last
-stage, which cools down to the end.
+tokens at 2e-3 made a probe with AdamW forget all it knew), and short ones stay in the mix. A stage ends before its
+share of the steps is over once the first token of its longest answers is right often enough; what it leaves goes to the
+last stage, which cools down to the end.
 """
 
 import math
