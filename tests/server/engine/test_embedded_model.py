@@ -26,7 +26,7 @@ SETTINGS = {
     "kv_cache_bytes": 1 << 28,
     "max_num_seqs": 8,
 }
-TOKEN_BYTES = 2 * 6 * 2 * 64 * 4  # keys and values of 6 layers of 2 heads of 64 channels
+TOKEN_BYTES = 2 * 8 * 2 * 64 * 4  # keys and values of 8 layers of 2 heads of 64 channels
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
