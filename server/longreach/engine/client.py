@@ -35,6 +35,7 @@ from .messages import (
 logger = logging.getLogger(__name__)
 
 _KILL_AFTER_SECONDS = 10.0
+_ENDING_SECONDS = 2.0  # for a process that has closed its socket unasked: its requests are waiting to be told
 # An engine of which nothing was heard for so many heartbeats does not respond.
 _MISSED_BEATS = 6
 # Unless told otherwise, prompts may wait that fill the KV cache so many times.
@@ -181,12 +182,20 @@ class EngineClient:
         self._writer.close()
         with contextlib.suppress(ConnectionError):  # the peer may have gone first
             await self._writer.wait_closed()
-        try:
-            await asyncio.wait_for(self._process.wait(), _KILL_AFTER_SECONDS)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._end_within(_KILL_AFTER_SECONDS)
         self._fail_all("the server is shutting down")
+
+    async def _end_within(self, seconds: float) -> None:
+        """Wait for the process, whose socket is closed, to end, and kill it if it does not.
+
+        A signal to a process that is ending may take its exit status away from asyncio, so that how it ended is lost.
+        """
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
 
     async def _send(self, message: ToEngine) -> None:
         self._writer.write(encode_frame(message))
@@ -206,10 +215,9 @@ class EngineClient:
             pass  # the process has ended, or is about to
         except Exception:  # nothing that it says could be understood from here on
             logger.exception("the engine process sent what cannot be understood; it is killed")
-        self._dead = True
-        with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
+        self._dead = True
+        await self._end_within(_ENDING_SECONDS)
         self._fail_all(f"the engine process ended unexpectedly ({self._end()})")
         if self.on_death is not None and not self._stopping:
             self.on_death()
