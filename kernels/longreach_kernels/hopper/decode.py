@@ -106,8 +106,8 @@ def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS:
 
 @gluon.jit
 def _hand_back(memory):
-    """Tell the producer that memory is free. The fence makes this warp's loads complete first: without it they may
-    still be on their way when all warps have passed the barrier, and TMA writes overtook them."""
+    """Tell the producer that memory is free. The fence is to make this warp's loads complete first: it seems that they
+    may still be on their way when all warps have passed the barrier, for TMA to overwrite (docs/log.md)."""
     fence_async_shared()
     barrier()
     mbarrier.arrive(memory, count=1)

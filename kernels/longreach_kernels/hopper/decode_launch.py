@@ -44,7 +44,7 @@ def configure(head_dim: int, fp8: bool) -> Config:
     """The configuration for a head dim and a kind of pages; the loops over tiles compile for sm_90 without spills.
 
     Keys and values of 16 bits take one program on a multiprocessor with all of its shared memory; two with half of it
-    each are no faster (docs/log.md). Of 8 bits two are.
+    each are no faster, and gave results that changed from run to run (docs/log.md). Of 8 bits it is still two.
     """
     if head_dim == 256:
         return Config(64, 6 if fp8 else 3, 8, 1)

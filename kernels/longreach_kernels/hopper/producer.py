@@ -81,6 +81,7 @@ class Buffers:
 
 @gluon.jit
 def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    """Barriers in shared memory, (count, 1) int64, each of which opens after so many arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(count):
         mbarrier.init(barriers.index(i), count=arrivals)
