@@ -78,7 +78,7 @@ def stored(k_pages: Tensor, v_pages: Tensor, fp8: bool) -> tuple[Tensor, Tensor,
 def check_fp8(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: Mask, **options: Any) -> None:
     """fp8 pages, held to the rule for the numbers that they stand for, in the precision of the queries."""
     (k8, k_scale), (v8, v_scale) = quantized(k_pages), quantized(v_pages)
-    assert not decode_launch.supports(q, k8, v8, mask)  # it is the portable kernel's
+    assert decode_launch.supports(q, k8, v8, mask)
     out, lse = paged_attention(
         q, k8, v8, batch, mask, k_scale=k_scale, v_scale=v_scale, backend="hopper", return_lse=True, **options
     )

@@ -10,9 +10,7 @@ The queries of one KV head's group are the 16 rows of a product on the tensor co
 keys of a tile, with a softmax of its own: it waits for the others only where a tile's memory is handed back, and the
 warps' results are merged once a split.
 
-Pages of 8-bit floats are converted to fp16 in registers. There the tensor cores want two keys' numbers of one channel
-side by side, where pages hold two channels' numbers of one key: a thread reads 16 channels of each of its keys, and
-its instructions that pair the bytes do the transpose (`_values`).
+Pages of 8-bit floats are converted to fp16 in registers (`decode_products`).
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
@@ -25,25 +23,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .decode_layouts import paired_layout, replicated, shared_view
+from .decode_layouts import replicated, shared_view
 from .decode_merge import merge
+from .decode_products import ROWS, scores, values
 from .decode_queue import MESSAGE, MESSAGES, barrier, produce
-
-ROWS = gl.constexpr(16)  # of queries in a product
+from .softmax import rescale
 
 
 @gluon.jit
 def _field(message, i: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.sum(gl.where(gl.arange(0, MESSAGE, LAYOUT) == i, message, 0), 0)
-
-
-@gluon.jit
-def _scores(q_operand, tile, S: gl.constexpr):
-    """Q K^T of a key tile (slices, D, keys), in the layout S."""
-    SLICES: gl.constexpr = tile.shape[0]
-    KEYS: gl.constexpr = tile.shape[2]
-    K_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, q_operand.type.layout.k_width)
-    return mma_v2(q_operand, tile.load(K_OPERAND).to(q_operand.dtype), gl.zeros([SLICES, ROWS, KEYS], gl.float32, S))
 
 
 @gluon.jit
@@ -57,29 +46,25 @@ def _logits(qk, scale_log2, softcap_log2, SOFTCAP: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(logits, row_max, row_sum):
-    """One step of the online softmax, of each slice: p, the factor of what was summed before, maximum and sum."""
-    new_max = gl.maximum(row_max, gl.max(logits, 2))
-    safe = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet: no inf - inf
-    p = gl.exp2(logits - safe[:, :, None])
-    alpha = gl.exp2(row_max - safe)
-    return p, alpha, new_max, row_sum * alpha + gl.sum(p, 2)
+def _row_sums(p):
+    """Sums of p (slices, rows, keys) over the keys that one thread holds: (slices, rows, 4)."""
+    return gl.sum(gl.sum(p.reshape([p.shape[0], ROWS, p.shape[2] // 8, 4, 2]), 4), 2)
 
 
 @gluon.jit
-def _values(tile, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
-    """The value tile (slices, keys, D) as operand of P V. Of 8-bit values the channels come in another order, which
-    `_store_sum` undoes."""
-    SLICES: gl.constexpr = tile.shape[0]
-    KEYS: gl.constexpr = tile.shape[1]
-    D: gl.constexpr = tile.shape[2]
-    if tile.dtype == gl.float8e4nv:
-        v = tile.load(paired_layout(D, KEYS, SLICES, D_WARPS))
-        v = v.reshape([SLICES, KEYS, 8, D_WARPS, D // 8 // D_WARPS]).permute([0, 1, 4, 3, 2])
-        v = gl.convert_layout(v.reshape([SLICES, KEYS, D]), V_OPERAND).to(gl.float16)
-    else:
-        v = tile.load(V_OPERAND)
-    return v
+def _softmax(logits, row_max, row_sum):
+    """One step of the online softmax, of each slice: p, the factor of what was summed before, maximum and sum.
+
+    As `softmax.softmax_step`: a maximum stays while it would grow by no more than 8, and of sums (slices, rows, 4) each
+    thread keeps its own.
+    """
+    tile_max = gl.max(logits, 2)
+    new_max = gl.where(tile_max - row_max > 8.0, tile_max, row_max)
+    safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+    p = gl.exp2(logits - safe[:, :, None])
+    alpha = gl.exp2(row_max - safe)
+    factors = gl.convert_layout(alpha, gl.SliceLayout(2, row_sum.type.layout), assert_trivial=True)
+    return p, alpha, new_max, row_sum * factors[:, :, None] + _row_sums(p)
 
 
 @gluon.jit
@@ -164,14 +149,10 @@ def _consume(
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
     MESSAGE_LAYOUT: gl.constexpr = replicated(MESSAGE, WARPS)
     K_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, True)
-    V_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, False)
 
     part_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, S)))[None, :]
     key_offsets = part_of_tile * KEYS + gl.expand_dims(key, 1)
-    v_part = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, V_OPERAND)))[:, None][:, :, None]
-    v_key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, V_OPERAND)))[None, :][:, :, None]
-    v_offsets = v_part * KEYS + v_key
     q_rows = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, Q_OPERAND)))[None, :][:, :, None]
 
     items = 0
@@ -198,8 +179,10 @@ def _consume(
             scale = scale_log2
             if FP8:
                 # Queries may exceed the range of fp16; a power of two brings them into it and loses nothing.
-                wide = gl.where(q_rows < GROUP, q_tile.to(gl.float32), 0.0)
-                largest = gl.max(gl.max(gl.max(gl.abs(wide), 2), 1), 0).to(gl.int32, bitcast=True) & 0x7F800000
+                # What it makes of the rows behind the group, other heads', is not stored.
+                wide = q_tile.to(gl.float32)
+                own = gl.where(q_rows < GROUP, gl.abs(wide), 0.0)
+                largest = gl.max(gl.max(gl.max(own, 2), 1), 0).to(gl.int32, bitcast=True) & 0x7F800000
                 largest = gl.minimum(gl.maximum(largest, 1 << 23), 253 << 23)
                 scaled = (wide * ((254 << 23) - largest).to(gl.float32, bitcast=True)).to(COMPUTE)
                 k_factor = _field(message, 9, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
@@ -208,19 +191,18 @@ def _consume(
                 scaled = q_tile
             q_operand, _ = gl.broadcast(scaled, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
             row_max = gl.full([SLICES, ROWS], float("-inf"), gl.float32, gl.SliceLayout(2, S))
-            row_sum = gl.full([SLICES, ROWS], 0.0, gl.float32, gl.SliceLayout(2, S))
+            row_sum = _row_sums(gl.zeros([SLICES, ROWS, KEYS], gl.float32, S))
             acc = gl.zeros([SLICES, ROWS, D], gl.float32, S)
             mbarrier.wait(full.index(tiles % RING), (tiles // RING) & 1)
-            qk = _scores(q_operand, k_s.index(tiles % RING)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW), S)
+            qk = scores(q_operand, k_s.index(tiles % RING)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW), S)
             for i in range(num_tiles - 1):
                 # The next tile's product runs beside this one's softmax.
                 stage = (tiles + i) % RING
                 following = (tiles + i + 1) % RING
                 mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)
                 k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
-                v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
-                next_qk = _scores(q_operand, k_tile, S)
-                v = _values(v_tile, V_OPERAND, D_WARPS)
+                next_qk = scores(q_operand, k_tile, S)
+                v = values(stage, v_s, 0, BN, BOX, V_OPERAND, D_WARPS, False)
                 _hand_back(empty.index(stage))
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
@@ -229,26 +211,25 @@ def _consume(
                         keys = tile_start + key_offsets
                         logits = gl.where((keys >= low) | (keys < sinks), logits, float("-inf"))
                 p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
-                acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+                acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
                 qk = next_qk
             tiles += num_tiles
-            stage = (tiles - 1) % RING
-            v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
-            v = _values(v_tile, V_OPERAND, D_WARPS)
-            _hand_back(empty.index(stage))
             keys = (first_tile + num_tiles - 1) * BN + key_offsets
             allowed = keys < num_keys
             if WINDOWED:
                 allowed = allowed & ((keys >= low) | (keys < sinks))
             logits = gl.where(allowed, _logits(qk, scale, softcap_log2, SOFTCAP), float("-inf"))
             p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
-            # Rows beyond the end may hold anything, and 0 times NaN is NaN.
-            v = gl.where((first_tile + num_tiles - 1) * BN + v_offsets < num_keys, v, 0.0)
-            acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+            stage = (tiles - 1) % RING
+            keys_left = num_keys - (first_tile + num_tiles - 1) * BN
+            v = values(stage, v_s, keys_left, BN, BOX, V_OPERAND, D_WARPS, True)
+            _hand_back(empty.index(stage))
+            acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
 
             largest_max = gl.max(row_max, 0)
             safe = gl.where(largest_max == float("-inf"), 0.0, largest_max)
             weights = gl.exp2(row_max - safe[None, :])
+            row_sum = gl.convert_layout(gl.sum(row_sum, 2), gl.SliceLayout(2, S), assert_trivial=True)
             total = gl.sum(row_sum * weights, 0)
             seen = total > 0.0
             safe_total = gl.where(seen, total, 1.0)
