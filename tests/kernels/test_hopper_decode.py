@@ -35,8 +35,6 @@ def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) ->
         assert facts["spills"] <= (16 if name.startswith("D128") and name.endswith("fp8") else 4), (name, facts)
         # A multiprocessor has 228 KB of shared memory, 1 KB of which each block keeps, and 64 K registers.
         assert facts["programs"] * (facts["shared_bytes"] + 1024) <= 228 * 1024, (name, facts)
-        # Where barriers are made known, and before queries, a tile and a split's last tile are handed back.
-        assert facts["fences"] >= 4, (name, facts)
         assert facts["mma"] > 0, (name, facts)
         assert facts["tma_loads"] > 0, (name, facts)
 

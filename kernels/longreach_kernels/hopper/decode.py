@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .decode_layouts import replicated, shared_view
 from .decode_merge import merge
 from .decode_products import ROWS, scores, values
-from .decode_queue import MESSAGE, MESSAGES, barrier, produce
+from .decode_queue import MESSAGE, barrier, produce
 from .softmax import rescale
 
 
@@ -90,15 +90,6 @@ def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS:
 
 
 @gluon.jit
-def _hand_back(memory):
-    """Tell the producer that memory is free. The fence is to make this warp's loads complete first: it seems that they
-    may still be on their way when all warps have passed the barrier, for TMA to overwrite (docs/log.md)."""
-    fence_async_shared()
-    barrier()
-    mbarrier.arrive(memory, count=1)
-
-
-@gluon.jit
 def _consume(
     part_out,
     part_lse,
@@ -147,6 +138,7 @@ def _consume(
     Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 4 if FP8 else 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
+    MESSAGES: gl.constexpr = q_s.shape[0]
     MESSAGE_LAYOUT: gl.constexpr = replicated(MESSAGE, WARPS)
     K_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, True)
 
@@ -173,7 +165,6 @@ def _consume(
         low = _field(message, 8, MESSAGE_LAYOUT)
         v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
         q_tile = q_s.index(slot).load(Q_OPERAND)
-        _hand_back(message_empty.index(slot))
         items += 1
         if seq >= 0:
             scale = scale_log2
@@ -199,11 +190,15 @@ def _consume(
                 # The next tile's product runs beside this one's softmax.
                 stage = (tiles + i) % RING
                 following = (tiles + i + 1) % RING
+                # Only now is the tile before handed back: its products have been issued, so its loads have come. Loads
+                # that nothing has waited for may still be on their way behind a barrier, and behind a fence, and would
+                # be overtaken by the TMA writes of the next tile (docs/log.md).
+                barrier()
+                mbarrier.arrive(empty.index((tiles + i + RING - 1) % RING), count=1, pred=i > 0)
                 mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)
                 k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
                 next_qk = scores(q_operand, k_tile, S)
                 v = values(stage, v_s, 0, BN, BOX, V_OPERAND, D_WARPS, False)
-                _hand_back(empty.index(stage))
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
                 if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
@@ -214,6 +209,8 @@ def _consume(
                 acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
                 qk = next_qk
             tiles += num_tiles
+            barrier()
+            mbarrier.arrive(empty.index((tiles + RING - 2) % RING), count=1, pred=num_tiles > 1)
             keys = (first_tile + num_tiles - 1) * BN + key_offsets
             allowed = keys < num_keys
             if WINDOWED:
@@ -223,7 +220,6 @@ def _consume(
             stage = (tiles - 1) % RING
             keys_left = num_keys - (first_tile + num_tiles - 1) * BN
             v = values(stage, v_s, keys_left, BN, BOX, V_OPERAND, D_WARPS, True)
-            _hand_back(empty.index(stage))
             acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
 
             largest_max = gl.max(row_max, 0)
@@ -246,7 +242,9 @@ def _consume(
             part_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
             gl.store(part_lse + (base + part) * GROUP + heads, part_result, mask=heads < GROUP)
 
-            barrier()  # all of this program's stores come before its arrival
+            barrier()  # all of this program's stores come before its arrival, and before that all of its loads
+            mbarrier.arrive(empty.index(stage), count=1)
+            mbarrier.arrive(message_empty.index(slot), count=1)
             arrival = arrivals + seq * KV_HEADS + kv_head
             if gl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
                 gl.store(arrival, 0)
@@ -273,7 +271,11 @@ def _consume(
                 )
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"])
+@gluon.jit(
+    do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"],
+    # They are parts of larger tensors and begin anywhere in them; each alignment would be compiled anew.
+    do_not_specialize_on_alignment=["cu_q", "context_lens", "table"],
+)
 def decode_kernel(
     q_desc,
     k_desc,
@@ -321,6 +323,7 @@ def decode_kernel(
     units. `counters`, all 0 before and after: the queue's next item, programs that are done, and for each (sequence, KV
     head) the splits that are done."""
     WARPS: gl.constexpr = gl.num_warps()
+    MESSAGES: gl.constexpr = 2 if D == 256 else 4  # as many as fit
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)
