@@ -86,7 +86,12 @@ def _graphed(run: Run) -> Run:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def replay() -> Run:
+        graph.replay()
+        return run  # what the graph reads lives as long as this function: it holds addresses only
+
+    return replay
 
 
 def _sdpa(name: str, backend: SDPBackend) -> Peer:
