@@ -25,14 +25,16 @@ serve: install ## start the server on 127.0.0.1:8000 with the embedded model
 test: install ## run the tests (what needs a GPU is skipped where there is none)
 	$(BIN)/python -m pytest
 
-soak: install ## drive the engine through 2,500 random histories
+soak: install ## drive the engine through 2,500 random histories, and the server through 5,000 requests of every kind
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
+	LONGREACH_SCHEMA_CASES=250 $(BIN)/python -m pytest -n0 --timeout 0 tests/server/api/test_openapi.py
 
 check: install ## lint, formatting, types, the import layers, and tables against results
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python benchmarks/report.py --check benchmarks/results/*.json
 
 format: install ## put the code into its one format

@@ -14,72 +14,10 @@ import re
 import sys
 from pathlib import Path
 
-from longreach.bench import kernels
+from longreach.bench import kernels, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-
-
-def table(result: dict) -> str:
-    """A Markdown table: of kernels, or with a row for each length and the columns of each run."""
-    if "ceilings" in result:
-        return kernels.table(result)
-    runs = result["runs"]
-    by_length = {run["name"]: {row["prompt_tokens"]: row for row in run["rows"]} for run in runs}
-    lengths = sorted({length for rows in by_length.values() for length in rows})
-    head = ["prompt tokens"]
-    for run in runs:
-        head += [f"{run['name']}: TTFT p50 / p99 (s)", "ITL p50 / p99 (ms)"]
-    lines = [head, ["---:"] * len(head)]
-    for length in lengths:
-        cells = [f"{length:,}"]
-        for run in runs:
-            row = by_length[run["name"]].get(length)
-            cells += _cells(row) if row else ["", ""]
-        lines.append(cells)
-    where = result["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
-    model = result.get("model")
-    what = f"{model['shape']} shape, {model['weights']} weights, {model['dtype']}; " if model else ""
-    caption = f"{what}{where['device']}; {versions}; {where['date']}."
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
-
-
-def _cells(row: dict) -> list[str]:
-    ttft, itl = row["ttft_s"], row["itl_s"]
-    return [f"{ttft['p50']:.3f} / {ttft['p99']:.3f}", f"{1e3 * itl['p50']:.2f} / {1e3 * itl['p99']:.2f}"]
-
-
-def draw(result: dict, path: Path) -> None:
-    """TTFT and ITL against prompt length, on logarithmic axes; the line is the median and the band reaches to p99."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for axis, key, unit, title in [
-        (axes[0], "ttft_s", 1.0, "time to first token (s)"),
-        (axes[1], "itl_s", 1e3, "inter-token latency (ms)"),
-    ]:
-        for run in result["runs"]:
-            lengths = [row["prompt_tokens"] for row in run["rows"]]
-            median = [row[key]["p50"] * unit for row in run["rows"]]
-            worst = [row[key]["p99"] * unit for row in run["rows"]]
-            (line,) = axis.plot(lengths, median, marker="o", label=run["name"])
-            axis.fill_between(lengths, median, worst, color=line.get_color(), alpha=0.15, linewidth=0)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
-        axis.set_xlabel("prompt tokens")
-        axis.set_title(title)
-        axis.grid(visible=True, which="both", alpha=0.25)
-    axes[0].legend(frameon=False)
-    figure.suptitle(result["environment"]["device"], fontsize=9, color="gray")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def draw_kernels(result: dict, path: Path) -> None:
@@ -125,9 +63,12 @@ def main() -> None:
         if not any(f"<!-- results: {path.stem} -->" in page for page in pages.values()):
             sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
-        pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
+        pages = {
+            name: insert(page, path.stem, kernels.table(result) if "ceilings" in result else report.table(result))
+            for name, page in pages.items()
+        }
         if not args.check:
-            (draw_kernels if "ceilings" in result else draw)(result, path.with_suffix(".png"))
+            (draw_kernels if "ceilings" in result else report.draw)(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
         sys.exit(f"{', '.join(stale)} differ from the results; run benchmarks/report.py" if stale else 0)

@@ -11,17 +11,17 @@ _TIMEOUT_SECONDS = 4  # below the HEALTHCHECK's own, so that the reason gets pri
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}
 
 
-def health_url() -> str:
-    """The address of /health, from the variables that tell the server where to listen; flags are not seen here."""
+def ready_url() -> str:
+    """The address of /ready, from the variables that tell the server where to listen; flags are not seen here."""
     host = os.environ.get("LONGREACH_HOST") or "127.0.0.1"
     host = _LOOPBACK.get(host, host).strip("[]")
     port = os.environ.get("LONGREACH_PORT") or "8000"
-    return f"http://[{host}]:{port}/health" if ":" in host else f"http://{host}:{port}/health"
+    return f"http://[{host}]:{port}/ready" if ":" in host else f"http://{host}:{port}/ready"
 
 
 def main() -> int:
     """Ask once, print the answer or the reason, and return the exit status."""
-    url = health_url()
+    url = ready_url()
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for the world outside
     try:
         with direct.open(url, timeout=_TIMEOUT_SECONDS) as answer:

@@ -4,13 +4,14 @@ from .errors import ModelLoadError, PatchError, UnsupportedModelError
 from .families import FAMILIES, layer_masks
 from .footprint import Footprint
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
-from .pages import KVPages, PagedStep, PageShape
+from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
 
 __all__ = [
     "FAMILIES",
     "Footprint",
     "KVPages",
+    "KVScales",
     "LoadedModel",
     "ModelLoadError",
     "PageShape",
@@ -24,4 +25,5 @@ __all__ = [
     "patch",
     "resolve_device",
     "resolve_dtype",
+    "resolve_kv_dtype",
 ]

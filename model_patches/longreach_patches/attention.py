@@ -133,8 +133,10 @@ def _paged(
 ) -> torch.Tensor:
     q_thd, k_thd, v_thd = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     k_pages, v_pages = step.pages.keys[layer_index], step.pages.values[layer_index]
-    write_pages(k_thd, v_thd, k_pages, v_pages, step.slots)
-    out = paged_attention(q_thd, k_pages, v_pages, step.batch, layer.mask, scale=scaling, backend=layer.backend.name)
+    k_scale, v_scale = step.pages.scales[layer_index] or (None, None)
+    options = {"k_scale": k_scale, "v_scale": v_scale, "backend": layer.backend.name}
+    write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, **options)
+    out = paged_attention(q_thd, k_pages, v_pages, step.batch, layer.mask, scale=scaling, **options)
     return out.unsqueeze(0)
 
 

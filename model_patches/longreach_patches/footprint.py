@@ -27,12 +27,15 @@ class Footprint:
     row_bytes: int
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int) -> Footprint:
-        """Build the model on the meta device, where tensors have shapes and no memory."""
+    def of(
+        cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int, kv_dtype: torch.dtype | None = None
+    ) -> Footprint:
+        """Build the model on the meta device, where tensors have shapes and no memory; pages are of `kv_dtype`, or of
+        the model's `dtype`."""
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         tensors = [*model.parameters(), *model.buffers()]
-        pages = PageShape.of(config, dtype, page_size)
+        pages = PageShape.of(config, kv_dtype or dtype, page_size)
         hidden, inner = config.hidden_size, config.intermediate_size
         queries = config.num_attention_heads * pages.head_dim
         keys = pages.num_kv_heads * pages.head_dim

@@ -1,5 +1,7 @@
 """The tensors behind the KV cache: fixed-size pages of keys and values, one pair of tensors a layer.
 
+Pages hold numbers of the model's dtype, or 8-bit floats (e4m3) with a scale for each layer and head, `KVScales`.
+
 A page holds `page_size` consecutive tokens of one sequence. Who owns which page is not known here: the engine deals in
 page ids, and a *slot* (`page * page_size + offset`) says where one token's key and value live.
 """
@@ -42,19 +44,64 @@ class PageShape:
         return self.bytes_per_token * self.page_size
 
 
+FP8 = torch.float8_e4m3fn
+_KV_DTYPES = {"auto": None, "fp8": FP8}
+# The largest number that was seen is stored as a half of what fp8 holds: twice as much still fits.
+_HEADROOM = 2.0
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device | None = None) -> torch.dtype:
+    """Turn "auto" (the model's own `dtype`) or "fp8" into the dtype of pages.
+
+    Raises:
+        ValueError: there is no such type, or `device` is a GPU that does not compute with it.
+    """
+    if name not in _KV_DTYPES:
+        raise ValueError(f"kv_cache_dtype must be {' or '.join(_KV_DTYPES)}, got {name!r}")
+    old = device is not None and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9)
+    if name == "fp8" and old:
+        raise ValueError("fp8 KV pages need a GPU of compute capability 8.9 or later; use --kv-cache-dtype auto")
+    return _KV_DTYPES[name] or dtype
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """What the 8-bit numbers of each layer's heads are multiplied by: `keys` and `values` (layers, Hkv) fp32."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, pages: KVPages) -> KVScales:
+        """Scales for numbers of the size of those that `pages`, in another dtype, hold."""
+        limit = torch.finfo(FP8).max / _HEADROOM
+        keys, values = (
+            torch.stack([layer.abs().amax((0, 1, 3)).float().clamp(min=1e-6) / limit for layer in layers])
+            for layers in (pages.keys, pages.values)
+        )
+        return cls(keys, values)
+
+
 class KVPages:
     """`num_pages` pages, allocated once: per layer a key and a value tensor (num_pages, page_size, Hkv, D)."""
 
-    def __init__(self, shape: PageShape, num_pages: int, device: torch.device) -> None:
+    def __init__(self, shape: PageShape, num_pages: int, device: torch.device, scales: KVScales | None = None) -> None:
         if num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}")
+        if (scales is None) != (shape.dtype != FP8):
+            raise ValueError(f"scales belong to pages of {FP8} and to no others, got {scales} for {shape.dtype}")
         self.shape = shape
         self.num_pages = num_pages
+        # Of each layer's keys and values, or None.
+        self.scales: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * shape.num_layers
+        if scales is not None:
+            self.scales = list(zip(scales.keys, scales.values, strict=True))
         size = (shape.num_layers, 2, num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
         # On a GPU a tile may read past a sequence's end, into memory never written, and 0 * NaN is NaN. On a CPU
         # nothing does, and memory that is not touched is not used.
         make = torch.empty if device.type == "cpu" else torch.zeros
-        storage = make(size, dtype=shape.dtype, device=device)
+        # Not every function that fills tensors knows 8-bit floats, whose 0 is the byte 0.
+        storage = make(size, dtype=torch.uint8 if shape.dtype == FP8 else shape.dtype, device=device).view(shape.dtype)
         self.keys: tuple[torch.Tensor, ...] = tuple(storage[:, 0].unbind(0))
         self.values: tuple[torch.Tensor, ...] = tuple(storage[:, 1].unbind(0))
 

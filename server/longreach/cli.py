@@ -105,6 +105,110 @@ def recall(
         raise typer.Exit(EXIT_CONFIG) from None
 
 
+_LENGTHS = typer.Option(help="Prompt lengths in tokens, with commas: 4096,16k,128k.")
+_REPEATS = typer.Option(help="Rounds at each length.")
+_MAX_TOKENS = typer.Option(help="Tokens of each answer in the latency suite.")
+_BATCHES = typer.Option(help="Batches that are sent at once, with commas: 16x16k,64x4k.")
+_BATCH_TOKENS = typer.Option(help="Tokens of each answer of a batch.")
+_SERVE = typer.Option(help="Flags of `longreach serve`, in one argument, where a server is started.")
+_OUT = typer.Option(help="Write the result as JSON here.")
+_TARGET = typer.Argument(help="A server's URL, a shape (llama-8b, llama-8b-1m, tiny), a directory or a hub id.")
+
+
+@bench.command()
+def latency(
+    target: Annotated[str, _TARGET] = "http://127.0.0.1:8000",
+    lengths: Annotated[str, _LENGTHS] = "1024,4096,16384",
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 1,
+    repeats: Annotated[int, _REPEATS] = 3,
+    max_tokens: Annotated[int, _MAX_TOKENS] = 64,
+    serve_flags: Annotated[str, _SERVE] = "",
+    out: Annotated[Path | None, _OUT] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
+) -> None:
+    """Time to the first token and between tokens, by prompt length, of a server that runs or is started."""
+    sizes = {"lengths": lengths, "concurrency": concurrency, "repeats": repeats, "max_tokens": max_tokens}
+    _compare(target, [], ["latency"], sizes, serve_flags=serve_flags, out=out, plot=plot)
+
+
+@bench.command()
+def throughput(
+    target: Annotated[str, _TARGET] = "http://127.0.0.1:8000",
+    batches: Annotated[str, _BATCHES] = "16x16k,64x4k,4x64k",
+    batch_tokens: Annotated[int, _BATCH_TOKENS] = 128,
+    serve_flags: Annotated[str, _SERVE] = "",
+    out: Annotated[Path | None, _OUT] = None,
+) -> None:
+    """Seconds that batches of prompts take when they are sent all at once."""
+    sizes = {"batches": batches, "batch_tokens": batch_tokens}
+    _compare(target, [], ["throughput"], sizes, serve_flags=serve_flags, out=out)
+
+
+@bench.command()
+def compare(
+    target: Annotated[str, _TARGET] = "llama-8b",
+    peers: Annotated[str, typer.Option(help="Of vllm, transformers and NAME=URL, with commas.")] = "",
+    suites: Annotated[
+        str,
+        typer.Option(help="Of latency, throughput, fairness (streams beside a long prompt), reuse."),
+    ] = "latency,throughput",
+    lengths: Annotated[str, _LENGTHS] = "4k,16k,32k,64k,128k",
+    repeats: Annotated[int, _REPEATS] = 3,
+    max_tokens: Annotated[int, _MAX_TOKENS] = 64,
+    batches: Annotated[str, _BATCHES] = "16x16k,64x4k,4x64k",
+    batch_tokens: Annotated[int, _BATCH_TOKENS] = 128,
+    long_prompt: Annotated[str, typer.Option(help="Tokens of the long prompt of fairness and reuse.")] = "128k",
+    serve_flags: Annotated[str, _SERVE] = "",
+    vllm_packages: Annotated[Path | None, typer.Option(help="A directory with vLLM, if it is not installed.")] = None,
+    out: Annotated[Path | None, _OUT] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
+) -> None:
+    """One model by several servers, one after the other in one run; ours is started first."""
+    sizes = {"lengths": lengths, "repeats": repeats, "max_tokens": max_tokens, "batches": batches}
+    sizes |= {"batch_tokens": batch_tokens, "long_prompt": long_prompt}
+    chosen = _names(suites)
+    _compare(target, _names(peers), chosen, sizes, serve_flags, out=out, plot=plot, vllm_packages=vllm_packages)
+
+
+def _compare(
+    target: str,
+    peers: list[str],
+    suites: list[str],
+    sizes: dict[str, Any],
+    serve_flags: str = "",
+    *,
+    out: Path | None = None,
+    plot: Path | None = None,
+    vllm_packages: Path | None = None,
+) -> None:
+    import shlex
+
+    from longreach.bench import report
+    from longreach.bench.compare import compare
+    from longreach.bench.sizes import load_of
+
+    def save(result: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
+    try:
+        result = compare(
+            target,
+            peers,
+            suites,
+            load_of(**sizes),
+            lambda line: typer.echo(line, err=True),
+            flags=shlex.split(serve_flags),
+            vllm_packages=vllm_packages,
+            save=save,
+        )
+    except ValueError as error:
+        raise _refused(error) from None
+    typer.echo(report.table(result))
+    if plot is not None:
+        report.draw(result, plot)
+
+
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
@@ -194,8 +298,8 @@ def plan(
     gpus: Annotated[
         str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
     ] = "1",
-    kv_dtype: Annotated[
-        str, typer.Option(help="Type of the KV pages, with commas: auto (as the weights), float8.", metavar="VALUE")
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Type of the KV cache, with commas: auto (as the weights), fp8.", metavar="VALUE")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **flags: Any,
@@ -207,7 +311,7 @@ def plan(
 
     try:
         result = forecast.forecast(
-            settings.name, settings.engine_config(), _names(gpu_memory or ""), _names(gpus), _names(kv_dtype)
+            settings.name, settings.engine_config(), _names(gpu_memory or ""), _names(gpus), _names(kv_cache_dtype)
         )
     except (ValueError, forecast.PatchError) as error:
         raise _refused(error) from None

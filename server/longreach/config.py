@@ -105,7 +105,10 @@ class Settings(BaseSettings):
         "auto", description="Where the model runs: auto, cpu, cuda or cuda:N."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of weights and KV cache: auto, float32, bfloat16 or float16."
+        "auto", description="Type of the weights: auto, float32, bfloat16 or float16."
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="Type of the KV cache: auto (that of the weights) or fp8, which holds twice as many tokens."
     )
     attention_backend: Literal["auto", "cpu", "triton", "hopper", "reference"] = Field(
         "auto", description="Attention kernels: auto, cpu, triton, hopper or reference."
@@ -153,6 +156,12 @@ class Settings(BaseSettings):
     max_body_bytes: Bytes = Field(
         32 * 2**20, ge=1024, le=2**30, description="Longest request body: 32MiB or a number of bytes."
     )
+    max_grammar_bytes: Bytes = Field(
+        64 * 2**10, ge=64, le=2**24, description="Longest JSON schema, regular expression or grammar of a request."
+    )
+    max_grammar_seconds: Whole = Field(
+        1, ge=1, le=60, description="Longest processor time that one of these may take to compile."
+    )
     shutdown_grace_seconds: Real = Field(
         30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
     )
@@ -198,6 +207,7 @@ class Settings(BaseSettings):
             model=self.model_source,
             device=self.device,
             dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
             attention_backend=self.attention_backend,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from longreach_patches import Footprint, PatchError, load_config, resolve_device, resolve_dtype
+from longreach_patches import Footprint, PatchError, load_config, resolve_device, resolve_dtype, resolve_kv_dtype
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,6 @@ __all__ = ["Forecast", "PatchError", "Row", "forecast"]
 # Sizes that GPUs are sold in, where none is named and none is there.
 _GPU_MEMORY = [size << 30 for size in (24, 48, 80, 96, 141)]
 _TABLE_WIDTH = 100
-_KV_DTYPES = {"auto": None, "float8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ def forecast(name: str, config: EngineConfig, gpu_memory: list[str], gpus: list[
     """
     counts = [_count(text) for text in gpus]
     for kv_dtype in kv_dtypes:
-        if kv_dtype not in _KV_DTYPES:
-            raise ValueError(f"--kv-dtype: give {' or '.join(_KV_DTYPES)}, got {quoted(kv_dtype)}")
+        resolve_kv_dtype(kv_dtype, torch.bfloat16)
     model = load_config(config.model)
     on_gpu = config.device != "cpu"
     if not on_gpu and (gpu_memory or counts != [1]):
@@ -117,7 +115,7 @@ def forecast(name: str, config: EngineConfig, gpu_memory: list[str], gpus: list[
     for size in memory or _own_memory(config) or _GPU_MEMORY:
         for count in counts:
             for kv_dtype in kv_dtypes:
-                part = _split(footprint, count, _KV_DTYPES[kv_dtype] or dtype)
+                part = _split(footprint, count, resolve_kv_dtype(kv_dtype, dtype))
                 rows.append(_row(part, model.max_position_embeddings, config, on_gpu, count, size))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows))
 

@@ -21,10 +21,10 @@ CHECK = ROOT / "docker" / "check"
 
 
 class _Stub(BaseHTTPRequestHandler):
-    """Answers /health with the status that the server object holds, everything else with 404."""
+    """Answers /ready with the status that the server object holds, everything else with 404."""
 
     def do_GET(self) -> None:
-        status = self.server.status if self.path == "/health" else 404  # type: ignore[attr-defined]
+        status = self.server.status if self.path == "/ready" else 404  # type: ignore[attr-defined]
         body = b'{"status":"stub"}'
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -69,7 +69,7 @@ def test_a_server_that_loads_or_drains_is_not_healthy_and_says_why(stub: HTTPSer
     stub.status = 503  # type: ignore[attr-defined]
     check = ask("0.0.0.0", stub.server_port)
     assert check.returncode == 1
-    assert f'http://127.0.0.1:{stub.server_port}/health: 503 {{"status":"stub"}}' in check.stdout
+    assert f'http://127.0.0.1:{stub.server_port}/ready: 503 {{"status":"stub"}}' in check.stdout
 
 
 def test_nobody_listening_is_not_healthy() -> None:
@@ -87,7 +87,7 @@ def test_nobody_listening_is_not_healthy() -> None:
 def test_the_address_asked_is_the_one_listened_on(monkeypatch: pytest.MonkeyPatch, host: str, asked: str) -> None:
     monkeypatch.setenv("LONGREACH_HOST", host)
     monkeypatch.setenv("LONGREACH_PORT", "8001")
-    assert runpy.run_path(str(HEALTHCHECK))["health_url"]() == f"http://{asked}:8001/health"
+    assert runpy.run_path(str(HEALTHCHECK))["ready_url"]() == f"http://{asked}:8001/ready"
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
-from longreach_patches.fused import product, rotate_and_write, silu_mul
+from longreach_patches.fused import product, rms_norm, rotate_and_write, silu_mul
+from longreach_patches.fused.products import MAX_ROWS
 from longreach_patches.fused.rotary import HeadNorms
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -16,7 +17,7 @@ from tests.kernels.accuracy import tolerance
 
 from .conftest import build
 from .test_pages import PagedSequences
-from .test_patch import TOLERANCE, prompt
+from .test_patch import FLOAT32_TOLERANCE, TOLERANCE, prompt
 
 FP8 = torch.float8_e4m3fn
 CASES = [
@@ -49,20 +50,30 @@ def test_fused_layers_over_pages_match_eager(eager_model: PreTrainedModel) -> No
     expected = [eager_model(ids[None]).logits[0] for ids in sequences]
     handle = patch(eager_model, "cpu")
     handle.fuse_layers()
-    paged = PagedSequences(eager_model, sequences)
-    got: list[list[Tensor]] = [[], [], []]
-    for lengths in [[40, 0, 5], [1, 32, 42], [29, 1, 1]]:
-        pieces = iter(paged.step(lengths))
-        for b, length in enumerate(lengths):
-            if length:
-                got[b].append(next(pieces))
+    got = PagedSequences(eager_model, sequences).steps([[40, 0, 5], [1, 32, 42], [29, 1, 1]])
     for actual, wanted in zip(got, expected, strict=True):
-        torch.testing.assert_close(torch.cat(actual), wanted, **TOLERANCE)
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
     # Everything but steps over pages is as it was, with the weights that are views now, and after undoing too.
     torch.testing.assert_close(eager_model(sequences[0][None]).logits[0], expected[0], **TOLERANCE)
     handle.undo()
     assert "forward" not in eager_model.model.layers[0].__dict__
     torch.testing.assert_close(eager_model(sequences[0][None]).logits[0], expected[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-mixed"])
+@torch.no_grad()
+def test_layers_of_kernels_match_eager(name: str) -> None:
+    """Steps of few tokens and of many, all of whose kernels run in the interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    model = build(name).float()
+    lengths = MAX_ROWS + 3, 9
+    sequences = [prompt(n, seed=n)[0] for n in lengths]
+    expected = [model(ids[None]).logits[0] for ids in sequences]
+    patch(model, "triton").fuse_layers()
+    got = PagedSequences(model, sequences).steps([[MAX_ROWS + 1, 0], [1, 4], [1, 5]])
+    for actual, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, **FLOAT32_TOLERANCE)
 
 
 @torch.no_grad()
@@ -101,6 +112,16 @@ def test_gated_activation(place: tuple[str, torch.dtype], width: int) -> None:
     eager = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
     wide = gate_up.double()
     check(silu_mul(gate_up, "triton"), torch.nn.functional.silu(wide[:, :width]) * wide[:, width:], eager)
+
+
+@pytest.mark.parametrize("width", [96, 4100])
+def test_norm(place: tuple[str, torch.dtype], width: int) -> None:
+    device, dtype = place
+    x = (torch.randn(5, width, device=device) * 3).to(dtype)
+    x[0] = 0
+    weight = torch.rand(width, device=device).to(dtype)
+    exact = torch.nn.functional.rms_norm(x.double(), (width,), weight.double(), 1e-5)
+    check(rms_norm(x, weight, 1e-5, "triton"), exact, torch.nn.functional.rms_norm(x, (width,), weight, 1e-5))
 
 
 @pytest.mark.parametrize("head_dim", [16, 96])
@@ -149,20 +170,16 @@ def test_writes_into_fp8_pages_are_those_of_write_pages(place: tuple[str, torch.
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17])
-@pytest.mark.parametrize("form", ["plain", "bias", "norm", "gated", "add"])
+@pytest.mark.parametrize("form", ["plain", "bias", "gated", "add"])
 def test_products_of_few_rows(place: tuple[str, torch.dtype], rows: int, form: str) -> None:
     device, dtype = place
     inputs, outputs = 200, 72
     x = torch.randn(rows, inputs, device=device).to(dtype)
     weight = (torch.randn(outputs, inputs, device=device) / 8).to(dtype)
     bias, residual = torch.randn(outputs, device=device).to(dtype), torch.randn(rows, outputs, device=device).to(dtype)
-    norm_weight = torch.rand(inputs, device=device).to(dtype)
 
     def eager(dtype: torch.dtype) -> Tensor:
-        values = x.to(dtype)
-        if form in ("norm", "gated"):
-            values = torch.nn.functional.rms_norm(values, (inputs,), norm_weight.to(dtype), 1e-5)
-        out = torch.nn.functional.linear(values, weight.to(dtype), bias.to(dtype) if form == "bias" else None)
+        out = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if form == "bias" else None)
         if form == "gated":
             return torch.nn.functional.silu(out[:, : outputs // 2]) * out[:, outputs // 2 :]
         return out + residual.to(dtype) if form == "add" else out
@@ -171,7 +188,6 @@ def test_products_of_few_rows(place: tuple[str, torch.dtype], rows: int, form: s
         x,
         weight,
         bias=bias if form == "bias" else None,
-        norm=(norm_weight, 1e-5) if form in ("norm", "gated") else None,
         gated=form == "gated",
         add_to=residual.clone() if form == "add" else None,
     )

@@ -54,6 +54,16 @@ class PagedSequences:
             self.done[b] = end
         return list(logits.split(counts.tolist()))
 
+    def steps(self, schedule: list[list[int]]) -> list[torch.Tensor]:
+        """Take a step for each of `schedule`; all logits of each sequence."""
+        got: list[list[torch.Tensor]] = [[] for _ in self.sequences]
+        for lengths in schedule:
+            pieces = iter(self.step(lengths))
+            for b, length in enumerate(lengths):
+                if length:
+                    got[b].append(next(pieces))
+        return [torch.cat(pieces) for pieces in got]
+
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @torch.no_grad()
@@ -62,14 +72,9 @@ def test_mixed_chunks_and_decodes_over_scattered_pages_match_eager(eager_model: 
     expected = [eager_model(ids[None]).logits[0] for ids in sequences]
     with patch(eager_model, backend):
         paged = PagedSequences(eager_model, sequences)
-        got: list[list[torch.Tensor]] = [[], [], []]
-        for lengths in [[40, 0, 5], [1, 31, 40], [28, 1, 1], [1, 0, 1], [0, 1, 1]]:
-            pieces = iter(paged.step(lengths))
-            for b, length in enumerate(lengths):
-                if length:
-                    got[b].append(next(pieces))
+        got = paged.steps([[40, 0, 5], [1, 31, 40], [28, 1, 1], [1, 0, 1], [0, 1, 1]])
     for actual, wanted in zip(got, expected, strict=True):
-        torch.testing.assert_close(torch.cat(actual), wanted, **TOLERANCE)
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
 
 
 def test_shape_counts_bytes() -> None:

@@ -22,6 +22,7 @@ FLAGS = [
     "--gpu-memory-utilization",
     "--host",
     "--keep-alive-seconds",
+    "--kv-cache-dtype",
     "--kv-cache-memory",
     "--log-level",
     "--max-batched-tokens",

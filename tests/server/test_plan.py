@@ -47,6 +47,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (None, {}),
         (None, {"max_model_len": 5000, "page_size": 16, "dtype": "bfloat16"}),
         (None, {"kv_cache_memory": 3_000_000}),
+        (None, {"kv_cache_dtype": "fp8", "max_model_len": 5000}),
         (LlamaConfig(hidden_size=128, intermediate_size=352, max_position_embeddings=9000, **SMALL), {}),
         (LlamaConfig(hidden_size=128, intermediate_size=352, tie_word_embeddings=True, **SMALL), {"max_num_seqs": 3}),
         (
@@ -72,7 +73,7 @@ def test_the_engine_reports_what_was_planned(config: Any, options: dict[str, Any
 
 
 def test_an_8b_model_on_gpus(llama: Path) -> None:
-    result = plan(llama, "--gpu-memory", "24GiB,80GiB", "--gpus", "1,2", "--kv-dtype", "auto,float8")
+    result = plan(llama, "--gpu-memory", "24GiB,80GiB", "--gpus", "1,2", "--kv-cache-dtype", "auto,fp8")
     assert (result["model_type"], result["dtype"]) == ("llama", "bfloat16")
     rows = {(row["memory_bytes"] // GIB, row["gpus"], row["kv_dtype"]): row for row in result["rows"]}
     assert len(rows) == 8
@@ -118,7 +119,7 @@ def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
         (["--gpus", "two"], "--gpus: give a number of GPUs"),
         (["--gpu-memory", "80 gigs"], "--gpu-memory: give bytes or"),
         (["--gpu-memory", "0"], "--gpu-memory: give more than 0 bytes"),
-        (["--kv-dtype", "int4"], "--kv-dtype: give auto or float8, got 'int4'"),
+        (["--kv-cache-dtype", "int4"], "kv_cache_dtype must be auto or fp8, got 'int4'"),
         (["--max-model-len", "1M"], "longer than the 131072 positions"),
         (["--page-size", "3"], "--page-size:"),
         (["--device", "cpu", "--gpu-memory", "80GiB"], "say nothing about a CPU"),

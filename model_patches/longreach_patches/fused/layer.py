@@ -1,5 +1,7 @@
 """A decoder layer over KV pages in nine kernels: norm, QKV, rotary and page write, attention, output projection;
 norm, gate and up, activation, down projection. Both last projections add to the residual stream themselves.
+
+On a GPU, the products of steps of few tokens are our own, and the activation is part of one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.pages import PagedStep
 
 from .activation import silu_mul
+from .dispatch import uses_triton
+from .norm import rms_norm
+from .products import MAX_ROWS, product
 from .rotary import HeadNorms, rotate_and_write
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -38,6 +43,7 @@ class FusedLayer:
         attention, mlp = _parts(layer)
         self._attention = attention
         self._mlp = mlp
+        self._backend = cast("str", attention.longreach_attention.backend.name)
         self._index = cast("int", attention.layer_idx)
         self._scale = cast("float", attention.scaling)
         self._heads = attention.o_proj.in_features // attention.head_dim
@@ -59,15 +65,19 @@ class FusedLayer:
         `rope` are the cosines and sines (1, T, D) of the tokens' positions.
         """
         stream = hidden[0]
-        self._attend(stream, rope, step)
-        self._transform(stream)
+        few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend)
+        self._attend(stream, rope, step, few)
+        self._transform(stream, few)
         return hidden
 
-    def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> None:
-        qkv = nn.functional.linear(_norm(self._input_norm, stream), *self._qkv)
-        layer = self._attention.longreach_attention
-        backend = layer.backend.name
+    def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, few: bool) -> None:
+        x = self._norm(self._input_norm, stream)
+        weight, bias = self._qkv
+        qkv = product(x, weight, bias=bias) if few else nn.functional.linear(x, weight, bias)
+        del x
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
+        kv_scales = step.pages.scales[self._index]
+        k_scale, v_scale = kv_scales or (None, None)
         q = rotate_and_write(
             qkv,
             (rope[0][0], rope[1][0]) if self._rope else None,
@@ -76,21 +86,43 @@ class FusedLayer:
             step.slots,
             heads=self._heads,
             norms=self._head_norms,
-            backend=backend,
+            kv_scales=kv_scales,
+            backend=self._backend,
         )
         del qkv
-        out = paged_attention(q, k_pages, v_pages, step.batch, layer.mask, scale=self._scale, backend=backend)
-        _add_product(stream, out.flatten(1), self._attention.o_proj)
+        out = paged_attention(
+            q,
+            k_pages,
+            v_pages,
+            step.batch,
+            self._attention.longreach_attention.mask,
+            scale=self._scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            backend=self._backend,
+        )
+        _add_product(stream, out.flatten(1), self._attention.o_proj, few)
 
-    def _transform(self, stream: Tensor) -> None:
-        gate_up = nn.functional.linear(_norm(self._post_norm, stream), *self._gate_up)
-        if self._silu:
-            inner = silu_mul(gate_up, self._attention.longreach_attention.backend.name)
+    def _transform(self, stream: Tensor, few: bool) -> None:
+        x = self._norm(self._post_norm, stream)
+        weight, bias = self._gate_up
+        if few and self._silu:
+            inner = product(x, weight, bias=bias, gated=True)
         else:
-            gate, up = gate_up.chunk(2, -1)
-            inner = self._mlp.act_fn(gate) * up
-        del gate_up
-        _add_product(stream, inner, self._mlp.down_proj)
+            gate_up = nn.functional.linear(x, weight, bias)
+            del x
+            inner = self._activate(gate_up)
+            del gate_up
+        _add_product(stream, inner, self._mlp.down_proj, few)
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        return rms_norm(x, norm.weight, norm.variance_epsilon, self._backend)
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        if self._silu:
+            return silu_mul(gate_up, self._backend)
+        gate, up = gate_up.chunk(2, -1)
+        return self._mlp.act_fn(gate) * up
 
 
 def _parts(layer: nn.Module) -> tuple[Any, Any]:
@@ -106,10 +138,6 @@ def _parts(layer: nn.Module) -> tuple[Any, Any]:
                 f"{', '.join(sorted(found)) or 'none'}, and {', '.join(sorted(expected))} are computed"
             )
     return attention, mlp
-
-
-def _norm(norm: Any, x: Tensor) -> Tensor:
-    return nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -128,8 +156,11 @@ def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def _add_product(stream: Tensor, x: Tensor, projection: nn.Linear) -> None:
+def _add_product(stream: Tensor, x: Tensor, projection: nn.Linear, few: bool) -> None:
     """stream += projection(x): the product's kernel adds, so the sum costs no pass of its own and is rounded once."""
+    if few:
+        product(x, projection.weight, bias=projection.bias, add_to=stream)
+        return
     stream.addmm_(x, projection.weight.t())
     if projection.bias is not None:
         stream.add_(projection.bias)

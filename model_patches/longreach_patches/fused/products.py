@@ -1,7 +1,7 @@
 """Products of few rows with a weight matrix, for steps in which every sequence computes one token.
 
 Such a product reads each weight once and computes next to nothing, so what counts is that memory is never idle: the
-norm before it, the activation behind it and the sum with the residual stream are part of the same kernel.
+activation behind it and the sum with the residual stream are part of the same kernel, and sums are not split.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -17,7 +17,11 @@ from torch import Tensor
 
 from .activation import silu
 
-MAX_ROWS = 64
+# From 64 rows on the matrix library is as fast; two sizes in between, so that few forms are compiled.
+MAX_ROWS = 32
+_LEAST_ROWS = 16
+# Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
+_WIDE_PROGRAMS = 90
 
 
 class Config(NamedTuple):
@@ -29,21 +33,18 @@ class Config(NamedTuple):
     num_stages: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _product_kernel(
     X,
     W,
-    NormWeight,
     Bias,
     Out,
     num_rows,
-    epsilon,
     N: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
@@ -59,24 +60,14 @@ def _product_kernel(
     x_ptrs = X + rows[None, :] * K + offs_k[:, None]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    squares = tl.zeros((BLOCK_K, ROWS), tl.float32)
     for start in range(0, K, BLOCK_K):
         known = start + offs_k < K
         w = tl.load(w_ptrs + start, mask=inside[:, None] & known[None, :], other=0.0)
         x = tl.load(x_ptrs + start, mask=known[:, None] & has_row[None, :], other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += wide * wide
-            weight = tl.load(NormWeight + start + offs_k, mask=known, other=0.0).to(tl.float32)
-            x = (wide * weight[:, None]).to(x.dtype)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
         if GATED:
             up = tl.load(w_ptrs + N * K + start, mask=inside[:, None] & known[None, :], other=0.0)
             acc_up = tl.dot(up, x, acc_up, input_precision=PRECISION)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(squares, 0) / K + epsilon)
-        acc *= factor[None, :]
-        acc_up *= factor[None, :]
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
         if GATED:
@@ -91,43 +82,32 @@ def _product_kernel(
 
 
 def product(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    norm: tuple[Tensor, float] | None = None,
-    gated: bool = False,
-    add_to: Tensor | None = None,
-    config: Config | None = None,
+    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, gated: bool = False, add_to: Tensor | None = None
 ) -> Tensor:
     """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), all contiguous, accumulated in fp32: (T, N).
 
     Args:
         bias: (N,), added to the product.
-        norm: weight (K,) and epsilon of an RMSNorm that x passes first.
         gated: the first half of the outputs are gates: silu(gate) * up of them, (T, N / 2).
         add_to: (T, N), to which the product is added in place and which is returned.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty(rows, outputs) if add_to is None else add_to
-    config = config or configure(outputs, inputs)
+    config = configure(outputs)
     launch(
         _product_kernel,
         (cdiv(outputs, config.block_n),),
         x,
         weight,
-        norm[0] if norm else None,
         bias,
         out,
         rows,
-        norm[1] if norm else 0.0,
         N=outputs,
         K=inputs,
-        ROWS=max(16, triton.next_power_of_2(rows)),
+        ROWS=_LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        NORM=norm is not None,
         GATED=gated,
         BIAS=bias is not None,
         ADD=add_to is not None,
@@ -138,6 +118,7 @@ def product(
     return out
 
 
-def configure(outputs: int, inputs: int) -> Config:
-    """The tile for a shape of weights: programs for every multiprocessor, and enough bytes in flight in each."""
-    return Config(32, 128, 4, 4)
+def configure(outputs: int) -> Config:
+    """The tile, as measured on an H200 with the weights of an 8B model."""
+    wide = Config(64, 128, 4, 5)
+    return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else Config(16, 256, 2, 5)

@@ -9,13 +9,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import completions, errors, routes
+from longreach.api import chat, completions, errors, openapi, reference, responses, routes, tokens
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
 
 log = logging.getLogger("longreach.requests")
 
-_QUIET = {"/health"}  # probes would drown everything else
+_QUIET = {"/health", "/ready"}  # probes would drown everything else
 
 
 def create_app(service: Service) -> FastAPI:
@@ -28,8 +28,9 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.include_router(completions.router)
-    app.include_router(routes.router)
+    for module in (completions, chat, responses, tokens, routes, reference):
+        app.include_router(module.router)
+    openapi.install(app)
     errors.install(app)
     app.add_middleware(RequestMiddleware, service=service)
     return app

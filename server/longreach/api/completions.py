@@ -1,159 +1,200 @@
-"""`POST /v1/completions`: a checked request becomes a generation, its text OpenAI's completion objects."""
+"""`POST /v1/completions`: checked prompts become answers, their text OpenAI's completion objects."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator
 
-import orjson
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longreach.api.body import read_json
-from longreach.api.errors import ClientGoneError
-from longreach.api.generation import TextDelta, generate_text
+from longreach.api.answering import StreamExtras, stream_response, usage_of, whole_response
+from longreach.api.asking import check_token_ids, make_asks
+from longreach.api.call import receive
+from longreach.api.choices import Answer, collect, likeliest, run_choices
+from longreach.api.generation import TextDelta
+from longreach.api.objects import Completion, CompletionChoice, CompletionLogprobs, PromptProgress, Usage
+from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
-from longreach.api.schema import CompletionRequest, completion_json_schema, parse_completion
-from longreach.api.service import Service
-from longreach.api.stream import EventStream, race, sse_data, until_gone
-from longreach.engine.messages import Generate, Sampling, Started
-from longreach.errors import ContextLengthError, InvalidRequestError
+from longreach.api.schema.completions import CompletionRequest
+from longreach.api.scored import completion_logprobs
+from longreach.api.stream import sse_data
+from longreach.engine.messages import Logprob, Started
+from longreach.errors import InvalidRequestError
 from longreach.text.tokenizer import Tokenizer
 
 router = APIRouter()
 
-_SCHEMA = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": completion_json_schema()}},
-    }
-}
+# Beyond this, a prompt's log-probabilities are told in a stream alone, piece by piece, so that none has to be kept.
+_MAX_WHOLE_SCORED = 65536
 
 
-@router.post("/v1/completions", openapi_extra=_SCHEMA)
+@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True))
 async def create_completion(request: Request) -> Response:
-    """Complete a prompt, in one answer or as a stream of events."""
-    service: Service = request.app.state.service
-    record: RequestRecord = request.state.record
-    service.require_ready()
-    asked = await read_json(request, parse_completion, service.settings.max_body_bytes)
-    service.require_model(asked.model)
-    engine, tokenizer = service.require_ready()
-    prompt = await _encode(asked.prompt, tokenizer, engine.info)
-    _check_fit(prompt, asked.max_tokens, engine.info)
-    engine.admit(len(prompt))
-
-    completion = _Completion(asked, record, len(prompt))
-    deltas = generate_text(
-        engine, tokenizer, _engine_request(completion.id, asked, prompt, engine.info, service), asked.stop, record
+    """Continue one or several prompts, in one answer or as a stream of events."""
+    call = await receive(request, CompletionRequest)
+    asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
+    prompts = [await _encode(prompt, tokenizer, engine.info) for prompt in asked.prompt]
+    scored = asked.logprobs if asked.echo else None
+    _check_scored(asked, prompts)
+    grammar = await service.compile_form(asked)
+    choosing = asked.candidates > asked.n
+    completion = _Completion(asked, record, prompts, tokenizer)
+    asks = make_asks(
+        asked,
+        prompts,
+        param="prompt",
+        answer_id=completion.id,
+        engine=engine,
+        service=service,
+        max_tokens=asked.max_tokens,
+        choices=asked.candidates,
+        grammar=grammar,
+        logprobs=0 if choosing and asked.logprobs is None else asked.logprobs,
+        prompt_logprobs=scored,
     )
+    deltas = run_choices(engine, tokenizer, asks, record)
     if asked.stream:
-        events = completion.events(deltas)
-        return EventStream(events, record, service.settings.keep_alive_seconds, service.until_cut)
-    try:
-        whole = await race(completion.collect(deltas), until_gone(request.receive), service.until_cut())
-    except ClientGoneError:
-        record.finish = "disconnected"
-        return Response(status_code=499)  # for the log; nobody reads it
-    return Response(orjson.dumps(whole), media_type="application/json")
+        return stream_response(service, record, completion.events(deltas, StreamExtras(asked, record, engine, asks)))
+    return await whole_response(request, service, record, completion.whole(deltas, len(asks)))
 
 
 async def _encode(prompt: str | list[int], tokenizer: Tokenizer, info: Started) -> list[int]:
     if isinstance(prompt, str):
         return await tokenizer.encode(prompt)
-    if max(prompt) >= info.vocab_size:
-        raise InvalidRequestError(
-            f"`prompt`: token ids must be less than the vocabulary's size, {info.vocab_size}.",
-            param="prompt",
-            code="invalid_value",
-        )
+    check_token_ids(prompt, info, "prompt")
     return prompt
 
 
-def _check_fit(prompt: list[int], max_tokens: int, info: Started) -> None:
-    if not prompt:
-        raise InvalidRequestError("`prompt`: there is no token in it.", param="prompt", code="invalid_value")
-    if len(prompt) + max_tokens > info.max_model_len:
-        raise ContextLengthError(len(prompt), max_tokens, info.max_model_len, param="prompt")
-
-
-def _engine_request(
-    request_id: str, asked: CompletionRequest, prompt: list[int], info: Started, service: Service
-) -> Generate:
-    return Generate(
-        request_id=request_id,
-        prompt=prompt,
-        max_tokens=asked.max_tokens,
-        min_tokens=asked.min_tokens,
-        stop_token_ids=[] if asked.ignore_eos else info.eos_token_ids,
-        sampling=Sampling(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=min(max(asked.top_k, 0), info.vocab_size),
-            seed=asked.seed,
-        ),
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        speculate=service.settings.speculate if asked.speculate is None else asked.speculate,
-    )
+def _check_scored(asked: CompletionRequest, prompts: list[list[int]]) -> None:
+    if asked.echo and asked.logprobs is not None and not asked.stream and sum(map(len, prompts)) > _MAX_WHOLE_SCORED:
+        raise InvalidRequestError(
+            f"`logprobs`: those of more than {_MAX_WHOLE_SCORED} prompt tokens are only sent with `stream: true`.",
+            param="logprobs",
+            code="invalid_value",
+        )
 
 
 class _Completion:
-    """The OpenAI objects of one answer."""
+    """The OpenAI objects of one request's answers."""
 
-    def __init__(self, asked: CompletionRequest, record: RequestRecord, prompt_tokens: int) -> None:
+    def __init__(
+        self, asked: CompletionRequest, record: RequestRecord, prompts: list[list[int]], tokenizer: Tokenizer
+    ) -> None:
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._model = asked.model
-        self._usage_chunk = asked.stream_options is not None and asked.stream_options.include_usage
+        self._asked = asked
         self._record = record
+        self._tokenizer = tokenizer
+        self._echoes = [
+            _Echo(given, ids, tokenizer) for given, ids in zip(asked.prompt, prompts, strict=True) if asked.echo
+        ]
         record.completion_id = self.id
-        record.prompt_tokens = prompt_tokens
+        record.prompt_tokens = sum(map(len, prompts))
 
-    async def collect(self, deltas: AsyncGenerator[TextDelta, None]) -> dict[str, Any]:
+    async def whole(self, deltas: AsyncGenerator[tuple[int, TextDelta], None], count: int) -> Completion:
         """The whole answer as one object."""
-        text, finish = "", None
-        async with contextlib.aclosing(deltas):
-            async for delta in deltas:
-                text += delta.text
-                finish = delta.finish_reason
-        self._record.finish = finish
-        return self._object([_choice(text, finish)]) | {"usage": self._usage()}
+        asked = self._asked
+        answers = await collect(deltas, count)
+        # Only the first answer to a prompt has the prompt's log-probabilities.
+        of_prompts = [answers[start].prompt_logprobs for start in range(0, count, asked.candidates)]
+        chosen = likeliest(answers, asked.candidates, asked.n)
+        self._record.finish = chosen[0].finish_reason
+        choices = [
+            self._whole_choice(index, answer, of_prompts[index // asked.n]) for index, answer in enumerate(chosen)
+        ]
+        return self._object(choices, usage_of(self._record))
 
-    async def events(self, deltas: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[bytes, None]:
+    async def events(
+        self, deltas: AsyncGenerator[tuple[int, TextDelta], None], extras: StreamExtras
+    ) -> AsyncGenerator[bytes, None]:
         """The answer as a stream of chunks."""
+        started: set[int] = set()
         async with contextlib.aclosing(deltas):
-            async for delta in deltas:
-                chunk = self._object([_choice(delta.text, delta.finish_reason)])
-                if self._usage_chunk:
-                    chunk["usage"] = None
-                self._record.finish = delta.finish_reason
-                yield sse_data(chunk)
-        if self._usage_chunk:
-            yield sse_data(self._object([]) | {"usage": self._usage()})
+            async for index, delta in deltas:
+                if (progress := extras.new_progress()) is not None:
+                    yield sse_data(self._object([], extras.usage, progress))
+                for choice in self._chunk_choices(index, delta, index in started):
+                    started.add(index)
+                    self._record.finish = choice.finish_reason
+                    yield sse_data(self._object([choice], extras.usage))
+        if extras.last_usage:
+            yield sse_data(self._object([], usage_of(self._record)))
 
-    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
+    def _chunk_choices(self, index: int, delta: TextDelta, started: bool) -> Iterator[CompletionChoice]:
+        """What a delta adds to a choice; the prompt goes before everything else, if it is echoed."""
+        echo = self._echoes[index // self._asked.n] if self._echoes else None
+        base = 0 if echo is None else len(echo.text)
+        if echo is not None and not started:
+            yield CompletionChoice(index, echo.text, self._logprobs(echo.first), None)
+        if echo is not None and delta.prompt_logprobs:
+            yield CompletionChoice(index, "", self._logprobs(echo.place(delta.prompt_logprobs)), None)
+        if delta.text or delta.logprobs or delta.finish_reason is not None:
+            scores = [(base + offset, score) for offset, score in delta.logprobs]
+            yield CompletionChoice(index, delta.text, self._logprobs(scores), delta.finish_reason)
 
-    def _usage(self) -> dict[str, Any]:
-        prompt, output = self._record.prompt_tokens or 0, self._record.output_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": self._record.cached_tokens},
-        }
+    def _whole_choice(self, index: int, answer: Answer, prompt_logprobs: list[Logprob]) -> CompletionChoice:
+        text, scores = answer.text, list[tuple[int, Logprob | int]](answer.logprobs)
+        if self._echoes:
+            echo = self._echoes[index // self._asked.n].again()
+            text = echo.text + text
+            scores = [
+                *echo.first,
+                *echo.place(prompt_logprobs),
+                *((len(echo.text) + offset, score) for offset, score in answer.logprobs),
+            ]
+        return CompletionChoice(index, text, self._logprobs(scores), answer.finish_reason)
+
+    def _logprobs(self, scores: list) -> CompletionLogprobs | None:
+        top = self._asked.logprobs
+        return None if top is None else completion_logprobs(self._tokenizer, scores, top)
+
+    def _object(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | UnsetType | None,
+        progress: PromptProgress | UnsetType = UNSET,
+    ) -> Completion:
+        return Completion(
+            id=self.id,
+            created=self._created,
+            model=self._asked.model,
+            choices=choices,
+            usage=usage,
+            prompt_progress=progress,
+        )
 
 
-def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+class _Echo:
+    """A prompt as it is repeated before its answers: its text, and where in it each of its tokens begins.
+
+    `first` is the prompt's first token, which has no log-probability.
+    """
+
+    def __init__(self, given: str | list[int], ids: list[int], tokenizer: Tokenizer) -> None:
+        self._given, self._ids, self._tokenizer = given, ids, tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._offset = 0
+        if isinstance(given, str):
+            self.text = given
+        else:
+            whole = tokenizer.detokenizer()
+            self.text = "".join(map(whole.push, ids)) + whole.flush()
+        self.first: list[tuple[int, Logprob | int]] = [(self._next(ids[0]), ids[0])] if ids else []
+
+    def again(self) -> _Echo:
+        """The same, from the beginning."""
+        return _Echo(self._given, self._ids, self._tokenizer)
+
+    def place(self, scores: list[Logprob]) -> list[tuple[int, Logprob | int]]:
+        """Further tokens of the prompt with their places."""
+        return [(self._next(score.token), score) for score in scores]
+
+    def _next(self, token: int) -> int:
+        place = self._offset
+        self._offset += len(self._detokenizer.push(token))
+        return place

@@ -29,6 +29,13 @@ class RequestRecord:
     output_tokens: int = 0
     first_token: float | None = None
     finish: str | None = None
+    _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def progressed(self, part: str, computed: int, cached: int) -> None:
+        """So many of the prompt tokens of one part of the request have been computed, and found in the cache."""
+        self._parts[part] = (computed, cached)
+        self.computed_tokens = sum(computed for computed, _ in self._parts.values())
+        self.cached_tokens = sum(cached for _, cached in self._parts.values())
 
     def add_token(self) -> None:
         """Count a generated token."""

@@ -1,57 +1,56 @@
-"""The small endpoints: models, health, version. None of them waits for the engine."""
+"""The small endpoints: models, health, readiness, version. None of them waits for the engine."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach import __version__
+from longreach.api.answering import json_response
+from longreach.api.objects import Model, ModelList, Status, Version
+from longreach.api.openapi import documented
 from longreach.api.service import Phase, Service
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", **documented(None, ModelList))
 async def list_models(request: Request) -> Response:
     """The one model that is served, with the context length that really fits."""
-    return _json({"object": "list", "data": [_model(request.app.state.service)]})
+    return json_response(ModelList("list", [_model(request.app.state.service)]))
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", **documented(None, Model, refusals=("404", "500", "503")))
 async def retrieve_model(request: Request, name: str) -> Response:
     """One model by name."""
     service: Service = request.app.state.service
     service.require_model(name)
-    return _json(_model(service))
+    return json_response(_model(service))
 
 
-@router.get("/health")
+@router.get("/health", **documented(None, Status, refusals=("500",), also={"503": Status}))
 async def health(request: Request) -> Response:
-    """200 while requests can be taken; 503 while loading, draining, or without an engine."""
-    phase = request.app.state.service.phase
-    return _json({"status": phase.value}, 200 if phase is Phase.READY else 503)
+    """Alive: 200 unless the engine has died, also while the model loads or open requests are finished."""
+    return _status(request.app.state.service.phase, Phase.LOADING, Phase.READY, Phase.DRAINING)
 
 
-@router.get("/version")
+@router.get("/ready", **documented(None, Status, refusals=("500",), also={"503": Status}))
+async def ready(request: Request) -> Response:
+    """Accepting: 200 while requests are taken; 503 while loading, draining, or without an engine."""
+    return _status(request.app.state.service.phase, Phase.READY)
+
+
+@router.get("/version", **documented(None, Version, refusals=("500",)))
 async def version() -> Response:
     """The server's version."""
-    return _json({"version": __version__})
+    return json_response(Version(__version__))
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _status(phase: Phase, *good: Phase) -> Response:
+    return json_response(Status(phase.value), 200 if phase in good else 503)
+
+
+def _model(service: Service) -> Model:
     engine, _ = service.require_ready()
-    return {
-        "id": service.settings.name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "longreach",
-        "max_model_len": engine.info.max_model_len,
-    }
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status_code=status, media_type="application/json")
+    return Model(service.settings.name, "model", service.created, "longreach", engine.info.max_model_len)

@@ -165,7 +165,7 @@ def _announce(service: Service, url: str) -> None:
         info.load_seconds,
     )
     log.info("attention: %s (%s)", info.attention_backend, info.backend_reason)
-    log.info("KV cache: %d tokens in pages of %d", info.kv_tokens, info.page_size)
+    log.info("KV cache: %d tokens in pages of %d, %s", info.kv_tokens, info.page_size, info.kv_dtype)
     log.info(
         "Maximum concurrency for %d tokens per request: %.2f", info.max_model_len, info.kv_tokens / info.max_model_len
     )

@@ -8,13 +8,17 @@ import enum
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
+import msgspec
+
+from longreach.api.chat_prompt import Chat
+from longreach.api.grammars import GrammarCompiler, Kind
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import EngineConfig, Generate, Started, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
-from longreach.text.tokenizer import Tokenizer
+from longreach.text.tokenizer import Tokenizer, model_file
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +40,30 @@ class Engine(Protocol):
         """Raise a `QueueFullError` if a prompt of so many tokens cannot be taken now."""
         ...
 
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """Predicted time to read the rest of a request's prompt, or None before there is a basis."""
+        ...
+
     def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request; closing the generator cancels it."""
         ...
 
     async def stop(self) -> None:
         """End the engine."""
+        ...
+
+
+class Formed(Protocol):
+    """A request whose answer may have to follow a grammar."""
+
+    @property
+    def form(self) -> tuple[Kind, str | dict[str, Any]] | None:
+        """The grammar's kind and text."""
+        ...
+
+    @property
+    def form_field(self) -> str:
+        """The field that it comes from."""
         ...
 
 
@@ -67,6 +89,8 @@ class Service:
         self._draining = False
         self._engine: Engine | None = None
         self._tokenizer: Tokenizer | None = None
+        self._chat: Chat | None = None
+        self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -79,13 +103,35 @@ class Service:
             TokenizerError: the tokenizer cannot be used.
             EngineStartError: the engine never became ready.
         """
-        tokenizer = await asyncio.to_thread(Tokenizer.load, self.settings.model_source)
-        self.attach(await start_engine(self.settings.engine_config()), tokenizer)
+        source = self.settings.model_source
+        tokenizer = await asyncio.to_thread(Tokenizer.load, source)
+        chat = await asyncio.to_thread(Chat.load, source)
+        config = msgspec.structs.replace(
+            self.settings.engine_config(), tokenizer_file=str(model_file(source, "tokenizer.json"))
+        )
+        self.attach(await start_engine(config), tokenizer, chat)
 
-    def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def attach(self, engine: Engine, tokenizer: Tokenizer, chat: Chat) -> None:
         """Take requests from now on."""
         engine.on_death = self.died.set
-        self._engine, self._tokenizer = engine, tokenizer
+        self._engine, self._tokenizer, self._chat = engine, tokenizer, chat
+
+    @property
+    def chat(self) -> Chat:
+        """How the model's chats are written and read; there once the service has been ready."""
+        assert self._chat is not None
+        return self._chat
+
+    async def compile_form(self, asked: Formed) -> str | None:
+        """The grammar that an answer has to follow, if it has to follow any.
+
+        Raises:
+            InvalidRequestError: it cannot be used.
+        """
+        if asked.form is None:
+            return None
+        kind, source = asked.form
+        return await self.grammars.compile(kind, source, asked.form_field)
 
     @property
     def phase(self) -> Phase:

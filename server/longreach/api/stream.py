@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-import orjson
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -26,9 +26,10 @@ Watcher = Callable[[], Coroutine[Any, Any, NoReturn]]
 DONE = b"data: [DONE]\n\n"
 
 
-def sse_data(value: object) -> bytes:
-    """One event that carries JSON."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+def sse_data(value: object, event: str | None = None) -> bytes:
+    """One event that carries JSON, with a name if it has one."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 async def race(work: Coroutine[Any, Any, T], *watchers: Coroutine[Any, Any, NoReturn]) -> T:

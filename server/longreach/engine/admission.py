@@ -69,6 +69,13 @@ class Admission:
             if entry.computed < entry.prompt_tokens
         )
 
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """Predicted time to read what is left of one prompt; None if nothing is known of the request or of its cost."""
+        entry = self._entries.get(request_id)
+        if entry is None or self.cost == StepCost():
+            return None
+        return self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
+
     def enter(self, request_id: str, prompt_tokens: int) -> None:
         """Let a request wait.
 

@@ -16,7 +16,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class HostBatch:
-    """The arrays of one step: T tokens of B sequences, of which R draw a token.
+    """The arrays of one step: T tokens of B sequences, with logits of R rows.
 
     Attributes:
         input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
@@ -24,7 +24,7 @@ class HostBatch:
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
         page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
-        draw_rows: (R,) which of the T rows the R tokens are drawn from: the last of each chunk that draws.
+        logit_rows: (R,) of which of the T rows the logits are wanted: the last of each chunk that draws or is scored.
         num_decodes: leading sequences of one token.
         max_seqlen_q, max_context_len: the longest of each.
     """
@@ -36,7 +36,7 @@ class HostBatch:
     cu_seqlens_q: Int32
     context_lens: Int32
     page_table: Int32
-    draw_rows: Int64
+    logit_rows: Int64
     num_decodes: int
     max_seqlen_q: int
     max_context_len: int
@@ -69,9 +69,9 @@ class BatchBuilder:
         positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
         row_of_token = np.repeat(rows, lengths)
         pages = self._table[row_of_token, positions // self._page_size].astype(np.int64)
-        draws = np.array([chunk.num_draws for chunk in chunks])
-        # The last rows of each chunk, as many as it draws tokens: counted down from its end.
-        before_end = np.repeat(np.cumsum(draws), draws) - np.arange(draws.sum())
+        wanted = np.array([chunk.num_rows for chunk in chunks])
+        # The last rows of each chunk, as many as are wanted: counted down from its end.
+        before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
@@ -80,7 +80,7 @@ class BatchBuilder:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
             page_table=self._table[rows, : -(-longest // self._page_size)],
-            draw_rows=np.repeat(cu_seqlens_q[1:], draws).astype(np.int64) - before_end,
+            logit_rows=np.repeat(cu_seqlens_q[1:], wanted).astype(np.int64) - before_end,
             num_decodes=plan.num_decodes,
             max_seqlen_q=int(lengths.max()),
             max_context_len=longest,

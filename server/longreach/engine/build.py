@@ -6,19 +6,20 @@ import functools
 import logging
 
 import torch
-from longreach_kernels import PagedBatch
-from longreach_patches import Footprint, KVPages, LoadedModel, PagedStep, PageShape, load_model
+from longreach_patches import Footprint, KVPages, LoadedModel, load_model, resolve_kv_dtype
 from transformers.utils import logging as transformers_logging
 
 from . import capacity
 from .batch import BatchBuilder
 from .engine import Engine
 from .graphs import DecodeGraphs
+from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
 from .prefix_cache import PageHasher
+from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
-from .scheduler import Limits, Scheduler
+from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +41,17 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     )
     on_gpu = loaded.device.type == "cuda"
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu)
-    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
+    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype)
     demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
-    sized = demand.fit(_room(config, loaded, footprint, demand))
+    rehearsal = None
+    if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
+        rehearsal = rehearse(loaded, config.page_size, demand.step_tokens, demand.step_rows)
+    sized = demand.fit(_room(config, loaded, demand, rehearsal))
     fitting_len = sized.max_model_len
     limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
-    pages = KVPages(footprint.pages, sized.num_pages, loaded.device)
+    scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
+    pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
     graphs = None
     if on_gpu and config.cuda_graphs:
@@ -55,9 +61,16 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
             graphs.capture()
     pool = PagePool(sized.num_pages, config.page_size)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
-    hasher = PageHasher(config.page_size, config.model, str(loaded.dtype)) if config.prefix_cache else None
-    engine = Engine(Scheduler(pool, limits, hasher), Runner(loaded, pages, builder, drawn, graphs))
-    return engine, _started(loaded, pages, limits)
+    types = str(loaded.dtype), str(kv_dtype)
+    hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
+    started = _started(loaded, pages, limits)
+    start_grammar = None
+    if config.tokenizer_file is not None:
+        from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
+
+        start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
+    runner = Runner(loaded, pages, builder, drawn, graphs)
+    return Engine(Scheduler(pool, limits, hasher), runner, start_grammar=start_grammar), started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
@@ -73,19 +86,21 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
         model_type=loaded.config.model_type,
         device=torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu",
         dtype=str(loaded.dtype).removeprefix("torch."),
+        kv_dtype=str(pages.shape.dtype).removeprefix("torch."),
         attention_backend=backend.name,
         backend_reason=backend.reason,
         load_seconds=loaded.load_seconds,
     )
 
 
-def _room(config: EngineConfig, loaded: LoadedModel, footprint: Footprint, demand: capacity.Demand) -> int:
+def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, rehearsal: Rehearsal | None) -> int:
     """Bytes for KV pages: as asked for, or what this machine has left."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if loaded.device.type == "cpu":
         return demand.host_room(capacity.available_host_bytes())
-    peak = _peak_bytes_of_a_step(loaded, footprint.pages, demand.step_tokens, demand.step_rows)
+    assert rehearsal is not None
+    peak = rehearsal.peak_bytes
     free, total = torch.cuda.mem_get_info(loaded.device)
     logger.info(
         "GPU memory: %s used, %s for the largest step (%s and %s were planned)",
@@ -95,29 +110,3 @@ def _room(config: EngineConfig, loaded: LoadedModel, footprint: Footprint, deman
         capacity.readable(demand.step_bytes),
     )
     return demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak)
-
-
-@torch.inference_mode()
-def _peak_bytes_of_a_step(loaded: LoadedModel, shape: PageShape, num_tokens: int, num_rows: int) -> int:
-    """Run the largest step that can happen and return the bytes it needed beside weights and pages."""
-    device = loaded.device
-    pages = KVPages(shape, -(-num_tokens // shape.page_size), device)
-    integers = functools.partial(torch.tensor, dtype=torch.int32, device=device)
-    batch = PagedBatch(
-        cu_seqlens_q=integers([0, num_tokens]),
-        context_lens=integers([num_tokens]),
-        page_table=torch.arange(pages.num_pages, dtype=torch.int32, device=device)[None],
-        max_seqlen_q=num_tokens,
-        max_context_len=num_tokens,
-    )
-    positions = torch.arange(num_tokens, device=device)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    rows = positions[-min(num_rows, num_tokens) :]
-    forward(loaded, PagedStep(pages, batch, positions), torch.zeros_like(positions), positions, rows).float().sort(-1)
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    del pages
-    torch.cuda.empty_cache()
-    return peak

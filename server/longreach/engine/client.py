@@ -110,6 +110,10 @@ class EngineClient:
         """
         self._admission.check(prompt_tokens)
 
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """Predicted time to read the rest of a prompt, if nobody else's is read; None before the first steps."""
+        return self._admission.seconds_to_read(request_id)
+
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request until it has finished.
 

@@ -3,6 +3,9 @@
 Such a step is hundreds of tiny kernels; launching them one by one costs several times what they compute. A graph is
 captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
 holds it, its unused rows padded with sequences of length 0.
+
+Steps that read prompts have none: so many tokens keep the GPU busy for longer than their kernels take to launch, and
+the next step is launched meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _SMALLEST_CONTEXT = 8192
 _CONTEXT_FACTOR = 4
+# Sequences that could be in the pages together only by sharing them so often get no graph, whose workspace is for the
+# longest that each could be.
+_MOST_SHARED = 4
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class DecodeGraphs:
         # Largest first: the smaller ones then fit into the memory that the pool already has.
         for size in reversed(self._sizes):
             for context in reversed(self._contexts):
+                if size > 1 and size * context > _MOST_SHARED * self._pages.num_tokens:
+                    continue
                 self._captured[size, context] = self._capture_one(size, context, pool)
         logger.info(
             "captured %d decode graphs in %.1f s (batch %s; context %s)",
@@ -76,11 +84,17 @@ class DecodeGraphs:
             self._contexts,
         )
 
-    def replay(self, batch: HostBatch) -> torch.Tensor:
-        """Run one decode step of B sequences and return its logits (B, V), valid until the next replay."""
+    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+        """Run one decode step of B sequences and return its logits (B, V), valid until the next replay.
+
+        None if no graph holds such a step.
+        """
         count = len(batch.context_lens)
         size = next(size for size in self._sizes if size >= count)
         context = next(context for context in self._contexts if context >= batch.max_context_len)
+        captured = self._captured.get((size, context))
+        if captured is None:
+            return None
         long = np.zeros((4, size), np.int64)
         long[2, count:] = -1  # padding writes nowhere
         long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.rows
@@ -91,7 +105,6 @@ class DecodeGraphs:
         self._long[:, :size].copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
         self._lens[:size].copy_(on_device[:, 0])
         self._tables[context][:size, : batch.page_table.shape[1]].copy_(on_device[:, 1:])
-        captured = self._captured[size, context]
         captured.graph.replay()
         return captured.logits[:count]
 

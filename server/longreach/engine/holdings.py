@@ -112,8 +112,7 @@ class Holdings:
 
     def spoil(self, request: Request) -> None:
         """See that nobody takes over what a request holds, since it may be wrong."""
-        for page in request.pages:
-            self.pool.cache.forget(page)
+        self.pool.spoil(request.pages)
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
@@ -126,5 +125,5 @@ class Holdings:
                 assert not self.pool.cache.is_named(page), f"{request.id} writes to page {page}, which is named"
 
     def _most_shared(self, request: Request) -> int:
-        """How many of its first pages a request can take over: its last token has to be computed."""
-        return min(len(request.digests), (len(request.tokens) - 1) // self._size)
+        """How many of its first pages a request can take over, given what it has to compute itself."""
+        return min(len(request.digests), request.skippable // self._size)

@@ -25,6 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -39,15 +40,30 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     resume_seconds: float = 60.0
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
+    tokenizer_file: str | None = None
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a token is drawn. Temperature 0 is greedy and ignores the rest; `top_k` 0 means no limit."""
+    """How a token is drawn. `top_k` 0 means no limit.
+
+    Penalties and `logit_bias` (by token id) change the logits first and so count at every temperature; temperature 0
+    is greedy and ignores `top_p`, `top_k`, `min_p` and `seed`.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what may be drawn depends on how often tokens have occurred."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -55,7 +71,9 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     Generation ends after a token in `stop_token_ids` (the model's end-of-sequence ids are the caller's to include), but
     those tokens cannot be drawn before `min_tokens` tokens have been. Prompts of a smaller `priority` are read first.
-    Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step.
+    Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step. With `grammar` (in
+    llguidance's form) the answer is a sentence of it. `logprobs` and `prompt_logprobs` ask for the log-probabilities of
+    the answer's and the prompt's tokens, with so many of the likeliest at each place.
     """
 
     request_id: str
@@ -67,6 +85,9 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     speculate: int = 0
+    grammar: str | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -87,6 +108,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     model_type: str
     device: str
     dtype: str
+    kv_dtype: str
     attention_backend: str
     backend_reason: str
     load_seconds: float
@@ -98,11 +120,25 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of a token where it stands, and the likeliest tokens there with theirs, likeliest first.
+
+    They are the model's own: before penalties, bias, grammar and temperature.
+    """
+
+    token: int
+    logprob: float
+    top_tokens: list[int] = []
+    top_logprobs: list[float] = []
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request after a step.
 
     `computed` of `prompt_tokens` prompt tokens have their keys and values, `cached` of them by somebody else's work;
     `tokens` are new ones (none while the prompt is being read); `finish_reason` is set on a request's last update.
+    If they were asked for, `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens
+    that follow the ones already told; the prompt's first token has none.
     """
 
     request_id: str
@@ -111,6 +147,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0
     tokens: list[int] = []
     finish_reason: FinishReason | None = None
+    logprobs: list[Logprob] = []
+    prompt_logprobs: list[Logprob] = []
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

@@ -86,6 +86,14 @@ class PagePool:
         self.cache.rest([page for page in left if self.cache.is_named(page)])
         self._free.extend(page for page in reversed(left) if not self.cache.is_named(page))
 
+    def spoil(self, pages: list[int]) -> None:
+        """See that nobody takes over what these pages, held, idle or free, contain: it may be wrong."""
+        for page in pages:
+            if self.cache.is_named(page):
+                self.cache.forget(page)
+                if not self._holders[page]:
+                    self._free.append(page)
+
     def check(self, held: list[list[int]], promised: list[int]) -> None:
         """Assert that the pages `held` by each request, the idle and the free ones are exactly all pages."""
         holders = Counter(page for pages in held for page in pages)

@@ -14,7 +14,8 @@ class Chunk:
     """Compute `length` tokens of a request from `start` on, the last of which may be drafts.
 
     If that reaches the end of its tokens, `num_draws` are drawn, one from each of the chunk's last rows: the next
-    token, and one more after each draft.
+    token, and one more after each draft. `scored` are the positions in the prompt whose log-probabilities are computed,
+    each from the row before it.
     """
 
     request: Request
@@ -22,17 +23,27 @@ class Chunk:
     length: int
     drafts: tuple[int, ...]
     num_draws: int
+    scored: range = range(0)
 
     @classmethod
     def of(cls, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         """The next `length` tokens of a request, `drafts` included."""
         completes = request.computed + length - len(drafts) == len(request.tokens)
-        return cls(request, request.computed, length, drafts, 1 + len(drafts) if completes else 0)
+        start, end = request.computed, request.computed + length
+        scored = range(0)
+        if request.wants_scores:
+            scored = range(max(start + 1, request.scored), min(end + 1, request.prompt_tokens))
+        return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored)
 
     @property
     def end(self) -> int:
         """The position after the chunk's last token."""
         return self.start + self.length
+
+    @property
+    def num_rows(self) -> int:
+        """Of how many of its last tokens the logits are needed: those that draw, and those before scored tokens."""
+        return self.end - (self.scored.start - 1) if self.scored else self.num_draws
 
     @property
     def token_ids(self) -> list[int]:
@@ -68,4 +79,4 @@ class StepPlan:
     @property
     def is_decode_only(self) -> bool:
         """Whether every chunk is one token that draws the next: the shape that CUDA graphs replay."""
-        return all(chunk.length == chunk.num_draws == 1 for chunk in self.chunks)
+        return all(chunk.length == chunk.num_draws == 1 for chunk in self.chunks)  # one row, whatever is scored

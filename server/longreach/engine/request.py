@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .messages import FinishReason, Generate
+from .constraint import Constraint
+from .history import TokenCounts
+from .messages import FinishReason, Generate, Logprob
 from .speculation import PromptLookup
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
@@ -27,6 +29,9 @@ class Request:
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
+        scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
+        logprobs: log-probabilities by position, from when they are computed to when they are told.
+        constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
 
     spec: Generate
@@ -43,7 +48,11 @@ class Request:
     row: int = -1
     preempted: bool = False
     finish_reason: FinishReason | None = None
+    scored: int = 1
+    logprobs: dict[int, Logprob] = field(default_factory=dict)
+    constraint: Constraint | None = None
     _lookup: PromptLookup | None = None
+    _counts: TokenCounts | None = None
 
     @classmethod
     def of(cls, spec: Generate, seed: int, arrived: float = 0.0) -> Request:
@@ -84,12 +93,33 @@ class Request:
     @property
     def needs_its_tokens(self) -> bool:
         """Whether its next step can be planned, or its next token drawn, only when all tokens before are known."""
-        return self.spec.speculate > 0
+        return self.spec.speculate > 0 or self.constraint is not None or self.spec.sampling.penalizes
 
     @property
     def max_length(self) -> int:
         """Tokens that may ever need a place in the pages: the last one drawn is never computed."""
         return self.prompt_tokens + self.spec.max_tokens - 1
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed."""
+        return self.spec.prompt_logprobs is not None and self.scored < self.prompt_tokens
+
+    @property
+    def skippable(self) -> int:
+        """How many of the first tokens need not be computed where their keys and values are to be had.
+
+        The last token's logits are wanted, and those before each token of the prompt that is to be scored.
+        """
+        return min(len(self.tokens), self.scored) - 1 if self.wants_scores else len(self.tokens) - 1
+
+    def counts(self) -> TokenCounts:
+        """How often which token occurs, for penalties."""
+        assert not self.pending, self.id
+        if self._counts is None:
+            self._counts = TokenCounts(self.spec.prompt if self.spec.sampling.repetition_penalty != 1 else [])
+        self._counts.extend(self.tokens[self.prompt_tokens + self._counts.generated :])
+        return self._counts
 
     def may_stop(self, after: int = 0) -> bool:
         """Whether the token drawn `after` tokens from now may be one that ends the request."""
@@ -98,7 +128,7 @@ class Request:
     def draft(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next, if the request wants speculation."""
         count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
-        if count < 1:
+        if count < 1 or self.constraint is not None:  # a draft would need the grammar's word on each token before it
             return ()
         if self._lookup is None:
             self._lookup = PromptLookup(self.max_length + 1)
@@ -118,7 +148,8 @@ class Request:
         self.tokens[self.known] = token
         self.pending -= 1
         drawn = self.known - self.prompt_tokens
-        if drawn > self.spec.min_tokens and token in self.spec.stop_token_ids:
+        complete = self.constraint is not None and self.constraint.accept(token)
+        if complete or (drawn > self.spec.min_tokens and token in self.spec.stop_token_ids):
             self.finish_reason = "stop"
         elif drawn >= self.spec.max_tokens:
             self.finish_reason = "length"

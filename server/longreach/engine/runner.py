@@ -6,19 +6,21 @@ behind it; whoever wants them waits for that copy alone.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
 
+from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
 from .graphs import DecodeGraphs
+from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
-from .sampler import Draw, SamplingTensors, sample
+from .sampler import SamplingTensors, sample
+from .transfer import OnItsWay, moved, upload
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -65,27 +67,26 @@ class Runner:
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
-        if self._graphs is not None and plan.is_decode_only:
-            logits = self._graphs.replay(batch)
-        else:
+        logits = self._graphs.replay(batch) if self._graphs is not None and plan.is_decode_only else None
+        if logits is None:
             logits = self._eager(batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
-        draws = [Draw(chunk.request, after) for chunk in drawing for after in range(chunk.num_draws)]
+        draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = logits.new_empty(0, dtype=torch.int64)
         if draws:
-            how = SamplingTensors.of(draws, self._vocab_size, torch.device("cpu"))
-            tokens = sample(logits, self._moved(how))
+            how = SamplingTensors.of(draws, self._vocab_size)
+            tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
             self._remember(drawing, tokens)
-        return _Drawn(drawing, tokens)
+        return _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
 
-    def _moved(self, how: SamplingTensors) -> SamplingTensors:
-        """The tensors of `how` on the device, without waiting for it."""
-        if self._loaded.device.type == "cpu":
-            return how
-        values = {field.name: getattr(how, field.name) for field in dataclasses.fields(how)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-        moved = {name: value.pin_memory().to(self._loaded.device, non_blocking=True) for name, value in tensors.items()}
-        return dataclasses.replace(how, **moved)
+    def _drawing_rows(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """The rows that tokens are drawn from: the last ones of each chunk, where others are there to be scored."""
+        if all(chunk.num_rows == chunk.num_draws for chunk in plan.chunks):
+            return logits
+        ends = accumulate(chunk.num_rows for chunk in plan.chunks)
+        rows = [row for chunk, end in zip(plan.chunks, ends, strict=True) for row in range(end - chunk.num_draws, end)]
+        [on_device] = upload([np.array(rows)], self._loaded.device)
+        return logits[on_device]
 
     def _remember(self, drawing: list[Chunk], tokens: torch.Tensor) -> None:
         """Keep the last token of each request, which the next step may take up before the host knows it."""
@@ -99,9 +100,9 @@ class Runner:
 
     def _eager(self, batch: HostBatch) -> torch.Tensor:
         device = self._loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.draw_rows, batch.rows], device)
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, draw_rows, rows = long
+        input_ids, positions, slots, logit_rows, rows = long
         cu_seqlens_q, context_lens, page_table = short
         if self.overlaps and batch.num_decodes:
             alone = slice(batch.num_decodes)
@@ -114,32 +115,19 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, draw_rows)
+        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, logit_rows)
 
 
 class _Drawn:
-    """The tokens of a step by request, on their way to the host."""
+    """What a step has drawn by request, and the log-probabilities, on their way to the host."""
 
-    def __init__(self, drawing: list[Chunk], tokens: torch.Tensor) -> None:
+    def __init__(self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs) -> None:
         self._drawing = drawing
-        self._tokens = tokens
-        self._arrived: torch.cuda.Event | None = None
-        if tokens.is_cuda:
-            self._tokens = torch.empty_like(tokens, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        self._tokens = OnItsWay(tokens)
+        self._logprobs = logprobs
 
     def __call__(self) -> dict[str, list[int]]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        tokens = iter(self._tokens.tolist())
+        [drawn] = self._tokens.lists()
+        self._logprobs.deliver()
+        tokens = iter(drawn)
         return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}
-
-
-def upload(arrays: list, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Copy numpy arrays of one dtype to the device in a single transfer, without waiting for it."""
-    hosts = [torch.from_numpy(array) for array in arrays]
-    if device.type == "cpu":
-        return tuple(hosts)
-    packed = torch.cat(hosts).pin_memory().to(device, non_blocking=True)
-    return packed.split([host.numel() for host in hosts])

@@ -7,66 +7,55 @@ same request gives the same tokens alone, in a batch, or after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from .request import Request
+from .adjustments import Adjustments, Draw
 
 NOT_A_NUMBER = -1  # stands for a token where a row's logits were not numbers
 
 
-class Draw(NamedTuple):
-    """The token that a request draws when `after` more than its known ones, drafts, are before it."""
-
-    request: Request
-    after: int = 0
-
-
 @dataclass(frozen=True)
 class SamplingTensors:
-    """How each of R rows is to be drawn; all on the logits' device.
+    """How each of R rows is to be drawn; made on the host, and moved to the logits' device as a whole.
 
     Attributes:
-        temperature, top_p, uniform: (R,) float32; `uniform` is the row's random number in [0, 1).
+        temperature, top_p, min_p, uniform: (R,) float32; `uniform` is the row's random number in [0, 1).
         top_k: (R,) int64, the vocabulary's size where there is no limit.
-        forbidden: pairs (row, token), (F, 2) int64, that may not be drawn, or None.
+        adjustments: what is done to the logits first.
         all_greedy: every row has temperature 0.
     """
 
     temperature: torch.Tensor
     top_p: torch.Tensor
-    top_k: torch.Tensor
+    min_p: torch.Tensor
     uniform: torch.Tensor
-    forbidden: torch.Tensor | None
+    top_k: torch.Tensor
+    adjustments: Adjustments
     all_greedy: bool
 
     @classmethod
-    def of(cls, draws: list[Draw], vocab_size: int, device: torch.device) -> SamplingTensors:
+    def of(cls, draws: list[Draw], vocab_size: int) -> SamplingTensors:
         """Collect the settings of the tokens that are drawn in this step, in the order of their rows."""
         specs = [draw.request.spec.sampling for draw in draws]
-        forbidden = [
-            (row, token)
-            for row, draw in enumerate(draws)
-            if not draw.request.may_stop(draw.after)
-            for token in draw.request.spec.stop_token_ids
-        ]
         numbers = torch.tensor(
             [
                 [spec.temperature for spec in specs],
                 [spec.top_p for spec in specs],
+                [spec.min_p for spec in specs],
                 [uniform(draw.request.seed, draw.request.generated + draw.after) for draw in draws],
             ],
             dtype=torch.float32,
-        ).to(device)
-        top_k = torch.tensor([min(spec.top_k or vocab_size, vocab_size) for spec in specs]).to(device)
+        )
+        top_k = torch.tensor([min(spec.top_k or vocab_size, vocab_size) for spec in specs])
         return cls(
             temperature=numbers[0],
             top_p=numbers[1],
+            min_p=numbers[2],
+            uniform=numbers[3],
             top_k=top_k,
-            uniform=numbers[2],
-            forbidden=torch.tensor(forbidden).to(device) if forbidden else None,
+            adjustments=Adjustments.of(draws),
             all_greedy=all(spec.temperature == 0 for spec in specs),
         )
 
@@ -81,16 +70,16 @@ def uniform(seed: int, position: int) -> float:
 def sample(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     """Draw one token a row: logits (R, V) of any float dtype -> (R,) int64.
 
-    Temperature 0 takes the first largest logit. Otherwise the logits are divided by the temperature, all but the
-    `top_k` largest and all beyond the smallest set with mass `top_p` are dropped, and the token is the one where the
-    cumulative mass of the rest, largest first, passes `uniform`. A row with a logit that is not a number gives
-    NOT_A_NUMBER.
+    After the adjustments, temperature 0 takes the first largest logit. Otherwise the logits are divided by the
+    temperature; all but the `top_k` largest, all with less than `min_p` times the largest probability, and all beyond
+    the smallest set with mass `top_p` of what is left are dropped; and the token is the one where the cumulative mass
+    of the rest, largest first, passes `uniform`. A row with a logit that is not a number, or with none that may be
+    drawn, gives NOT_A_NUMBER.
     """
     logits = logits.float()
     broken = logits.isnan().any(-1)
-    if how.forbidden is not None:
-        logits = logits.clone()
-        logits[how.forbidden[:, 0], how.forbidden[:, 1]] = float("-inf")
+    logits = how.adjustments.apply(logits)
+    broken |= logits.amax(-1) == float("-inf")
     greedy = logits.argmax(-1)
     tokens = greedy if how.all_greedy else torch.where(how.temperature == 0, greedy, _draw(logits, how))
     return tokens.masked_fill(broken, NOT_A_NUMBER)
@@ -101,7 +90,9 @@ def _draw(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     temperature = torch.where(how.temperature == 0, 1.0, how.temperature)
     ordered, tokens = (logits / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
-    mass = ordered.softmax(-1).masked_fill(rank >= how.top_k[:, None], 0.0)
+    mass = ordered.softmax(-1)
+    dropped = (rank >= how.top_k[:, None]) | (mass < how.min_p[:, None] * mass[:, :1])
+    mass = mass.masked_fill(dropped, 0.0)
     mass = mass / mass.sum(-1, keepdim=True)
     before = mass.cumsum(-1) - mass
     mass = mass.masked_fill(before >= how.top_p[:, None], 0.0)  # the first token that passes top_p stays

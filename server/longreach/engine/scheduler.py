@@ -18,9 +18,9 @@ moment, and waits where the next page is being computed by a request before it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from .holdings import Holdings
+from .limits import Limits
 from .order import rank, seconds_for_prompts
 from .pages import PagePool
 from .plan import Chunk, StepPlan
@@ -31,33 +31,6 @@ from .step_time import StepTime, Work
 
 # However little time is left in a step, the first prompt's chunk has so many tokens: progress is guaranteed.
 _LEAST_CHUNK = 16
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of a step and of a request: requests and tokens in one step, tokens in one sequence.
-
-    `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
-    the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
-    place from the start.
-    """
-
-    max_num_seqs: int
-    max_batched_tokens: int
-    max_model_len: int
-    max_itl: float = math.inf
-    resume_seconds: float = 0.0
-    promised_tokens: int = 1024
-
-    def __post_init__(self) -> None:
-        """Raise a ValueError where the bounds cannot hold together."""
-        if not 1 <= self.max_num_seqs <= self.max_batched_tokens:
-            raise ValueError(
-                f"max_num_seqs ({self.max_num_seqs}) must be at least 1 and at most max_batched_tokens "
-                f"({self.max_batched_tokens}): every running request needs a token a step"
-            )
-        if not self.max_itl > 0:
-            raise ValueError(f"max_itl must be positive, got {self.max_itl}")
 
 
 def _seniority(request: Request) -> tuple[int, float, str]:
@@ -82,6 +55,7 @@ class Scheduler:
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
+        self._early: list[int] = []  # pages that others may have although the step that fills them is in flight
         self._blocked = False  # the next in line could not be let in, and nothing has changed since
 
     @property
@@ -115,9 +89,14 @@ class Scheduler:
     def remove(self, request_id: str, now: float = 0.0) -> Request | None:
         """Forget a request whose caller has gone; None if it is not here.
 
-        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more.
+        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more. That counts
+        what is being computed: whoever takes it over computes later.
         """
         if (request := self.running.get(request_id)) is not None:
+            for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
+                end = min(chunk.end - len(chunk.drafts), request.known)
+                if self._holdings.offer(request, chunk.start, end):
+                    self._early += request.pages
             self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
@@ -144,12 +123,17 @@ class Scheduler:
             request = chunk.request
             if self.running.get(request.id) is request:
                 request.computed = chunk.end - len(chunk.drafts)
+                if chunk.scored:
+                    request.scored = chunk.scored.stop
                 if chunk.num_draws:
                     request.expect()
 
     def settle(self, drawn: dict[str, list[int]]) -> None:
         """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
-        for chunk in self._in_flight.pop(0).chunks:
+        plan = self._in_flight.pop(0)
+        if not self._in_flight:
+            self._early.clear()
+        for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is not request:
                 continue  # removed, or finished, while the step ran
@@ -165,6 +149,16 @@ class Scheduler:
                 self._blocked = False  # who waits may need fewer pages now
             if request.finish_reason is not None:
                 self._release(request)
+
+    def abandon(self) -> list[Request]:
+        """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
+        plan = self._in_flight.pop(0)
+        self.pool.spoil(self._early)
+        self._early.clear()
+        requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
+        for request in requests:
+            self.discard(request)
+        return requests
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
@@ -236,6 +230,7 @@ class Scheduler:
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
+        rows = MAX_DRAFTS - sum(len(chunk.drafts) for chunk in streams)  # of logits, for prompts that are scored
         # Pages that this step, or one in flight, computes: whoever else wants them waits for them.
         claimed = {
             digest
@@ -251,12 +246,15 @@ class Scheduler:
             if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
                 continue
             self._holdings.take_over(request)
-            start, limit = request.computed, min(request.wanted, budget)
+            start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
+            if limit < 1:
+                continue
             length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
             if length < min(_LEAST_CHUNK, limit):
                 length = 0 if chunks else min(_LEAST_CHUNK, limit)
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if length:
+                rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length

@@ -31,15 +31,19 @@ _CONCATENATIVE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
 class TokenBytes:
-    """The bytes that each token id adds to a text. Special tokens and unknown ids add none.
+    """The bytes that each token id adds to a text. Unknown ids add none, special tokens their names only if `special`.
 
     Raises:
         TokenizerError: the tokenizer's decoder is not concatenative.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special: bool = False) -> None:
         self._backend = backend
-        self._special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._special = {
+            id_: token.content.encode() if special else b""
+            for id_, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
         self._known: dict[int, bytes] = {}
         steps = _decoder_steps(backend)
         kinds = {step["type"] for step in steps}
@@ -63,8 +67,10 @@ class TokenBytes:
         return known
 
     def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._special:
+            return self._special[token_id]
         token = self._backend.id_to_token(token_id)
-        if token is None or token_id in self._special:
+        if token is None:
             return b""
         if self._byte_level:
             # A token with a character outside the alphabet was added as plain text.

@@ -9,16 +9,17 @@ class StopStrings:
     """Passes text through until one of `stops` has appeared, whatever pieces it arrives in.
 
     Only the end of the text that could still become a stop string is held back. The stop string that ends first wins
-    (of several that end together, the longest), and neither it nor anything after it is passed on.
+    (of several that end together, the longest), and nothing after it is passed on; it itself only if `include`.
 
     Each stop string is matched by the Knuth-Morris-Pratt automaton, so a character costs amortised O(len(stops)),
     however long and repetitive they are.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         assert all(stops), "an empty stop string would match everywhere"
         self.matched = False
         self._stops = stops
+        self._include = include
         self._failures = [_failure(stop) for stop in stops]
         self._states = [0] * len(stops)  # for each stop: how many of its characters the text ends with
         self._held = ""
@@ -34,7 +35,7 @@ class StopStrings:
             if longest:
                 self.matched = True
                 self._held = ""
-                return pending[: position + 1 - longest]
+                return pending[: position + 1 - (0 if self._include else longest)]
         self._held = pending[len(pending) - max(self._states) :]
         return pending[: len(pending) - len(self._held)]
 

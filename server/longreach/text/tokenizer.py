@@ -27,6 +27,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._token_bytes = TokenBytes(backend)
+        self._all_token_bytes = TokenBytes(backend, special=True)
 
     @classmethod
     def load(cls, model: str) -> Tokenizer:
@@ -35,13 +36,13 @@ class Tokenizer:
         Raises:
             TokenizerError: there is no fast tokenizer, it is broken, or its decoder cannot be streamed.
         """
-        path = _file(model, "tokenizer.json")
+        path = model_file(model, "tokenizer.json")
         if path is None:
             raise TokenizerError(
                 f"{model} has no tokenizer.json; write one with "
                 "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL)"
             )
-        config_path = _file(model, "tokenizer_config.json")
+        config_path = model_file(model, "tokenizer_config.json")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
             config = {} if config_path is None else json.loads(config_path.read_text("utf-8"))
@@ -55,22 +56,29 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, computed in a thread without the GIL: a book does not stall the event loop."""
-        return await asyncio.to_thread(self.encode_here, text)
+    async def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a prompt, computed in a thread without the GIL: a book does not stall the event loop.
 
-    def encode_here(self, text: str) -> list[int]:
+        `special`: with the tokens that the model's tokenizer puts around a text.
+        """
+        return await asyncio.to_thread(self.encode_here, text, special)
+
+    def encode_here(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a prompt, computed in the calling thread."""
         # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=True)
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
-    def detokenizer(self) -> Detokenizer:
-        """A detokenizer for one answer."""
-        return Detokenizer(self._token_bytes)
+    def detokenizer(self, special: bool = False) -> Detokenizer:
+        """A detokenizer for one answer; `special`: special tokens have text, too."""
+        return Detokenizer(self._all_token_bytes if special else self._token_bytes)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for by itself; special tokens are their names."""
+        return self._all_token_bytes[token_id]
 
 
-def _file(model: str, name: str) -> Path | None:
+def model_file(model: str, name: str) -> Path | None:
     """A file of a model directory, or of a hub repository through the local cache; None if the model has none."""
     if Path(model).is_dir():
         path = Path(model) / name

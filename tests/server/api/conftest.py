@@ -14,11 +14,15 @@ import httpx2
 import openai
 import pytest
 from longreach.api import server as server_module
+from longreach.api.chat_prompt import Chat
 from longreach.api.service import Service
 from longreach.config import load_settings
+from longreach.text.answer_format import AnswerFormat, shared_marks
+from longreach.text.chat_template import ChatTemplate
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.fake_engine import EchoEngine, started
+from tests.server.conftest import BOS, EOS
 
 MODEL = "tiny-owl"
 
@@ -60,6 +64,11 @@ class LiveServer:
         assert not self._thread.is_alive()
         assert not self.engine.running, "a request is still in the engine"
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in the engine."""
+        return not self.engine.running
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the server's event loop."""
         self.loop.call_soon_threadsafe(function)
@@ -86,15 +95,23 @@ class LiveServer:
             self.loop.close()
 
 
-@pytest.fixture
+def chat_of(template: str) -> Chat:
+    """The chats of a model with this template."""
+    tokens = {"bos_token": BOS, "eos_token": EOS}
+    return Chat(ChatTemplate({"default": template}, tokens), AnswerFormat(shared_marks(template)))
+
+
+@pytest.fixture(scope="session")
 def make_server(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., LiveServer]:
     """Make a server (a context manager) with `settings` of choice; `max_model_len` is the engine's."""
 
-    def make(max_model_len: int = 65536, ready: bool = True, **settings: Any) -> LiveServer:
+    def make(
+        max_model_len: int = 65536, ready: bool = True, template: str | None = None, **settings: Any
+    ) -> LiveServer:
         service = Service(load_settings(model=str(model_dir), port=0, **settings))
         engine = EchoEngine(started(max_model_len))
         if ready:
-            service.attach(engine, tokenizer)
+            service.attach(engine, tokenizer, Chat.load(str(model_dir)) if template is None else chat_of(template))
         return LiveServer(service, engine)
 
     return make

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Started, Update
+from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Update
 
 EOS_ID = 1
 
@@ -27,6 +27,7 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         model_type="llama",
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         attention_backend="reference",
         backend_reason="a test",
         load_seconds=0.1,
@@ -71,6 +72,10 @@ class EchoEngine:
         """As `EngineClient.admit`."""
         if self.full is not None:
             raise self.full
+
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """As `EngineClient.seconds_to_read`: a minute."""
+        return 60.0
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """As `EngineClient.generate`."""
@@ -125,6 +130,8 @@ class EchoEngine:
                 cached=self.cached,
                 tokens=[token],
                 finish_reason=finish,
+                logprobs=[] if request.logprobs is None else [_logprob(token, request.logprobs)],
+                prompt_logprobs=_prompt_logprobs(request) if count == 1 else [],
             )
             if finish is not None:
                 return
@@ -135,3 +142,16 @@ class EchoEngine:
             await asyncio.sleep(0.002)
         if self._dead:
             raise EngineDeadError("the engine process ended unexpectedly (exit status -9)")
+
+
+def _logprob(token: int, top: int) -> Logprob:
+    """A made-up score: the token itself is the likeliest, then 5, 6, ..."""
+    others = [other for other in range(5, 5 + top) if other != token][: max(top - 1, 0)]
+    likeliest = [token, *others][:top]
+    return Logprob(token, -token / 100, likeliest, [-token / 100 - i for i in range(len(likeliest))])
+
+
+def _prompt_logprobs(request: Generate) -> list[Logprob]:
+    if request.prompt_logprobs is None:
+        return []
+    return [_logprob(token, request.prompt_logprobs) for token in request.prompt[1:]]

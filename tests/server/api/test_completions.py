@@ -5,14 +5,17 @@ from __future__ import annotations
 import concurrent.futures
 import json
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import openai
+import orjson
 import pytest
+from longreach.engine.errors import RequestFailedError
 from longreach.text.tokenizer import Tokenizer
 from openai.types import Completion
 
-from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.fake_engine import EOS_ID
 
 PROMPT = "The owl 🦉 trägt eine Laterne."
@@ -193,13 +196,168 @@ def test_models(server: LiveServer) -> None:
         server.openai.models.retrieve("gpt-4")
 
 
-def test_version_and_openapi(server: LiveServer) -> None:
+def test_version(server: LiveServer) -> None:
     assert set(server.http.get("/version").json()) == {"version"}
-    paths = server.http.get("/openapi.json").json()["paths"]
-    schema = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"prompt", "max_tokens", "stop"} <= set(schema["properties"])
-    assert schema["additionalProperties"] is False
-    assert "$ref" not in json.dumps(schema)
+
+
+def texts(server: LiveServer, **fields: Any) -> list[str]:
+    """The texts of all choices, in order, which a stream must agree with."""
+    whole = server.complete(**fields).json()
+    assert [choice["index"] for choice in whole["choices"]] == list(range(len(whole["choices"])))
+    found = [choice["text"] for choice in whole["choices"]]
+    body = {"model": MODEL, "prompt": "The owl"} | fields
+    chunks = list(
+        server.openai.completions.create(**{n: body.pop(n) for n in ("model", "prompt")}, extra_body=body, stream=True)
+    )
+    streamed = ["".join(c.text for chunk in chunks for c in chunk.choices if c.index == i) for i in range(len(found))]
+    assert streamed == found
+    ends = [c.index for chunk in chunks for c in chunk.choices if c.finish_reason is not None]
+    assert sorted(ends) == list(range(len(found)))
+    return found
+
+
+def test_n_answers_share_a_prompt_and_have_seeds_of_their_own(server: LiveServer, tokenizer: Tokenizer) -> None:
+    server.engine.answer = lambda request: [(request.sampling.seed or 0) % 300] * 3
+    assert texts(server, prompt=[9, 8], n=3, seed=40) == [_decoded(tokenizer, [seed] * 3) for seed in (40, 41, 42)]
+    requests = server.engine.requests[:3]
+    assert [request.sampling.seed for request in requests] == [40, 41, 42]
+    assert {tuple(request.prompt) for request in requests} == {(9, 8)}
+    usage = server.complete(prompt=[9, 8], n=3, seed=40).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 12)  # each answer ends with a token of its own
+    assert server.complete(n=2, seed=2**63 - 1).status_code == 200
+    assert server.engine.requests[-1].sampling.seed == -(2**63)
+
+
+@pytest.mark.parametrize("prompt", [["a b", "c"], [[5, 6], [7]]])
+def test_a_batch_of_prompts_is_answered_in_order(server: LiveServer, tokenizer: Tokenizer, prompt: list) -> None:
+    expected = [p if isinstance(p, str) else _decoded(tokenizer, p) for p in prompt]
+    assert texts(server, prompt=prompt, n=2) == [text for text in expected for _ in range(2)]
+    lengths = [len(p) if isinstance(p, list) else len(tokenizer.encode_here(p)) for p in prompt]
+    assert server.complete(prompt=prompt).json()["usage"]["prompt_tokens"] == sum(lengths)
+
+
+def test_best_of_returns_the_likeliest(server: LiveServer) -> None:
+    # The fake engine's log-probability of token t is -t / 100.
+    server.engine.answer = lambda request: [[50, 60], [20, 20], [40, 40, 40]][(request.sampling.seed or 0) % 3]
+    whole = server.complete(best_of=3, n=2, seed=0, ignore_eos=True, max_tokens=4, logprobs=0).json()
+    scores = [choice["logprobs"]["token_logprobs"] for choice in whole["choices"]]
+    assert scores == [[-0.2] * 4, [-0.4] * 4]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+    assert whole["usage"]["completion_tokens"] == 12
+    plain = server.complete(best_of=3, seed=0, ignore_eos=True, max_tokens=4).json()
+    assert [choice["logprobs"] for choice in plain["choices"]] == [None]
+    assert plain["choices"][0]["text"] == whole["choices"][0]["text"]
+
+
+def test_one_answer_that_fails_ends_all_of_its_request(server: LiveServer) -> None:
+    server.engine.failure = RequestFailedError("odd", "invalid")
+    assert server.complete(n=3).status_code == 400
+    server.engine.failure = None
+    server.engine.hold_decode_after = 1
+    with server.connect(orjson.dumps({"model": MODEL, "prompt": "The owl", "n": 3})):
+        eventually(lambda: len(server.engine.running) == 3)
+    eventually(lambda: not server.engine.running)
+    assert len(server.engine.cancelled) >= 3
+
+
+def test_echo_puts_the_prompt_before_each_answer(server: LiveServer, tokenizer: Tokenizer) -> None:
+    assert texts(server, echo=True, n=2) == ["The owlThe owl"] * 2
+    assert texts(server, prompt=[5, 6], echo=True) == [_decoded(tokenizer, [5, 6]) * 2]
+    assert texts(server, echo=True, max_tokens=0) == ["The owl"]
+    whole = server.complete(echo=True, max_tokens=0, logprobs=0).json()
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["choices"][0]["logprobs"]["text_offset"][-1] < len("The owl")
+    assert whole["usage"]["completion_tokens"] == 0
+
+
+def test_logprobs_of_answer_and_prompt(server: LiveServer, tokenizer: Tokenizer) -> None:
+    text = "The owl €"
+    ids = tokenizer.encode_here(text)
+    for stream in (False, True):
+        answer = server.openai.completions.create(
+            model=MODEL, prompt=ids, logprobs=2, echo=True, max_tokens=len(ids) - 1, stream=stream
+        )
+        parts = [c.logprobs for chunk in (answer if stream else [answer]) for c in chunk.choices if c.logprobs]
+        tokens = [token for part in parts for token in part.tokens]
+        logprobs = [value for part in parts for value in part.token_logprobs]
+        offsets = [place for part in parts for place in part.text_offset]
+        tops = [top for part in parts for top in part.top_logprobs]
+        assert logprobs == [None, *(-token / 100 for token in ids[1:] + ids[1:])]
+        assert tokens[0] == "<|begin|>"
+        assert tops[0] is None
+        assert all(len(top) == 2 and top[token] == value for top, token, value in zip(tops, tokens, logprobs) if top)  # noqa: B905
+        whole = text * 2
+        named = [(t, o) for t, o in zip(tokens[1:], offsets[1:], strict=True) if not t.startswith("bytes:")]
+        assert all(whole[offset : offset + len(token)] == token for token, offset in named)
+        assert any(token.startswith("bytes:\\x") for token in tokens)
+
+
+def test_logprobs_end_where_the_text_does(server: LiveServer) -> None:
+    choice = server.complete(prompt="x.y.z", stop="y.", logprobs=0, max_tokens=20).json()["choices"][0]
+    assert choice["text"] == "x."
+    assert "".join(choice["logprobs"]["tokens"]) == "x."
+    assert choice["logprobs"]["top_logprobs"] == [{}, {}]
+
+
+def test_a_prompt_too_long_to_score_at_once_is_sent_to_the_stream(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(max_model_len=100_000) as server:
+        fields = {"prompt": [5] * 70_000, "echo": True, "logprobs": 0, "max_tokens": 0}
+        refused = server.complete(**fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+        assert server.complete(**fields, stream=True).status_code == 200
+
+
+def test_what_shapes_the_logits_reaches_the_engine(server: LiveServer) -> None:
+    fields = {"min_p": 0.1, "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    assert server.complete(**fields, logit_bias={"5": -100, "399": 1.5}).status_code == 200
+    sampling = server.engine.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in fields} == fields
+    assert sampling.logit_bias == {5: -100.0, 399: 1.5}
+
+
+def test_stop_tokens_end_an_answer_with_their_text_if_asked(server: LiveServer, tokenizer: Tokenizer) -> None:
+    [_, *ids] = tokenizer.encode_here("owl!ab")
+    [_, end] = tokenizer.encode_here("!")
+    for include, text in ((False, "owl"), (True, "owl!")):
+        fields = {"stop_token_ids": [end], "include_stop_str_in_output": include}
+        assert texts(server, prompt=ids, **fields) == [text]
+        assert server.complete(prompt=ids, **fields).json()["choices"][0]["finish_reason"] == "stop"
+    assert texts(server, prompt=ids, stop="!", include_stop_str_in_output=True) == ["owl!"]
+    # The model's own end is no text, whatever is asked for.
+    assert texts(server, prompt="ab", include_stop_str_in_output=True) == ["ab"]
+
+
+def test_usage_in_every_chunk(server: LiveServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = list(
+        server.openai.completions.create(
+            model=MODEL, prompt=[5, 6, 7], max_tokens=2, stream=True, stream_options=options
+        )
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert counts == [1, 2]
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 2
+
+
+def test_progress_is_told_while_the_prompt_is_read(server: LiveServer) -> None:
+    server.engine.cached = 0
+    chunks = list(
+        server.openai.completions.create(
+            model=MODEL, prompt=[5] * 30, max_tokens=2, stream=True, n=2, extra_body={"return_progress": True}
+        )
+    )
+    told = [chunk.to_dict()["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk.to_dict()]
+    assert [one["processed"] for one in told] == [8, 16, 24, 30]
+    assert {(one["total"], one["cache"]) for one in told} == {(30, 0)}
+    assert [one["eta_ms"] for one in told] == [60000, 60000, 60000, 0]
+    assert all(one["time_ms"] >= 0 for one in told)
+    assert all(not chunk.choices for chunk in chunks if "prompt_progress" in chunk.to_dict())
+
+
+def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+    detokenizer = tokenizer.detokenizer()
+    return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
 
 
 def _joined(events: str) -> str:

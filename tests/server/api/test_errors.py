@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
+from longreach.api.chat_prompt import Chat
 from longreach.api.service import Service
 from longreach.config import load_settings
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
@@ -22,7 +23,6 @@ from tests.server.api.fake_engine import EchoEngine
 
 REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("max_tokens", -1, "invalid_value"),
-    ("max_tokens", 0, "invalid_value"),
     ("max_tokens", "7", "invalid_type"),
     ("max_tokens", True, "invalid_type"),
     ("max_tokens", 1.5, "invalid_type"),
@@ -63,18 +63,43 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("prompt", [1, "2"], "invalid_type"),
     ("prompt", [1, 2**40], "invalid_type"),
     ("prompt", [399, 400], "invalid_value"),
-    ("prompt", ["a", "b"], "unsupported_value"),
-    ("prompt", [[1], [2]], "unsupported_value"),
-    ("n", 2, "unsupported_value"),
-    ("n", True, "unsupported_value"),
-    ("best_of", 2, "unsupported_value"),
-    ("echo", True, "unsupported_value"),
-    ("echo", 0, "unsupported_value"),
-    ("logprobs", 0, "unsupported_value"),
-    ("presence_penalty", 0.5, "unsupported_value"),
-    ("presence_penalty", False, "unsupported_value"),
-    ("frequency_penalty", -1, "unsupported_value"),
-    ("logit_bias", {"5": 1}, "unsupported_value"),
+    ("prompt", ["a", 5], "invalid_type"),
+    ("prompt", [[1], "a"], "invalid_type"),
+    ("prompt", ["a", ""], "invalid_value"),
+    ("prompt", [[1], []], "invalid_value"),
+    ("prompt", ["a"] * 65, "invalid_value"),
+    ("n", 0, "invalid_value"),
+    ("n", 17, "invalid_value"),
+    ("n", True, "invalid_type"),
+    ("best_of", 17, "invalid_value"),
+    ("echo", 0, "invalid_type"),
+    ("logprobs", -1, "invalid_value"),
+    ("logprobs", 21, "invalid_value"),
+    ("logprobs", True, "invalid_type"),
+    ("presence_penalty", 2.5, "invalid_value"),
+    ("presence_penalty", False, "invalid_type"),
+    ("frequency_penalty", -3, "invalid_value"),
+    ("repetition_penalty", 0, "invalid_value"),
+    ("min_p", 1.5, "invalid_value"),
+    ("logit_bias", {"5": 101}, "invalid_value"),
+    ("logit_bias", {"five": 1}, "invalid_value"),
+    ("logit_bias", {"5": True}, "invalid_type"),
+    ("logit_bias", {"400": 1}, "invalid_value"),
+    ("logit_bias", {str(i): 1 for i in range(1025)}, "invalid_value"),
+    ("logit_bias", [5], "invalid_type"),
+    ("stop_token_ids", [400], "invalid_value"),
+    ("stop_token_ids", [5] * 17, "invalid_value"),
+    ("stop_token_ids", "5", "invalid_type"),
+    ("include_stop_str_in_output", 1, "invalid_type"),
+    ("response_format", {"type": "xml"}, "invalid_value"),
+    ("response_format", {"type": "json_schema"}, "invalid_value"),
+    ("response_format", {"type": "text", "json_schema": {"name": "a", "schema": {}}}, "invalid_value"),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, "invalid_value"),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}, "invalid_type"),
+    ("regex", "", "invalid_value"),
+    ("regex", "(a", "invalid_grammar"),
+    ("grammar", "start: nowhere", "invalid_grammar"),
+    ("grammar", "x" * 1001, "grammar_too_large"),
     ("suffix", "end", "unsupported_value"),
     ("user", "somebody", "unsupported_value"),
     ("model", 5, "invalid_type"),
@@ -86,6 +111,9 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
 NEUTRAL = {
     "n": 1,
     "best_of": 1,
+    "response_format": {"type": "text"},
+    "stop_token_ids": None,
+    "return_progress": False,
     "echo": False,
     "logprobs": None,
     "suffix": None,
@@ -117,8 +145,11 @@ def error_of(response: Any, status: int, code: str | None) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def shared(model_dir: Path, tokenizer: Tokenizer) -> Iterator[LiveServer]:
     """One server for the many requests that never reach the engine."""
-    service, engine = Service(load_settings(model=str(model_dir), port=0, max_body_bytes=65536)), EchoEngine()
-    service.attach(engine, tokenizer)
+    service, engine = (
+        Service(load_settings(model=str(model_dir), port=0, max_body_bytes=65536, max_grammar_bytes=1000)),
+        EchoEngine(),
+    )
+    service.attach(engine, tokenizer, Chat.load(str(model_dir)))
     with LiveServer(service, engine) as live:
         yield live
 
@@ -131,6 +162,14 @@ def test_a_wrong_field_is_named(shared: LiveServer, field: str, value: Any, code
     assert field in error["message"]
     assert error["type"] == "invalid_request_error"
     assert len(shared.engine.requests) == before
+
+
+def test_more_answers_than_can_wait_are_refused_for_good(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(max_queued_requests=3) as server:
+        error = error_of(server.complete(prompt=["a", "b"], n=2), 400, "invalid_value")
+        assert error["param"] == "prompt"
+        assert "4 answers" in error["message"]
+        assert server.complete(prompt=["a", "b", "c"]).status_code == 200
 
 
 @pytest.mark.parametrize("field", NEUTRAL)
@@ -148,6 +187,15 @@ def test_required_fields(shared: LiveServer, field: str) -> None:
 
 
 def test_fields_that_contradict_each_other(shared: LiveServer) -> None:
+    for fields, named in (
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"return_progress": True}, "return_progress"),
+        ({"regex": "a", "grammar": "b"}, "grammar"),
+        ({"regex": "a", "min_tokens": 1}, "min_tokens"),
+    ):
+        assert named in error_of(shared.complete(**fields), 400, "invalid_value")["message"]
     assert "min_tokens" in error_of(shared.complete(min_tokens=17), 400, "invalid_value")["message"]
     assert "stream" in error_of(shared.complete(stream_options={}), 400, "invalid_value")["message"]
     nested = shared.complete(stream=True, stream_options={"include_usage": 1, "x": 2})
@@ -216,7 +264,6 @@ def test_a_body_that_is_too_long_is_refused_while_it_arrives(shared: LiveServer)
 def test_unknown_urls_and_methods(shared: LiveServer) -> None:
     error_of(shared.http.get("/v2/nothing"), 404, "not_found")
     error_of(shared.http.get("/v1/models/"), 404, "model_not_found")
-    error_of(shared.http.get("/docs"), 404, "not_found")
     response = shared.http.get("/v1/completions")
     error_of(response, 405, "method_not_allowed")
     assert response.headers["allow"] == "POST"
@@ -347,8 +394,9 @@ def test_the_death_of_the_engine_ends_every_request(server: LiveServer, stream: 
         with sock:
             answer = _rest(sock.makefile("rb")) if stream else sock.makefile("rb").readline()
             assert b"engine_dead" in answer if stream else b" 503 " in answer
-    assert server.http.get("/health").status_code == 503
-    assert server.http.get("/health").json() == {"status": "dead"}
+    for path in ("/health", "/ready"):
+        assert server.http.get(path).status_code == 503
+        assert server.http.get(path).json() == {"status": "dead"}
     error_of(server.complete(), 503, "engine_dead")
 
 

@@ -113,8 +113,9 @@ def test_the_port_answers_while_the_model_loads(model_dir: Path, processes: list
     processes.append(process)
     url = process.url(after="listening on")
     eventually(lambda: _answers(url))
-    health = httpx2.get(f"{url}/health")
-    assert (health.status_code, health.json()) == (503, {"status": "loading"})
+    for path, status in (("/health", 200), ("/ready", 503)):
+        answer = httpx2.get(url + path)
+        assert (answer.status_code, answer.json()) == (status, {"status": "loading"})
     response = process.post(url)
     error_of(response, 503, "loading")
     assert int(response.headers["retry-after"]) > 0

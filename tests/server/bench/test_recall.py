@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from longreach.bench.recall.measure import measure, table
 from longreach.bench.recall.suite import Plan, prompts, sampler_of
 from typer.testing import CliRunner
 
+from .http_stub import listening
 from .recall_samplers import sampler
 
 PLAN = Plan(tasks=("single", "multivalue", "absent"), lengths=(512, 1024), depths=3, count=6)
@@ -58,12 +58,8 @@ def server(
             events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
             self.send(200, "text/event-stream", ("".join(events) + "data: [DONE]\n\n").encode())
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_port}", bodies
-        http.shutdown()
-        thread.join(5)
+    with listening(Handler) as url:
+        yield url, bodies
 
 
 def run(url: str, attention: Any = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from longreach.engine.messages import Generate
+from longreach.engine.messages import Generate, Logprob
 from longreach.engine.plan import StepPlan
 from longreach.engine.request import PENDING, Request
 from longreach.engine.step_time import StepCost
@@ -69,6 +69,7 @@ class SimulatedRunner:
         if self._cost is not None:
             self.now += self._cost.seconds(plan.work)
         drawn = {}
+        scores = [(chunk.request, position) for chunk in plan.chunks for position in chunk.scored]
         for chunk in plan.chunks:
             tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
             states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(tokens)]
@@ -80,6 +81,8 @@ class SimulatedRunner:
 
         def result() -> dict[str, list[int]]:
             self.before_result()
+            for request, position in scores:
+                request.logprobs[position] = Logprob(request.tokens[position], 0.0)
             return drawn
 
         return result

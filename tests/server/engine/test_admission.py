@@ -58,3 +58,15 @@ def test_the_time_to_come_again_is_what_is_left_to_read() -> None:
     with pytest.raises(QueueFullError) as full:
         queue.check(1)
     assert full.value.retry_after == 1
+
+
+def test_the_time_to_read_one_prompt_is_known_once_steps_have_been_measured() -> None:
+    queue = Admission(5, 10**6, 100)
+    queue.enter("a", 1000)
+    queue.enter("b", 300)
+    assert queue.seconds_to_read("a") is None, "nothing has been measured"
+    queue.cost = StepCost(per_step=0.0, per_token=0.01, per_pair=0.0, per_key=0.0)
+    queue.progress(update("a", 400, prompt=1000))
+    assert queue.seconds_to_read("a") == pytest.approx(6.0)
+    assert queue.seconds_to_read("b") == pytest.approx(3.0)
+    assert queue.seconds_to_read("gone") is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pydoc_data.topics import topics
 
 import pytest
 import tokenizers
+import torch
 from longreach.config import EMBEDDED_MODEL
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
@@ -15,10 +17,21 @@ QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
 MAX_TOKENS = 48
 
 
+SETTINGS = {
+    "max_model_len": 4096,
+    "page_size": 64,
+    "max_batched_tokens": 4096,
+    "prefix_cache": False,
+    "dtype": "float32",
+    "kv_cache_bytes": 1 << 28,
+    "max_num_seqs": 8,
+}
+TOKEN_BYTES = 2 * 6 * 2 * 64 * 4  # keys and values of 6 layers of 2 heads of 64 channels
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
 def build(**changes: object) -> Engine:
-    settings = {"max_model_len": 4096, "page_size": 64, "max_batched_tokens": 4096, "prefix_cache": False}
-    config = EngineConfig(model=str(EMBEDDED_MODEL), device="cpu", **(settings | changes))  # type: ignore[arg-type]
-    return build_engine(config)[0]
+    return build_engine(EngineConfig(model=str(EMBEDDED_MODEL), **(SETTINGS | changes)))[0]  # type: ignore[arg-type]
 
 
 def answers(engine: Engine, specs: list[Generate]) -> tuple[dict[str, list[int]], dict[str, int], int]:
@@ -53,7 +66,10 @@ def prompts() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_way_to_compute_an_answer_gives_the_plain_one(prompts: dict[str, list[int]], temperature: float) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_way_to_compute_an_answer_gives_the_plain_one(
+    prompts: dict[str, list[int]], temperature: float, device: str
+) -> None:
     def specs(speculate: int = 0) -> list[Generate]:
         how = Sampling(temperature=temperature, seed=11)
         return [
@@ -62,7 +78,7 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(prompts: dict[str, l
         ]
 
     plain: dict[str, list[int]] = {}
-    engine = build()
+    engine = build(device=device, cuda_graphs=False)
     plain_steps = 0
     for spec in specs():
         tokens, _, steps = answers(engine, [spec])
@@ -70,10 +86,21 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(prompts: dict[str, l
         plain_steps += steps
     assert all(len(tokens) == MAX_TOKENS for tokens in plain.values())
 
-    chunked, _, _ = answers(build(max_batched_tokens=257, max_itl=0.01), specs())
+    chunked, _, _ = answers(build(device=device, max_batched_tokens=257, max_itl=0.01), specs())
     assert chunked == plain
 
-    cached = build(prefix_cache=True, max_batched_tokens=500)
+    # Pages for the prompts and no more, and promises of one token: whose answer grows first preempts another.
+    pages = sum(-(-(len(prompt) + 1) // 64) for prompt in prompts.values())
+    crowded = build(device=device, cuda_graphs=False, kv_cache_bytes=pages * 64 * TOKEN_BYTES)
+    crowded.scheduler.limits = dataclasses.replace(crowded.scheduler.limits, promised_tokens=1)
+    requests = []
+    add = crowded.scheduler.add
+    crowded.scheduler.add = lambda request: add(requests.append(request) or request)
+    preempted, _, _ = answers(crowded, specs())
+    assert preempted == plain
+    assert any(request.preempted for request in requests), "there was room for all"
+
+    cached = build(device=device, prefix_cache=True, max_batched_tokens=500)
     assert cached.submit(specs()[0]) is None
     for _ in range(3):
         cached.step()
@@ -91,3 +118,22 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(prompts: dict[str, l
         assert drafted == {spec.request_id: plain[spec.request_id]}
         drafted_steps += steps
     assert drafted_steps < plain_steps, "no draft ever stood"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_answer_is_found_over_fp8_pages_too(prompts: dict[str, list[int]], device: str) -> None:
+    specs = [
+        Generate(request_id=name, prompt=prompts[name], max_tokens=8, sampling=Sampling(temperature=0))
+        for name in ("question", "other")
+    ]
+    plain, _, _ = answers(build(device=device), specs)
+    engine = build(device=device, kv_cache_dtype="fp8", prefix_cache=True, max_batched_tokens=300)
+    assert engine._runner._pages.shape.dtype == torch.float8_e4m3fn  # type: ignore[attr-defined]
+    together, _, _ = answers(engine, specs)
+    assert together["question"] == plain["question"]
+    alone: dict[str, list[int]] = {}
+    for spec in specs:
+        tokens, cached, _ = answers(engine, [spec])
+        alone |= tokens
+        assert cached[spec.request_id] > 1000
+    assert alone == together

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
-from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started, Update, Updates
+from longreach.engine.messages import EngineConfig, Failed, Generate, Logprob, Sampling, Started, Update, Updates
 from longreach.engine.plan import StepPlan
+from longreach.engine.speculation import MAX_DRAFTS
 from transformers import AutoModelForCausalLM
 
 from .conftest import ids
@@ -157,6 +159,101 @@ def test_a_preempted_request_goes_on_with_the_same_answer(model_dir: Path, prefi
     assert not failures
     assert tokens == alone
     assert any(request.preempted for request in requests), "there was room for all"
+
+
+def scores(updates: list[Update]) -> tuple[list[Logprob], list[Logprob]]:
+    """The log-probabilities of the prompt and of the answer."""
+    return [s for u in updates for s in u.prompt_logprobs], [s for u in updates for s in u.logprobs]
+
+
+@pytest.mark.parametrize("speculate", [0, 5])
+def test_logprobs_are_those_of_the_model_however_they_are_computed(model_dir: Path, speculate: int) -> None:
+    prompt = ids(25, seed=3) * 3
+    engine, _ = build(model_dir)
+    engine.submit(spec("before", prompt))  # its pages are in the cache, and must not be taken over unscored
+    drain(engine)
+    for name in ("a", "b"):
+        engine.submit(spec(name, prompt, 1.0, max_tokens=20, logprobs=3, prompt_logprobs=2, speculate=speculate))
+    engine.submit(spec("unscored", ids(50, seed=9), 1.0))
+    tokens, updates, failures = drain(engine)
+    assert not failures
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    whole = prompt + tokens["a"]
+    with torch.no_grad():
+        expected = model(torch.tensor([whole])).logits[0].log_softmax(-1)
+    for name in ("a", "b"):
+        of_prompt, of_answer = scores(updates[name])
+        assert [s.token for s in of_prompt] == prompt[1:]
+        assert [s.token for s in of_answer] == tokens["a"]
+        for position, score in enumerate(of_prompt + of_answer, start=1):
+            row = expected[position - 1]
+            count = 2 if position < len(prompt) else 3
+            assert score.logprob == pytest.approx(row[whole[position]].item(), abs=1e-3)
+            assert score.top_logprobs == pytest.approx(row.topk(count).values.tolist(), abs=1e-3)
+            assert len(score.top_tokens) == count
+    assert scores(updates["unscored"]) == ([], [])
+    assert updates["a"][-1].cached < len(prompt) // 16 * 16
+
+
+def test_prompt_logprobs_never_need_more_rows_than_a_step_has_room_for(model_dir: Path) -> None:
+    engine, _ = build(model_dir, max_batched_tokens=200)
+    sizes = []
+    launch = engine._runner.launch
+    engine._runner.launch = lambda plan: sizes.append(sum(c.num_rows for c in plan.chunks)) or launch(plan)  # type: ignore[method-assign]
+    engine.submit(spec("long", ids(220, seed=3), prompt_logprobs=0, max_tokens=2))
+    engine.submit(spec("other", ids(220, seed=4), prompt_logprobs=0, max_tokens=2))
+    _, updates, _ = drain(engine)
+    assert max(sizes) <= MAX_DRAFTS + 2
+    assert len(scores(updates["long"])[0]) == len(scores(updates["other"])[0]) == 219
+
+
+def test_a_preempted_request_tells_each_logprob_once(model_dir: Path) -> None:
+    engine, _ = build(model_dir, kv_cache_bytes=16 * 16 * 512, prefix_cache=True)
+    engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=1)
+    prompts = {f"r{n}": ids(n, seed=n) for n in (40, 50, 60)}
+    for name, prompt in prompts.items():
+        engine.submit(spec(name, prompt, 1.0, max_tokens=100, logprobs=0, prompt_logprobs=0))
+    requests = [*engine.scheduler.waiting.values()]
+    tokens, updates, failures = drain(engine)
+    assert not failures
+    assert any(request.preempted for request in requests)
+    for name, prompt in prompts.items():
+        of_prompt, of_answer = scores(updates[name])
+        assert ([s.token for s in of_prompt], [s.token for s in of_answer]) == (prompt[1:], tokens[name])
+
+
+class _Countdown:
+    """A grammar of exactly `length` tokens, of the even ids; it breaks down where `fails`."""
+
+    def __init__(self, length: int, fails: bool = False) -> None:
+        self._left, self._fails = length, fails
+        self.error: str | None = None
+
+    def mask(self) -> np.ndarray | None:
+        if self._fails and self._left == 1:
+            self.error = "too complex"
+            return None
+        return np.full(8, 0b01010101, np.uint8)
+
+    def accept(self, token: int) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+
+def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Path) -> None:
+    engine, _ = build(model_dir)
+    engine._start_grammar = lambda text: _Countdown(5, fails=text == "bad")
+    for name, grammar in (("even", "good"), ("stuck", "bad"), ("free", None)):
+        engine.submit(spec(name, ids(30, seed=1), 1.0, grammar=grammar, speculate=4))
+    tokens, updates, failures = drain(engine)
+    assert len(tokens["even"]) == 5
+    assert all(token % 2 == 0 for token in tokens["even"])
+    assert updates["even"][-1].finish_reason == "stop"
+    assert [(f.request_id, f.kind, f.message) for f in failures] == [("stuck", "invalid", "too complex")]
+    assert len(tokens["free"]) == 12
+    assert engine.submit(spec("none", [1], grammar="x")) is None
+    engine._start_grammar = None
+    assert engine.submit(spec("none", [1], grammar="x")) is not None
 
 
 def test_speculation_takes_fewer_steps_where_a_prompt_is_copied(model_dir: Path) -> None:

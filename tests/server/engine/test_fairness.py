@@ -10,10 +10,11 @@ import random
 
 import pytest
 from longreach.engine.engine import Engine
+from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate, Sampling, Updates
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 
 from .simulation import SimulatedRunner

@@ -13,10 +13,11 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from longreach.engine.engine import Engine
+from longreach.engine.limits import Limits
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 
 from .simulation import SimulatedRunner, expected_stream
@@ -52,6 +53,7 @@ class Histories(RuleBasedStateMachine):
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
+        self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
         self.fail_step = self.fail_result = False
@@ -67,8 +69,19 @@ class Histories(RuleBasedStateMachine):
         speculate=st.integers(0, 4),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "", "other"]),
+        scored=st.booleans(),
     )
-    def add(self, document: list, length: int, max_tokens: int, stops: bool, speculate: int, priority: int, salt: str):
+    def add(
+        self,
+        document: list,
+        length: int,
+        max_tokens: int,
+        stops: bool,
+        speculate: int,
+        priority: int,
+        salt: str,
+        scored: bool,
+    ):
         spec = Generate(
             request_id=f"r{next(self.names)}",
             prompt=document[:length],
@@ -78,6 +91,7 @@ class Histories(RuleBasedStateMachine):
             speculate=speculate,
             priority=priority,
             cache_salt=salt,
+            prompt_logprobs=0 if scored else None,
         )
         failed = self.engine.submit(spec)
         assert (failed is not None) == (length + max_tokens > MODEL_LEN), failed
@@ -85,6 +99,7 @@ class Histories(RuleBasedStateMachine):
             return multiple()
         self.alive[spec.request_id] = spec
         self.streams[spec.request_id] = []
+        self.scores[spec.request_id] = [] if scored else spec.prompt[1:]
         return spec.request_id
 
     @rule(name=consumes(requests))
@@ -128,6 +143,9 @@ class Histories(RuleBasedStateMachine):
                 assert stream == expected[: len(stream)], spec
                 assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)
+                self.scores[update.request_id] += [score.token for score in update.prompt_logprobs]
+                assert self.scores[update.request_id] == spec.prompt[1:][: len(self.scores[update.request_id])]
+                assert not update.tokens or len(self.scores[update.request_id]) == len(spec.prompt) - 1
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
         moved = self.runner.steps > before or in_flight is not None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from longreach.engine.adjustments import Adjustments, Draw
+from longreach.engine.history import TokenCounts
 from longreach.engine.messages import Generate, Sampling
 from longreach.engine.request import Request
-from longreach.engine.sampler import NOT_A_NUMBER, Draw, SamplingTensors, sample, uniform
-
-CPU = torch.device("cpu")
+from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
 
 
 def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Request]:
@@ -23,7 +24,7 @@ def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Requ
 
 
 def how(made: list[Request], vocab_size: int) -> SamplingTensors:
-    return SamplingTensors.of([Draw(one) for one in made], vocab_size, CPU)
+    return SamplingTensors.of([Draw(one) for one in made], vocab_size)
 
 
 def draw(logits: torch.Tensor, made: list[Request]) -> torch.Tensor:
@@ -44,6 +45,11 @@ def test_temperature_zero_takes_the_first_largest() -> None:
         (Sampling(top_p=0.71), [4 / 9, 3 / 9, 2 / 9, 0]),
         (Sampling(top_p=1e-6), [1, 0, 0, 0]),
         (Sampling(top_k=3, top_p=0.5), [4 / 7, 3 / 7, 0, 0]),
+        (Sampling(min_p=0.49), [4 / 9, 3 / 9, 2 / 9, 0]),
+        (Sampling(min_p=1.0), [1, 0, 0, 0]),
+        (Sampling(min_p=0.3, temperature=0.5), [16 / 25, 9 / 25, 0, 0]),
+        (Sampling(min_p=0.49, top_p=0.7), [4 / 7, 3 / 7, 0, 0]),
+        (Sampling(logit_bias={3: math.log(2), 2: -100}), [0, 0.3 / 0.8, 0.4 / 0.8, 0.1 / 0.8]),
     ],
 )
 def test_frequencies_are_those_of_the_filtered_distribution(how: Sampling, expected: list[float]) -> None:
@@ -61,6 +67,19 @@ def test_frequencies_are_those_of_the_filtered_distribution(how: Sampling, expec
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
     made = [requests(Sampling(temperature=t, seed=i), 1)[0] for i, t in enumerate([1.0, 0.0, 2.0, 0.7, 1.0])]
+    everything = Sampling(
+        temperature=0.9,
+        seed=4,
+        min_p=0.01,
+        top_p=0.9,
+        top_k=30,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        repetition_penalty=1.3,
+        logit_bias={7: 3.0},
+    )
+    for i in (1, 3):
+        made[i] = requests(everything, 1, generated=5, min_tokens=9, stop_token_ids=[3 + i])[0]
     together = sample(logits, how(made, 50))
     alone = [sample(logits[i : i + 1], how([made[i]], 50)).item() for i in range(5)]
     assert together.tolist() == alone
@@ -78,7 +97,7 @@ def test_a_draw_behind_drafts_is_the_one_that_would_come_later() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     settings = Sampling(temperature=1.0, seed=3)
     [now] = requests(settings, 1, min_tokens=4, stop_token_ids=list(range(25)))
-    ahead = sample(logits.expand(6, -1), SamplingTensors.of([Draw(now, after) for after in range(6)], 50, CPU))
+    ahead = sample(logits.expand(6, -1), SamplingTensors.of([Draw(now, (0,) * after) for after in range(6)], 50))
     later = [
         draw(logits, requests(settings, 1, generated=count, min_tokens=4, stop_token_ids=list(range(25)))).item()
         for count in range(6)
@@ -98,3 +117,68 @@ def test_a_row_that_is_not_a_number_is_marked_and_the_others_are_drawn() -> None
     for temperature in (0.0, 1.0):
         made = requests(Sampling(temperature=temperature, top_k=1), 3)
         assert sample(logits, how(made, 2)).tolist() == [1, NOT_A_NUMBER, 0]
+
+
+def adjusted(
+    logits: list[float], settings: Sampling, prompt: list[int], generated: list[int], drafts: tuple = ()
+) -> list:
+    one = Request.of(Generate(request_id="a", prompt=prompt, max_tokens=9, sampling=settings), seed=0)
+    one.tokens += generated
+    return Adjustments.of([Draw(one, drafts)]).apply(torch.tensor([logits])).tolist()[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Sampling(presence_penalty=0.5), [1.0, -2.5, 2.5, 4.0]),
+        (Sampling(frequency_penalty=-0.5), [1.0, -1.0, 3.5, 4.0]),
+        (Sampling(repetition_penalty=2.0), [0.5, -4.0, 1.5, 4.0]),
+        (Sampling(repetition_penalty=2.0, frequency_penalty=1.0, presence_penalty=0.25), [0.5, -6.25, 0.25, 4.0]),
+        (Sampling(logit_bias={0: -1.5, 3: 2.0}, presence_penalty=0.5), [-0.5, -2.5, 2.5, 6.0]),
+    ],
+)
+def test_penalties_count_what_was_generated_and_repetition_the_prompt_too(
+    settings: Sampling, expected: list[float]
+) -> None:
+    logits = [1.0, -2.0, 3.0, 4.0]
+    assert adjusted(logits, settings, [0, 0], [1, 2, 1]) == expected
+    # drafts count as if they had been generated
+    assert adjusted(logits, settings, [0, 0], [1], (2, 1)) == expected
+    assert adjusted(logits, settings, [0, 0], [], (1, 2, 1)) == expected
+
+
+def test_counts_follow_a_growing_answer_beyond_their_first_room() -> None:
+    drawn = [i % 700 for i in range(2000)]
+    counts = TokenCounts([5, 5, 900])
+    for start in range(0, 2000, 7):
+        counts.extend(drawn[start : start + 7])
+    ids, times = counts.with_drafts(())
+    expected = {token: drawn.count(token) for token in range(700)} | {900: 0}
+    assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == expected
+    assert counts.generated == 2000
+    ids, times = counts.with_drafts((900, 1000, 1000))
+    assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == expected | {900: 1, 1000: 2}
+    assert dict(zip(*(a.tolist() for a in counts.with_drafts(())), strict=True)) == expected
+
+
+class _Mask:
+    error = None
+
+    def __init__(self, *allowed: int) -> None:
+        self._bits = np.zeros(2, np.uint8)
+        for token in allowed:
+            self._bits[token // 8] |= 1 << token % 8
+
+    def mask(self) -> np.ndarray:
+        return self._bits
+
+    def accept(self, token: int) -> bool:
+        return False
+
+
+def test_only_what_a_grammar_allows_is_drawn() -> None:
+    logits = torch.arange(13.0).expand(3, 13)
+    made = requests(Sampling(temperature=0), 3)
+    made[0].constraint, made[2].constraint = _Mask(2, 9), _Mask()
+    # a row in which nothing may be drawn is an error of that row
+    assert sample(logits, how(made, 13)).tolist() == [9, 12, NOT_A_NUMBER]

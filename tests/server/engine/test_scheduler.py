@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.request import Request
-from longreach.engine.scheduler import Limits, Scheduler
+from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost, StepTime
 
 PAGE = 4

@@ -1,29 +1,35 @@
-"""Models of well-known shapes without their weights: enough of a directory to serve them with random numbers.
-
-python benchmarks/shapes.py llama-8b /tmp/llama-8b      then    longreach serve /tmp/llama-8b --random-weights
-"""
+"""Models of well-known shapes without their weights: enough of a directory to serve them with random numbers."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-SHAPES: dict[str, dict[str, object]] = {
-    "llama-8b": {
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        "tie_word_embeddings": False,
-    },
+_LLAMA_8B: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2**18,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": False,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 2**17,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": _LLAMA_8B,
+    "llama-8b-1m": _LLAMA_8B | {"max_position_embeddings": 2**20, "rope_parameters": _YARN},
     "tiny": {
         "vocab_size": 512,
         "hidden_size": 64,
@@ -31,7 +37,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
+        "max_position_embeddings": 2**15,
     },
 }
 
@@ -51,9 +57,3 @@ def write(shape: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(directory)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in SHAPES:
-        sys.exit(f"usage: {sys.argv[0]} {{{','.join(SHAPES)}}} DIRECTORY")
-    write(sys.argv[1], Path(sys.argv[2]))

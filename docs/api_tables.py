@@ -1,0 +1,46 @@
+"""Write the reference part of docs/api.md from the OpenAPI document.
+
+    python docs/api_tables.py            # writes the page
+    python docs/api_tables.py --check    # changes nothing, fails if the page is not what the document says
+
+The reference is everything behind the line `<!-- reference -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from longreach.api.app import create_app
+from longreach.api.reference import as_markdown
+from longreach.api.service import Service
+from longreach.config import load_settings
+
+PAGE = Path(__file__).resolve().parent / "api.md"
+MARKER = "<!-- reference -->\n"
+
+
+def render(page: str) -> str:
+    """The page with its reference made anew."""
+    prose, marker, _ = page.partition(MARKER)
+    if not marker:
+        raise ValueError(f"page: needs the line {MARKER.strip()}")
+    return prose + marker + "\n" + as_markdown(create_app(Service(load_settings())).openapi())
+
+
+def main() -> None:
+    """Write the page, or with --check compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page would change")
+    check = parser.parse_args().check
+    before = PAGE.read_text()
+    after = render(before)
+    if not check:
+        PAGE.write_text(after)
+    elif after != before:
+        sys.exit(f"{PAGE.name} is not what the OpenAPI document says; run docs/api_tables.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""From checked fields to what the engine is asked: prompts that fit, ids that exist, one request for each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longreach.api.generation import Ask
+from longreach.api.schema.sampling import SamplingFields
+from longreach.api.service import Engine, Service
+from longreach.engine.messages import Generate, Started
+from longreach.errors import ContextLengthError, InvalidRequestError
+
+
+def check_token_ids(ids: Sequence[int], info: Started, param: str) -> None:
+    """Raise an InvalidRequestError if there is a token id beyond the vocabulary."""
+    if ids and max(ids) >= info.vocab_size:
+        raise InvalidRequestError(
+            f"`{param}`: token ids must be less than the vocabulary's size, {info.vocab_size}.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def check_fit(prompt: Sequence[int], max_tokens: int, info: Started, param: str) -> None:
+    """Raise an InvalidRequestError if prompt and answer do not fit into the context, or there is no prompt."""
+    if not prompt:
+        raise InvalidRequestError(f"`{param}`: there is no token in it.", param=param, code="invalid_value")
+    if len(prompt) + max_tokens > info.max_model_len:
+        raise ContextLengthError(len(prompt), max_tokens, info.max_model_len, param=param)
+
+
+def tokens_left(prompt: Sequence[int], limit: int | None, info: Started, param: str) -> int:
+    """Tokens that an answer may have: `limit`, or what the context has left.
+
+    Raises:
+        ContextLengthError: it has none left.
+    """
+    if len(prompt) >= info.max_model_len:
+        raise ContextLengthError(len(prompt), limit or 1, info.max_model_len, param=param)
+    return info.max_model_len - len(prompt) if limit is None else limit
+
+
+def make_asks(
+    asked: SamplingFields,
+    prompts: Sequence[list[int]],
+    *,
+    param: str,
+    answer_id: str,
+    engine: Engine,
+    service: Service,
+    max_tokens: int,
+    choices: int = 1,
+    stops: Sequence[str] = (),
+    grammar: str | None = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    special: bool = False,
+) -> list[Ask]:
+    """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, only scores.
+
+    Raises:
+        InvalidRequestError: one does not fit, or names a token that does not exist.
+        QueueFullError: too much is waiting.
+    """
+    info, answers = engine.info, len(prompts) * choices
+    if answers > service.settings.max_queued_requests:  # more than can ever wait: coming again would not help
+        raise InvalidRequestError(
+            f"`{param}`: {answers} answers are asked for at once; this server lets "
+            f"{service.settings.max_queued_requests} requests wait.",
+            param=param,
+            code="invalid_value",
+        )
+    check_token_ids(asked.stop_token_ids, info, "stop_token_ids")
+    check_token_ids([*asked.logit_bias], info, "logit_bias")
+    for prompt in prompts:
+        check_fit(prompt, max(max_tokens, 1), info, param)
+    engine.admit(sum(map(len, prompts)))
+    ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
+    speculate = service.settings.speculate if asked.speculate is None else asked.speculate
+    return [
+        Ask(
+            Generate(
+                request_id=f"{answer_id}-{number * choices + choice}",
+                prompt=prompt,
+                max_tokens=max(max_tokens, 1),
+                min_tokens=asked.min_tokens,
+                stop_token_ids=ends,
+                sampling=asked.sampling(info.vocab_size, choice),
+                priority=asked.priority,
+                cache_salt=asked.cache_salt,
+                speculate=speculate,
+                grammar=grammar,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs if choice == 0 else None,
+            ),
+            stops=[*asked.stop, *stops],
+            include_stop=asked.include_stop_str_in_output,
+            stop_token_ids=asked.stop_token_ids,
+            special=special,
+            prompt_only=max_tokens == 0,
+            leads=choice == 0,
+        )
+        for number, prompt in enumerate(prompts)
+        for choice in range(choices)
+    ]

@@ -1,0 +1,92 @@
+"""The parts of a chat's answer as they are told to the caller: words, reasoning, calls."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import orjson
+
+from longreach.engine.messages import FinishReason
+from longreach.text.answer_format import AnswerReader, Call, Part, new_call_id
+
+
+class PartReader(Protocol):
+    """Reads one answer.
+
+    Attributes:
+        has_calls: there was a call.
+        is_over: nothing that follows is wanted.
+        calls_told: calls that have been sent; the sender's to count.
+    """
+
+    has_calls: bool
+    is_over: bool
+    calls_told: int
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that are certain after another piece of text."""
+        ...
+
+    def flush(self, finish_reason: FinishReason) -> list[Part]:
+        """The text has ended."""
+        ...
+
+
+class ChatReader:
+    """Words, reasoning and calls as the model marks them; with `only_one`, the answer is over after its first call."""
+
+    def __init__(self, reader: AnswerReader | None = None, only_one: bool = False) -> None:
+        self.has_calls = self.is_over = False
+        self.calls_told = 0
+        self._reader = AnswerReader(None) if reader is None else reader
+        self._only_one = only_one
+
+    def push(self, text: str) -> list[Part]:
+        """As `PartReader.push`."""
+        return self._seen(self._reader.push(text))
+
+    def flush(self, finish_reason: FinishReason) -> list[Part]:
+        """As `PartReader.flush`."""
+        return self._seen(self._reader.flush())
+
+    def _seen(self, parts: list[Part]) -> list[Part]:
+        wanted: list[Part] = []
+        for part in parts:
+            if self.is_over:
+                break
+            wanted.append(part)
+            self.has_calls |= part.kind == "call"
+            self.is_over = self.has_calls and self._only_one
+        return wanted
+
+
+class ForcedCalls:
+    """An answer whose grammar makes it calls: the arguments of the function `name`, or a list of calls.
+
+    An answer that was cut short is no JSON, and so no call: its text is told as it is.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self.has_calls = self.is_over = False
+        self.calls_told = 0
+        self._name = name
+        self._text = ""
+
+    def push(self, text: str) -> list[Part]:
+        """As `PartReader.push`."""
+        self._text += text
+        return []
+
+    def flush(self, finish_reason: FinishReason) -> list[Part]:
+        """As `PartReader.flush`."""
+        try:
+            value = orjson.loads(self._text)
+        except orjson.JSONDecodeError:
+            return [Part("content", self._text)] if self._text else []
+        self.has_calls = True
+        if self._name is not None:
+            return [Part("call", call=Call(self._name, self._text, new_call_id()))]
+        return [
+            Part("call", call=Call(call["name"], orjson.dumps(call["parameters"]).decode(), new_call_id()))
+            for call in value
+        ]

@@ -1,0 +1,232 @@
+"""What the completion endpoints answer: OpenAI's objects, once for the wire and for the schema.
+
+A member that is `UNSET` is left out. `prompt_progress` is ours, `reasoning_content` vLLM's and DeepSeek's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    """How many of the prompt's tokens were not computed for this request."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of the prompts and of all answers."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far the prompt has been read: tokens of all, of those from the cache, of those done, and milliseconds.
+
+    `eta_ms` is the predicted time to the first token if nobody else's prompt is read, null before there is a basis.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+    eta_ms: int | None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Tokens as text, where in the text they begin, their log-probabilities, and the likeliest at each place."""
+
+    tokens: list[str]
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One text."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/v1/completions`, whole or a chunk of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token, its bytes, and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token of the answer, and the likeliest at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of the answer's tokens, in the order they were drawn."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function's name and its arguments, a JSON object in a string; in a chunk, a piece of it."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ChatToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a function; in a chunk with the call's `index`, and with id and type in the first of each call."""
+
+    function: FunctionCall
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One message."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of one message."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk of a chat's stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A served model; `max_model_len` is the context that really fits, prompt and answer."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """All served models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """loading, ready, draining or dead."""
+
+    status: Literal["loading", "ready", "draining", "dead"]
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The server's version."""
+
+    version: str
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids, how many, and how many could be."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """A text."""
+
+    prompt: str
+
+
+class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong; `param` names the field. The last two come with `context_length_exceeded`."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_ctx: int | UnsetType = UNSET
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Every refusal and failure."""
+
+    error: ErrorObject

@@ -1,0 +1,152 @@
+"""The API's reference for people, made from the OpenAPI document: as the page `/docs` and as Markdown.
+
+FastAPI's own pages load their scripts from other hosts; this one is a single answer without any.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;"
+    "border-bottom:1px solid #8884}code{font-size:13px}h2{margin-top:2.5rem}:root{color-scheme:light dark}"
+)
+
+router = APIRouter()
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """The reference as a page."""
+    return HTMLResponse(as_html(request.app.openapi()))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A member of a request's body: its type in words, and its default as JSON, or None if it is required."""
+
+    name: str
+    type: str
+    default: str | None
+    description: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """An endpoint with the members of its body, or an object that is part of one."""
+
+    title: str
+    description: str
+    fields: list[Field]
+
+
+def sections(document: dict[str, Any]) -> Iterator[Section]:
+    """The endpoints of an OpenAPI document in its order, then the objects in their bodies."""
+    schemas = document["components"]["schemas"]
+    parts: dict[str, None] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            fields = []
+            if (body := operation.get("requestBody")) is not None:
+                schema = schemas[_name(body["content"]["application/json"]["schema"])]
+                fields = _fields(schema, schemas)
+                parts |= dict.fromkeys(_named(schema))
+            yield Section(f"{method.upper()} {path}", operation["description"], fields)
+    done: set[str] = set()
+    while left := [name for name in parts if name not in done]:
+        done.add(left[0])
+        schema = schemas[left[0]]
+        parts |= dict.fromkeys(_named(schema))
+        yield Section(left[0], schema.get("description", ""), _fields(schema, schemas))
+
+
+def as_html(document: dict[str, Any]) -> str:
+    """The reference as one page."""
+    parts = [
+        f"<!doctype html><meta charset=utf-8><title>longreach API</title><style>{_STYLE}</style><h1>longreach API</h1>"
+    ]
+    parts.append("<p>The same for programs: <a href=openapi.json>openapi.json</a></p>")
+    for section in sections(document):
+        parts.append(f"<h2><code>{html.escape(section.title)}</code></h2>")
+        parts.append(f"<p>{html.escape(section.description)}</p>")
+        if section.fields:
+            parts.append("<table><tr><th>Field<th>Type<th>Default<th>")
+            for field in section.fields:
+                cells = [f"<code>{html.escape(field.name)}</code>", html.escape(field.type)]
+                cells += ["required" if field.default is None else f"<code>{html.escape(field.default)}</code>"]
+                parts.append("<tr><td>" + "<td>".join([*cells, html.escape(field.description)]))
+            parts.append("</table>")
+    return "\n".join(parts)
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The reference as sections of a longer page."""
+    lines: list[str] = []
+    for section in sections(document):
+        lines += [f"## `{section.title}`", "", section.description, ""]
+        if section.fields:
+            lines += ["| Field | Type | Default | |", "|---|---|---|---|"]
+            for field in section.fields:
+                default = "required" if field.default is None else f"`{field.default}`"
+                cells = [f"`{field.name}`", field.type, default, field.description]
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> list[Field]:
+    """The members of an object, those first that are required."""
+    required = schema.get("required", [])
+    found = []
+    for name, member in sorted(schema.get("properties", {}).items(), key=lambda item: item[0] not in required):
+        default = None if name in required else json.dumps(member.get("default"))
+        description = member.get("description") or schemas.get(_name(member), {}).get("description", "")
+        found.append(Field(name, _type(member), default, description.partition("\n")[0]))
+    return found
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A schema in a few words; null, which every field with a default takes, is left out."""
+    if name := _name(schema):
+        return name
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return " or ".join(json.dumps(value) for value in values)
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            named = [kind for part in schema[union] if (kind := _type(part)) != "null"]
+            return " or ".join(dict.fromkeys(named))
+    kinds = schema.get("type", "any")
+    kind = next((k for k in kinds if k != "null"), "null") if isinstance(kinds, list) else kinds
+    if kind == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    if low is not None and high is not None and max(abs(low), abs(high)) < 2**24:
+        above = "above " if "exclusiveMinimum" in schema else ""
+        return f"{kind}, {above}{low:g} to {high:g}"
+    return kind
+
+
+def _name(schema: dict[str, Any]) -> str:
+    """The object that a schema refers to, or the empty string."""
+    return schema.get("$ref", "").rpartition("/")[2]
+
+
+def _named(schema: object) -> Iterator[str]:
+    """All objects that a schema refers to."""
+    if isinstance(schema, dict):
+        if name := _name(schema):
+            yield name
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _named(part)

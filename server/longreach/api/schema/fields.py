@@ -1,0 +1,139 @@
+"""The parts that request models are made of: strictness, bounds, neutral values, and lists that are checked at once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+MAX_PROMPT_TOKENS = 2**24
+MAX_PROMPTS = 64
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_SPECULATE = 32
+MAX_MESSAGES = 65536
+MAX_TOOLS = 128
+
+_TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+class StrictModel(BaseModel):
+    """A JSON object with known members of exact types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", validate_default=False)
+
+
+def invalid(message: str, code: str = "invalid_value") -> PydanticCustomError:
+    """An error whose message and code reach the caller as they are."""
+    return PydanticCustomError("longreach", "{message}", {"message": message, "code": code})
+
+
+def or_default(default: object) -> BeforeValidator:
+    """JSON null means the default, as it does for OpenAI."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
+def only(*allowed: object) -> PlainValidator:
+    """Accept the values that ask for nothing; `True` is not 1 and `0.0` is 0."""
+
+    def check(value: object) -> object:
+        for neutral in allowed:
+            if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
+                return value
+        shown = " or ".join("null" if neutral is None else str(neutral).lower() for neutral in allowed)
+        raise invalid(f"only {shown} is supported", "unsupported_value")
+
+    return PlainValidator(check)
+
+
+def neutral(*allowed: Any) -> Any:
+    """The field of a value that only `only(*allowed)` accepts."""
+    return Field(
+        allowed[0], description="Not supported: only what asks for nothing.", json_schema_extra={"enum": [*allowed]}
+    )
+
+
+def token_ids(value: object) -> list[int]:
+    """A list of token ids, checked by msgspec: pydantic takes several times as long for a million."""
+    if not isinstance(value, list):
+        raise invalid("must be a list of token ids", "invalid_type")
+    if len(value) > MAX_PROMPT_TOKENS:
+        raise invalid(f"must have at most {MAX_PROMPT_TOKENS} token ids")
+    try:
+        return msgspec.convert(value, _TokenIds)
+    except msgspec.ValidationError:
+        raise invalid("token ids must be non-negative integers", "invalid_type") from None
+
+
+def _stop(value: object) -> list[str]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise invalid("must be a string or a list of strings", "invalid_type")
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"must have at most {MAX_STOPS} strings")
+    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise invalid(f"each string must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+def _logit_bias(value: object) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid("must be an object of token ids and numbers", "invalid_type")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise invalid(f"must have at most {MAX_LOGIT_BIASES} token ids")
+    if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 for key in value):
+        raise invalid("its keys must be token ids")
+    if not all(isinstance(bias, int | float) and not isinstance(bias, bool) for bias in value.values()):
+        raise invalid("its values must be numbers", "invalid_type")
+    if not all(-100 <= bias <= 100 for bias in value.values()):
+        raise invalid("its values must be from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
+
+
+_STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+            "maxItems": MAX_STOPS,
+        },
+        {"type": "null"},
+    ]
+}
+_LOGIT_BIAS_SCHEMA = {
+    "type": ["object", "null"],
+    "propertyNames": {"type": "string", "pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIASES,
+}
+
+
+def described(schema: dict[str, Any]) -> Any:
+    """Metadata that gives a field this JSON schema, keeping its own description and default."""
+    return _Described(schema)
+
+
+class _Described:
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._schema = schema
+
+    def __get_pydantic_json_schema__(self, _core: Any, _handler: Any) -> dict[str, Any]:
+        return dict(self._schema)
+
+
+Stops = Annotated[list[str], PlainValidator(_stop), described(_STOP_SCHEMA)]
+LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias), described(_LOGIT_BIAS_SCHEMA)]
+TOKEN_IDS_SCHEMA = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+    "maxItems": MAX_PROMPT_TOKENS,
+}

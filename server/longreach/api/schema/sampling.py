@@ -1,0 +1,131 @@
+"""Fields that all generating endpoints share: how tokens are drawn, when an answer ends, how a request is served."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PlainValidator
+
+from longreach.api.schema.fields import (
+    MAX_CHOICES,
+    MAX_PROMPT_TOKENS,
+    MAX_SPECULATE,
+    MAX_STOPS,
+    TOKEN_IDS_SCHEMA,
+    LogitBias,
+    Stops,
+    StrictModel,
+    described,
+    invalid,
+    or_default,
+    token_ids,
+)
+from longreach.engine.messages import Sampling
+
+
+def _stop_token_ids(value: object) -> list[int]:
+    ids = [] if value is None else token_ids(value)
+    if len(ids) > MAX_STOPS:
+        raise invalid(f"must have at most {MAX_STOPS} token ids")
+    return ids
+
+
+_STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
+
+
+class ServingFields(StrictModel):
+    """How one request is served: not what it answers, but when, and from which cache."""
+
+    model: str = Field(min_length=1, max_length=256, description="The served model's name.")
+    stream: Annotated[bool, or_default(False)] = Field(False, description="Answer in server-sent events.")
+    priority: Annotated[int, or_default(0)] = Field(
+        0, ge=-100, le=100, description="Prompts of a smaller number are read first."
+    )
+    cache_salt: Annotated[str, or_default("")] = Field(
+        "", max_length=256, description="Only requests with the same salt share cached prefixes."
+    )
+    speculate: int | None = Field(
+        None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
+    )
+
+
+class SamplingFields(ServingFields):
+    """How each token is drawn, and what ends an answer. Defaults are OpenAI's."""
+
+    temperature: Annotated[float, or_default(1.0)] = Field(
+        1.0, ge=0, le=2, allow_inf_nan=False, description="0 takes the likeliest token."
+    )
+    top_p: Annotated[float, or_default(1.0)] = Field(
+        1.0, gt=0, le=1, allow_inf_nan=False, description="Draw from the smallest set of tokens with this probability."
+    )
+    top_k: Annotated[int, or_default(0)] = Field(
+        0, ge=-1, le=2**31 - 1, description="Draw from so many of the likeliest tokens; 0 or -1: no limit."
+    )
+    min_p: Annotated[float, or_default(0.0)] = Field(
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Drop tokens with less than this part of the largest probability.",
+    )
+    presence_penalty: Annotated[float, or_default(0.0)] = Field(
+        0.0, ge=-2, le=2, allow_inf_nan=False, description="Taken from the logit of each token that was generated."
+    )
+    frequency_penalty: Annotated[float, or_default(0.0)] = Field(
+        0.0, ge=-2, le=2, allow_inf_nan=False, description="The same, for each time that it was generated."
+    )
+    repetition_penalty: Annotated[float, or_default(1.0)] = Field(
+        1.0,
+        ge=0.1,
+        le=10,
+        allow_inf_nan=False,
+        description="Divides the positive logits of tokens in prompt and answer, and multiplies the negative ones.",
+    )
+    logit_bias: LogitBias = Field({}, description="Added to the logits of these token ids.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="The same seed, the same answer; choice i uses seed + i."
+    )
+    min_tokens: Annotated[int, or_default(0)] = Field(
+        0, ge=0, le=MAX_PROMPT_TOKENS, description="Nothing ends the answer before it has so many tokens."
+    )
+    ignore_eos: Annotated[bool, or_default(False)] = Field(
+        False, description="Go on after the model's end-of-sequence token."
+    )
+    stop: Stops = Field([], description="Strings that end the answer.")
+    stop_token_ids: Annotated[list[int], PlainValidator(_stop_token_ids), described(_STOP_IDS_SCHEMA)] = Field(
+        [], description="Token ids that end the answer."
+    )
+    include_stop_str_in_output: Annotated[bool, or_default(False)] = Field(
+        False, description="Leave the stop string, or the text of the stop token, in the answer."
+    )
+
+    def sampling(self, vocab_size: int, choice: int) -> Sampling:
+        """What the engine is told for one choice."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=min(max(self.top_k, 0), vocab_size),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
+        )
+
+
+class StreamOptions(StrictModel):
+    """`stream_options`: whether a last chunk with the usage is sent, and whether each chunk carries it."""
+
+    include_usage: Annotated[bool, or_default(False)] = False
+    continuous_usage_stats: Annotated[bool, or_default(False)] = False
+
+
+class ChoiceFields(StrictModel):
+    """Several answers to one prompt, and what a stream tells beside them."""
+
+    n: Annotated[int, or_default(1)] = Field(1, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+    stream_options: StreamOptions | None = None
+    return_progress: Annotated[bool, or_default(False)] = Field(
+        False, description="Send chunks with `prompt_progress` while the prompt is read."
+    )

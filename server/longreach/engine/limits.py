@@ -1,0 +1,33 @@
+"""What a scheduler is bound by. Plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a step and of a request: requests and tokens in one step, tokens in one sequence.
+
+    `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
+    the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
+    place from the start.
+    """
+
+    max_num_seqs: int
+    max_batched_tokens: int
+    max_model_len: int
+    max_itl: float = math.inf
+    resume_seconds: float = 0.0
+    promised_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError where the bounds cannot hold together."""
+        if not 1 <= self.max_num_seqs <= self.max_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs ({self.max_num_seqs}) must be at least 1 and at most max_batched_tokens "
+                f"({self.max_batched_tokens}): every running request needs a token a step"
+            )
+        if not self.max_itl > 0:
+            raise ValueError(f"max_itl must be positive, got {self.max_itl}")

@@ -1,0 +1,167 @@
+"""A chat as one text: the model's own Jinja template, in a sandbox, with what transformers offers to templates.
+
+Templates come with the model and never with a request. They run in Jinja's immutable sandbox, in a thread: filling in a
+long document must not stall the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from longreach.errors import InvalidRequestError, TokenizerError, quoted
+from longreach.text.tokenizer import model_file
+
+# For models that were never given a template: plain words, which a base model can continue.
+DEFAULT_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- raise_exception('this model has no chat template, and so no place for results of tools') }}
+    {%- endif %}
+    {{- 'System' if message.role in ('system', 'developer') else message.role | capitalize }}: {{ message.content }}
+{{ '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}Assistant:{% endif %}"""
+# Where the default template's next turn would begin, a base model's answer has ended.
+DEFAULT_STOPS = ["\n\nUser:", "\n\nSystem:"]
+
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class TemplateRefusalError(Exception):
+    """A template's own `raise_exception`."""
+
+
+class ChatTemplate:
+    """The template of one model; loaded by `ChatTemplate.load`.
+
+    Attributes:
+        stops: strings that end an answer beside those of the request.
+        is_default: the model has no template of its own. Then the tokenizer adds its special tokens to the text.
+        sources: the texts of the templates.
+    """
+
+    def __init__(self, templates: dict[str, str] | None, tokens: dict[str, str]) -> None:
+        self.is_default = templates is None
+        self.stops = DEFAULT_STOPS if templates is None else []
+        self.sources = [DEFAULT_TEMPLATE] if templates is None else [*templates.values()]
+        environment = _environment()
+        texts = {"default": DEFAULT_TEMPLATE} if templates is None else templates
+        try:
+            self._templates = {name: environment.from_string(text) for name, text in texts.items()}
+            parsed = [environment.parse(text) for text in texts.values()]
+        except jinja2.TemplateSyntaxError as error:
+            raise TokenizerError(f"the model's chat template is not valid Jinja: {error}") from error
+        self._variables = {name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree)}
+        self._tokens = tokens
+
+    @classmethod
+    def load(cls, model: str) -> ChatTemplate:
+        """Read the template of a model directory or hub id: `chat_template.jinja`, or what the tokenizer's config has.
+
+        Raises:
+            TokenizerError: it is not valid.
+        """
+        path = model_file(model, "tokenizer_config.json")
+        config: dict[str, Any] = {} if path is None else json.loads(path.read_text("utf-8"))
+        tokens = {name: _content(config[name]) for name in _TOKENS if config.get(name) is not None}
+        if (path := model_file(model, "chat_template.jinja")) is not None:
+            return cls({"default": path.read_text("utf-8")}, tokens)
+        declared = config.get("chat_template")
+        if isinstance(declared, str):
+            return cls({"default": declared}, tokens)
+        if isinstance(declared, list) and declared:
+            return cls({entry["name"]: entry["template"] for entry in declared}, tokens)
+        return cls(None, tokens)
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template makes any use of a variable."""
+        return variable in self._variables
+
+    async def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The chat as a text, in a thread.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
+        """
+        return await asyncio.to_thread(self.render_here, messages, tools, add_generation_prompt, **variables)
+
+    def render_here(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """As `render`, in the calling thread."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name) or next(iter(self._templates.values()))
+        try:
+            return template.render(
+                self._tokens,
+                messages=messages,
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+        except TemplateRefusalError as refusal:
+            raise _refused(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
+        except Exception as error:  # noqa: BLE001 - foreign code, which assumes what these messages do not have
+            what = f"{type(error).__name__}: {quoted(str(error), 256)}"
+            raise _refused(f"the model's chat template cannot be filled in with them ({what})") from None
+
+
+def _refused(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`messages`: {why}.", param="messages", code="invalid_value")
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What transformers gives to templates; see its documentation on writing chat templates."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # local time, as there
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON without HTML escapes, which Jinja's own filter would make."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateRefusalError(message)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is its contents."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own form
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Parse up to `{% endgeneration %}`."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

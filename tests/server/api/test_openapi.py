@@ -1,0 +1,160 @@
+"""The OpenAPI document says what the server does: schemathesis sends what it allows, and what it does not.
+
+`make test` sends a few hundred requests to a server without a model. `make soak` sends thousands to the embedded model:
+LONGREACH_SCHEMA_CASES of each kind to each operation.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.server.api.conftest import LiveServer, eventually
+from tests.server.api.embedded import EmbeddedServer
+from tests.server.api.test_chat import TEMPLATE
+
+SOAK_CASES = os.environ.get("LONGREACH_SCHEMA_CASES")
+CASES = int(SOAK_CASES or "20")
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+OPERATIONS = [
+    "POST /v1/completions",
+    "POST /v1/chat/completions",
+    "POST /v1/responses",
+    "POST /tokenize",
+    "POST /detokenize",
+    "GET /v1/models",
+    "GET /v1/models/{name}",
+    "GET /health",
+    "GET /ready",
+    "GET /version",
+]
+
+
+@pytest.fixture(scope="module")
+def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer | EmbeddedServer]:
+    if SOAK_CASES is None:
+        with make_server(template=TEMPLATE, max_model_len=2048) as server:
+            yield server
+    else:
+        with EmbeddedServer(max_model_len=96, kv_cache_memory="16MiB") as server:
+            yield server
+
+
+def document(live: LiveServer | EmbeddedServer) -> dict[str, Any]:
+    return live.http.get("/openapi.json").json()
+
+
+def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServer | EmbeddedServer) -> None:
+    paths = document(live)["paths"]
+    assert sorted(f"{m.upper()} {path}" for path, methods in paths.items() for m in methods) == sorted(OPERATIONS)
+    schemas = document(live)["components"]["schemas"]
+    for name in ("CompletionRequest", "ChatRequest", "ResponseRequest", "TokenizeRequest", "DetokenizeRequest"):
+        assert schemas[name]["additionalProperties"] is False
+    assert {"prompt", "max_tokens", "stop", "logit_bias", "return_progress"} <= set(
+        schemas["CompletionRequest"]["properties"]
+    )
+    described = [p for p in schemas["ChatRequest"]["properties"].values() if "description" in p]
+    assert len(described) > 30
+    assert all("422" not in operation["responses"] for methods in paths.values() for operation in methods.values())
+
+
+def test_every_reference_resolves(live: LiveServer | EmbeddedServer) -> None:
+    whole = document(live)
+    text = json.dumps(whole)
+    names = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert names
+    assert names <= set(whole["components"]["schemas"])
+
+
+def _has_whole_float(value: object) -> bool:
+    """Whether there is a number such as 1.0: an integer to JSON Schema, and refused here for its point."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return (isinstance(value, float) and value.is_integer()) or any(map(_has_whole_float, inside))
+
+
+# Fields that refuse each other, or that are refused by what the schema cannot say: the template, the context's length.
+EXCLUSIVE = {
+    *("regex", "grammar", "response_format", "text", "tools", "tool_choice", "functions", "function_call"),
+    *("min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "best_of", "logprobs", "top_logprobs"),
+    *("stream_options", "return_progress", "reasoning", "reasoning_effort", "enable_thinking", "stop_token_ids"),
+    "logit_bias",
+}
+ANY = {200, 400, 404, 413, 415}
+SIMPLE: dict[str, Any] = {
+    "prompt": {"type": "string", "minLength": 1, "maxLength": 200},
+    "messages": {"const": [{"role": "user", "content": "Hello"}]},
+    "input": {"type": "string", "minLength": 1, "maxLength": 200},
+    "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 399}},
+}
+
+
+def _passes(
+    whole: dict[str, Any], method: str
+) -> Iterator[tuple[schemathesis.GenerationMode, dict[str, Any], set[int]]]:
+    """What is sent: anything that is described; for a body also what is not, and what must be answered."""
+    yield schemathesis.GenerationMode.POSITIVE, whole, ANY
+    if method != "POST":
+        return
+    yield schemathesis.GenerationMode.NEGATIVE, whole, ANY
+    plain = copy.deepcopy(whole)
+    for schema in (s for name, s in plain["components"]["schemas"].items() if name.endswith("Request")):
+        for name in EXCLUSIVE & schema.get("properties", {}).keys():
+            if name not in schema.get("required", []):
+                del schema["properties"][name]
+        name = next(name for name in SIMPLE if name in schema["properties"])
+        schema["properties"] = {**schema["properties"], name: SIMPLE[name]}
+        schema["required"] = [*{*schema.get("required", []), name}]
+        if name != "messages":
+            schema["properties"].pop("messages", None)
+    yield schemathesis.GenerationMode.POSITIVE, plain, {200}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_request_that_the_document_describes_goes_wrong(live: LiveServer | EmbeddedServer, operation: str) -> None:
+    whole, name = document(live), live.service.settings.name
+    for schema in whole["components"]["schemas"].values():
+        properties = schema.get("properties", {})
+        if "model" in properties and schema.get("additionalProperties") is False:
+            # Any other is a 404, and says nothing of the rest.
+            properties["model"] = {"enum": [name] if "model" in schema.get("required", []) else [name, None]}
+    method, path = operation.split(" ")
+    whole["paths"] = {path: {method.lower(): whole["paths"][path][method.lower()]}}
+    for mode, described, allowed in _passes(whole, method):
+        _send_many(live, mode, described, allowed)
+    eventually(lambda: live.idle)
+    assert live.engine.alive
+
+
+def _send_many(
+    live: LiveServer | EmbeddedServer, mode: schemathesis.GenerationMode, described: dict[str, Any], allowed: set[int]
+) -> None:
+    """Send CASES requests of one mode to the one operation that is described, and check each answer."""
+    [chosen] = [result.ok() for result in schemathesis.openapi.from_dict(described).get_all_operations()]
+
+    @hypothesis.settings(max_examples=CASES, deadline=None, suppress_health_check=[*hypothesis.HealthCheck])
+    @hypothesis.given(case=chosen.as_strategy(generation_mode=mode))
+    def send(case: schemathesis.Case) -> None:
+        hypothesis.assume(not _has_whole_float(case.body))
+        answer = case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=600)
+        assert answer.status_code in allowed, answer.text
+
+    send()

@@ -1,0 +1,52 @@
+"""The reference for people says what the OpenAPI document says, on paper and on the server."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.server.api.conftest import LiveServer
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def api_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("api_tables", DOCS / "api_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_page_that_is_not_current_is_caught_and_put_right(
+    api_tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = (DOCS / "api.md").read_text()
+    assert api_tables.render(page) == page, "run docs/api_tables.py"
+    monkeypatch.setattr(api_tables, "PAGE", tmp_path / "api.md")
+    api_tables.PAGE.write_text(page.replace("| `min_p` |", "| `max_p` |"))
+    monkeypatch.setattr(sys, "argv", ["api_tables.py", "--check"])
+    with pytest.raises(SystemExit, match=r"run docs/api_tables\.py"):
+        api_tables.main()
+    monkeypatch.setattr(sys, "argv", ["api_tables.py"])
+    api_tables.main()
+    assert api_tables.PAGE.read_text() == page
+    with pytest.raises(ValueError, match="needs the line"):
+        api_tables.render("no marker")
+
+
+def test_the_server_shows_it_without_anything_from_elsewhere(server: LiveServer) -> None:
+    answer = server.http.get("/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    for path in server.http.get("/openapi.json").json()["paths"]:
+        assert f"{path}</code></h2>" in answer.text
+    assert "<td><code>min_p</code><td>number, 0 to 1<td><code>0.0</code>" in answer.text
+    assert "<h2><code>Message</code></h2>" in answer.text
+    assert not re.search(r"https?:|<script|src=", answer.text)

@@ -1,0 +1,156 @@
+"""`longreach bench latency`, `throughput` and `compare`: what is sent, what is counted, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longreach import cli
+from longreach.bench import report
+from longreach.bench.compare import compare
+from longreach.bench.load import Load
+from longreach.bench.sizes import load_of
+from longreach.bench.stream import Timing
+from typer.testing import CliRunner
+
+from .http_stub import listening
+
+Body = dict[str, Any]
+LOAD = Load(lengths=(20, 300), repeats=2, max_tokens=5, batches=((3, 40),), batch_tokens=4, long_prompt=100)
+
+
+@contextmanager
+def server(missing: int = 0, max_model_len: int = 4096, status: int = 200) -> Iterator[tuple[str, list[Body]]]:
+    """A server that streams all tokens but `missing`, an event each, and the requests it got."""
+    bodies: list[Body] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def answer(self, status: int, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.answer(200, "application/json")
+            self.wfile.write(json.dumps({"data": [{"id": "fake", "max_model_len": max_model_len}]}).encode())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            bodies.append(body)
+            self.answer(status, "text/event-stream")
+            if status != 200:
+                self.wfile.write(b"no room")
+                return
+            count = body["max_tokens"] - missing
+            events: list[Body] = [{"choices": [{"text": ""}]}]
+            events += [{"choices": [{"text": " w"}]}] * count
+            events.append({"choices": [], "usage": {"completion_tokens": count}})
+            try:
+                for event in events:
+                    self.wfile.write(b": keep-alive\n\n")
+                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.wfile.write(b"data: [DONE]\n\n")
+            except ConnectionError:
+                pass  # a client that leaves is part of what is measured
+
+    with listening(Handler) as url:
+        yield url, bodies
+
+
+def test_every_request_is_counted_and_no_two_prompts_are_alike() -> None:
+    lines: list[str] = []
+    with server(max_model_len=200) as (url, bodies):
+        result = compare(url, [f"other={url}"], ["latency", "throughput"], LOAD, lines.append)
+    ours, other = result["runs"]
+    assert (ours["name"], other["name"], ours["start_s"]) == ("longreach", "other", None)
+    [row] = ours["rows"]  # 300 tokens do not fit, and that is said
+    assert any("skipped 300" in line for line in lines)
+    assert (row["prompt_tokens"], row["requests"], row["itl_s"]["count"]) == (20, 2, 2 * 4)
+    [batch] = ours["throughput"]
+    assert (batch["requests"], batch["ttft_s"]["count"]) == (3, 3)
+    assert batch["output_tokens_per_s"] == pytest.approx(12 / batch["seconds"])
+    assert [len(body["prompt"]) for body in bodies[:6]] == [20, 20, 20, 40, 40, 40]
+    assert len({tuple(body["prompt"]) for body in bodies[:6]}) == 6
+    assert {(body["model"], body["ignore_eos"], body["stream"]) for body in bodies} == {("fake", True, True)}
+
+
+def test_reuse_asks_again_about_the_same_document_and_retries_a_prompt() -> None:
+    with server() as (url, bodies):
+        result = compare(url, [], ["reuse"], LOAD, lambda line: None)["runs"][0]["reuse"]
+    document, question, *others = (body["prompt"] for body in bodies)
+    assert question[:100] == document
+    assert len(question) == 140
+    assert others[0] == others[-1] != document
+    assert set(result) == {"prompt_tokens", "ttft_s", "second_question_ttft_s", "retry_ttft_s"}
+
+
+def test_delays_are_taken_between_two_moments() -> None:
+    timing = Timing(sent=1.0, events=[3.0, 4.0, 6.0, 9.0])
+    assert (timing.ttft, timing.gaps) == (2.0, [1.0, 2.0, 3.0])
+    assert timing.gaps_between(5.0, 8.0) == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [({"missing": 1}, "asked for 4 tokens, got 3"), ({"status": 429}, "429: .*no room")],
+)
+def test_an_answer_that_is_not_whole_ends_the_run(how: Any, message: str) -> None:
+    with server(**how) as (url, _), pytest.raises(ValueError, match=message):
+        compare(url, [], ["latency"], LOAD, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "--suites", "speed"], "suites are latency, throughput, fairness, reuse; got 'speed'"),
+        (["compare", "--peers", "tgi"], "peers are vllm, transformers and NAME=URL; got 'tgi'"),
+        (["compare", "http://127.0.0.1:1", "--peers", "vllm"], "vllm is started for a model"),
+        (["compare", "--peers", "transformers", "--suites", "reuse"], "latency suite alone"),
+        (["latency", "http://127.0.0.1:1"], "no OpenAI-compatible server answers at http://127.0.0.1:1"),
+        (["latency", "--lengths", "4x"], "--lengths: "),
+        (["latency", "--max-tokens", "1"], "--max-tokens: give at least 2"),
+        (["throughput", "--batches", "16"], "--batches: give requests x tokens"),
+        (["throughput", "--batches", "0x4k"], "--batches: give requests x tokens"),
+    ],
+)
+def test_wrong_arguments_are_a_line_and_status_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli.app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_sizes_are_read_as_the_servers_settings_are() -> None:
+    load = load_of(lengths="1k,300", batches="16x16k,2x5", long_prompt="1M")
+    assert (load.lengths, load.batches, load.long_prompt) == ((1024, 300), ((16, 16384), (2, 5)), 2**20)
+
+
+def test_a_server_is_started_for_a_model_and_the_result_is_written(tmp_path: Path) -> None:
+    """The real command: a shape, our own server, every suite that needs no long answers, and plain transformers."""
+    out, plot = tmp_path / "result.json", tmp_path / "plot.png"
+    arguments = ["bench", "compare", "tiny", "--peers", "transformers", "--suites", "latency,throughput,reuse"]
+    arguments += ["--lengths", "50", "--repeats", "1", "--max-tokens", "4", "--batches", "2x60", "--batch-tokens", "3"]
+    arguments += ["--long-prompt", "700", "--serve-flags", "--max-model-len 1k", "--out", str(out), "--plot", str(plot)]
+    printed = CliRunner().invoke(cli.app, arguments)
+    assert printed.exit_code == 0, printed.output
+    result = json.loads(out.read_text())
+    ours, theirs = result["runs"]
+    assert (ours["name"], theirs["name"]) == ("longreach", "transformers (sdpa)")
+    assert ours["start_s"] > 0
+    assert ours["rows"][0]["itl_s"]["count"] == theirs["rows"][0]["itl_s"]["count"] == 3
+    assert result["model"] == {"shape": "tiny", "weights": "random", "dtype": "bfloat16"}
+    assert report.table(result) in printed.output
+    assert "| 2 x 60 tokens, 3 out (s) |" in printed.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(ValueError, match=r"did not start: .*--max-model-len"):
+        compare("tiny", [], ["latency"], LOAD, lambda line: None, flags=["--max-model-len", "99k"])
