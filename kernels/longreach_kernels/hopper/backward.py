@@ -7,8 +7,9 @@ dS goes through shared memory, for dQ = dS K.
 
 A query tile's dQ is a sum over key tiles, and so over programs. A partition of its own adds each program's part to an
 fp32 buffer with the tensor memory accelerator, in ascending order of the key tiles: a counter for each query tile says
-how many have been added. Programs walk their query tiles downwards and are numbered in the order in which they start,
-so a program waits for such only as started before it, and seldom, because they are ahead of it on the same path.
+how many have been added. Programs walk their query tiles downwards, in each the query heads of their group, and are
+numbered in the order in which they start, so a program waits for such only as started before it, and seldom, because
+they are ahead of it on the same path.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
