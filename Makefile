@@ -25,7 +25,8 @@ serve: install ## start the server on 127.0.0.1:8000 with the embedded model
 test: install ## run the tests (what needs a GPU is skipped where there is none)
 	$(BIN)/python -m pytest
 
-soak: install ## drive the engine through 2,500 random histories, and the server through 5,000 requests of every kind
+soak: install ## load the server for half an hour, drive it through 5,000 requests of every kind, and the engine through 2,500 histories
+	$(BIN)/python -m tests.server.load.soak --out benchmarks/results/soak/two-cores.json
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
 	LONGREACH_SCHEMA_CASES=250 $(BIN)/python -m pytest -n0 --timeout 0 tests/server/api/test_openapi.py
 

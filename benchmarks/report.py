@@ -1,4 +1,4 @@
-"""Write the results as Markdown tables and draw them: one table and one PNG for each JSON.
+"""Write the results as Markdown tables and draw them: one table for each JSON, and one PNG if it tells of speed.
 
     python benchmarks/report.py benchmarks/results/*.json
 
@@ -18,6 +18,26 @@ from longreach.bench import kernels, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+
+
+def table(result: dict) -> str:
+    """The Markdown table of a result: of kernels, of errors, or of latencies."""
+    if "ceilings" in result:
+        return kernels.table(result)
+    return report.table(result) if "runs" in result else errors_table(result)
+
+
+def errors_table(result: dict) -> str:
+    """Root mean square errors of `benchmarks/fp8_accuracy.py`, in percent."""
+    names = list(result["rows"][0]["errors"])
+    lines = [["inputs", "keys", *names], ["---", "---:", *["---:"] * len(names)]]
+    for row in result["rows"]:
+        errors = (f"{100 * row['errors'][name]['rms']:.2f}" for name in names)
+        lines.append([row["distribution"], f"{row['keys']:,}", *errors])
+    where = result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
+    caption = f"percent of the result's root mean square; {where['device']}; {versions}; {where['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
 
 def draw_kernels(result: dict, path: Path) -> None:
@@ -63,11 +83,8 @@ def main() -> None:
         if not any(f"<!-- results: {path.stem} -->" in page for page in pages.values()):
             sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
-        pages = {
-            name: insert(page, path.stem, kernels.table(result) if "ceilings" in result else report.table(result))
-            for name, page in pages.items()
-        }
-        if not args.check:
+        pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
+        if not args.check and ("ceilings" in result or "runs" in result):
             (draw_kernels if "ceilings" in result else report.draw)(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -16,13 +17,17 @@ def ready_url() -> str:
     host = os.environ.get("LONGREACH_HOST") or "127.0.0.1"
     host = _LOOPBACK.get(host, host).strip("[]")
     port = os.environ.get("LONGREACH_PORT") or "8000"
-    return f"http://[{host}]:{port}/ready" if ":" in host else f"http://{host}:{port}/ready"
+    scheme = "https" if os.environ.get("LONGREACH_SSL_CERTFILE") else "http"
+    return f"{scheme}://[{host}]:{port}/ready" if ":" in host else f"{scheme}://{host}:{port}/ready"
 
 
 def main() -> int:
     """Ask once, print the answer or the reason, and return the exit status."""
     url = ready_url()
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for the world outside
+    own = ssl.create_default_context()
+    own.check_hostname, own.verify_mode = False, ssl.CERT_NONE  # the certificate is for the names that others use
+    # A proxy is for the world outside.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=own))
     try:
         with direct.open(url, timeout=_TIMEOUT_SECONDS) as answer:
             print(answer.read(200).decode(errors="replace"))

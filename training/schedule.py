@@ -1,9 +1,9 @@
 """The curriculum: which lengths, at which rate, for how many steps.
 
-Short sequences do most of the work. A longer length comes at a lower rate with a warm-up of its own (entering 4,096
-tokens at 2e-3 made a probe forget all it knew), and short ones stay in the mix. A stage ends before its share of the
-steps is over once the first token of its longest answers is right often enough; what it leaves goes to the last
-stage, which cools down to the end.
+Short sequences do most of the work, and cost least. A longer length comes with a warm-up of its own (entering 4,096
+tokens at 2e-3 made a probe with AdamW forget all it knew), and short ones stay in the mix. A stage ends before its
+share of the steps is over once the first token of its longest answers is right often enough; what it leaves goes to the
+last stage, which cools down to the end.
 """
 
 import math
@@ -31,10 +31,9 @@ class Stage:
 
 
 STAGES = (
-    Stage({512: 1.0}, 1.5e-3, 0.22, 0.96),
-    Stage({512: 0.5, 4096: 0.5}, 1.0e-3, 0.13, 0.97),
-    Stage({512: 0.4, 4096: 0.3, 16384: 0.3}, 8e-4, 0.13, 0.98),
-    Stage({512: 0.42, 4096: 0.26, 16384: 0.17, 32768: 0.15}, 8e-4, 1.0, 2.0),
+    Stage({512: 1.0}, 1.5e-3, 0.06, 0.9),
+    Stage({512: 0.5, 4096: 0.5}, 1.2e-3, 0.4, 0.99),
+    Stage({512: 0.42, 4096: 0.4, 16384: 0.09, 32768: 0.09}, 1.2e-3, 1.0, 2.0),
 )
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from training.optimizer import MasterAdamW
+from training.optimizer import MasterMuon
 from training.schedule import Schedule
 
 POSITION = "position.json"
 
 
-def save(directory: Path, optimizer: MasterAdamW, schedule: Schedule) -> None:
+def save(directory: Path, optimizer: MasterMuon, schedule: Schedule) -> None:
     """Write the state; bfloat16 throughout, so that eight bits of each average and sixteen of each weight survive."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, tensors in optimizer.tensors():
@@ -21,7 +21,7 @@ def save(directory: Path, optimizer: MasterAdamW, schedule: Schedule) -> None:
     (directory / POSITION).write_text(json.dumps(schedule.position) + "\n")
 
 
-def load(directory: Path, optimizer: MasterAdamW, schedule: Schedule) -> None:
+def load(directory: Path, optimizer: MasterMuon, schedule: Schedule) -> None:
     """Take up a state that `save` wrote.
 
     Raises:

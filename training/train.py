@@ -1,8 +1,8 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 12000
-    python -m training.train .scratch/corpus OUT --steps 12000 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 12000 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT --steps 14000
+    python -m training.train .scratch/corpus OUT --steps 14000 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 14000 --resume OUT/state                 # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
 exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
@@ -13,6 +13,7 @@ phrasings in unseen text.
 import argparse
 import json
 import math
+import os
 import random
 import shutil
 import time
@@ -151,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
     parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
-    parser.add_argument("--steps", type=int, default=12000)
+    parser.add_argument("--steps", type=int, default=14000)
     parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="run the layers eagerly")
     options = parser.parse_args()
     started = time.monotonic()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core makes batches already
 
     options.out.mkdir(parents=True, exist_ok=True)
     write = logger(options.out / "log.jsonl")

@@ -7,6 +7,7 @@ from .api import attention, paged_attention, ragged_attention, write_pages
 from .backends import Backend, resolve_backend
 from .batch import PagedBatch
 from .masks import BlockSparse, Causal, Full, Mask, Window
+from .rotation import rotate
 
 __all__ = [
     "Backend",
@@ -20,5 +21,6 @@ __all__ = [
     "paged_attention",
     "ragged_attention",
     "resolve_backend",
+    "rotate",
     "write_pages",
 ]

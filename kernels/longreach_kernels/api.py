@@ -284,6 +284,10 @@ def paged_attention(
     the numbers in ``batch``; with ``LONGREACH_DEBUG=1`` it waits and checks them (`longreach_kernels.debug`). With a
     mask that has no closed form it waits for the lengths, once a batch, and cannot be captured in a CUDA graph.
 
+    Over fp8 pages the backend ``"hopper"`` computes a prefill in products of 8-bit floats where it can
+    (`hopper.launch.supports`): queries, each with a scale of its own, and softmax weights are rounded to e4m3 as keys
+    and values are. ``"triton"`` rounds neither. `rotate` may lessen the error.
+
     Args:
         q: (T, Hq, D), the queries of all sequences laid end to end.
         k_pages, v_pages: (num_pages, page_size, Hkv, D), in the dtype of q or both float8_e4m3fn.

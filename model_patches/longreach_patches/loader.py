@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from .checkpoint import check_weights
 from .errors import ModelLoadError
 from .families import layer_masks
 from .patch import PatchedModel, patch
@@ -136,6 +137,7 @@ def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) 
 
 
 def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    source: str | Path = check_weights(Path(model)) if Path(model).is_dir() else model
     try:
         loaded, report = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
@@ -154,7 +156,7 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
     for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(fault):
             some = ", ".join(str(name) for name in sorted(report[fault], key=str)[:3])
-            raise ModelLoadError(f"{model}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
+            raise ModelLoadError(f"{source}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
     return loaded
 
 

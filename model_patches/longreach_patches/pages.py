@@ -102,6 +102,7 @@ class KVPages:
         make = torch.empty if device.type == "cpu" else torch.zeros
         # Not every function that fills tensors knows 8-bit floats, whose 0 is the byte 0.
         storage = make(size, dtype=torch.uint8 if shape.dtype == FP8 else shape.dtype, device=device).view(shape.dtype)
+        self._storage = storage
         self.keys: tuple[torch.Tensor, ...] = tuple(storage[:, 0].unbind(0))
         self.values: tuple[torch.Tensor, ...] = tuple(storage[:, 1].unbind(0))
 
@@ -109,6 +110,13 @@ class KVPages:
     def num_tokens(self) -> int:
         """Tokens that fit into all pages together."""
         return self.num_pages * self.shape.page_size
+
+    def clear(self, pages: list[int]) -> None:
+        """Fill these pages with zeros, in all layers."""
+        ids = torch.tensor(pages)
+        if self._storage.is_cuda:
+            ids = ids.pin_memory().to(self._storage.device, non_blocking=True)
+        self._storage.view(torch.uint8).index_fill_(2, ids, 0)  # as bytes: not every dtype can be filled
 
 
 @dataclass(frozen=True)

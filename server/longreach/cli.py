@@ -266,6 +266,39 @@ def _refused(error: Exception) -> typer.Exit:
 
 
 @app.command()
+def chat(
+    url: Annotated[str, typer.Argument(help="The server's address.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(help="Key that the server asks for.", envvar="OPENAI_API_KEY", show_default=False)
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(help="Text file in front of the first message; may be repeated.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False)
+    ] = None,
+) -> None:
+    """Talk to a server in the terminal: /file book.txt, /clear, /help; times and speed of each turn."""
+    from rich.console import Console
+
+    from longreach.chat.client import ChatClient, ChatError
+    from longreach.chat.terminal import Conversation, Terminal
+
+    try:
+        conversation = Conversation(system)
+        for path in file or []:
+            conversation.attach(path)
+        client = ChatClient(url, api_key)
+    except ChatError as error:
+        raise _refused(error) from None
+    try:
+        Terminal(client, conversation, Console(), max_tokens=max_tokens).run()
+    finally:
+        client.close()
+
+
+@app.command()
 @_with_settings()
 def serve(**flags: Any) -> None:
     """Serve a model over the OpenAI API until SIGTERM or Ctrl-C.

@@ -25,6 +25,8 @@ EMBEDDED_MODEL = Path(__file__).parent / "default_model"
 EMBEDDED_MODEL_NAME = "longreach-default"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
+_ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
 _TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -98,8 +100,19 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", min_length=1, max_length=255, description="Address to listen on.")
     port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: str | None = Field(
+        None,
+        repr=False,
+        description="Keys that requests need, with commas: KEY or NAME:KEY. Others can read flags: use the variable.",
+    )
+    api_key_file: Path | None = Field(None, description="File with such keys, one a line; # begins a comment.")
     allow_unauthenticated: bool = Field(
         False, description="Listen beyond this machine although anybody who reaches the port may then use the server."
+    )
+    ssl_certfile: Path | None = Field(None, description="Certificate chain (PEM); with it the server speaks HTTPS.")
+    ssl_keyfile: Path | None = Field(None, description="The certificate's private key, if it is in another file.")
+    allowed_origins: Annotated[str, Field(pattern=_ORIGINS)] | None = Field(
+        None, description="Web pages that may use the server from a browser: https://a.example, with commas, or *."
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = Field(
         "auto", description="Where the model runs: auto, cpu, cuda or cuda:N."
@@ -150,11 +163,31 @@ class Settings(BaseSettings):
     )
     cuda_graphs: bool = Field(True, description="Run decode-only steps on a GPU as CUDA graphs.")
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
+    silence_timeout: Real = Field(
+        30.0, ge=1, le=3600, description="Seconds without a sign of life after which an engine process is replaced."
+    )
+    step_timeout: Real = Field(
+        600.0, ge=1, le=86400, description="Seconds in one step after which an engine process is replaced."
+    )
+    max_engine_restarts: Whole = Field(
+        3, ge=0, le=100, description="Engine processes that may die one after the other before the server gives up."
+    )
     keep_alive_seconds: Real = Field(
         5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
     )
     max_body_bytes: Bytes = Field(
         32 * 2**20, ge=1024, le=2**30, description="Longest request body: 32MiB or a number of bytes."
+    )
+    max_total_body_bytes: Bytes = Field(
+        512 * 2**20, ge=1024, le=2**40, description="Bodies of all open requests together: 512MiB or a number of bytes."
+    )
+    max_connections: Whole = Field(1024, ge=1, le=65536, description="Connections that may be open.")
+    header_timeout: Real = Field(
+        10.0, ge=0.01, le=3600, description="Seconds that a request's headers may take to arrive."
+    )
+    body_timeout: Real = Field(120.0, ge=0.01, le=3600, description="Seconds that a request's body may take to arrive.")
+    write_timeout: Real = Field(
+        60.0, ge=0.01, le=3600, description="Seconds after which a reader that does not read is disconnected."
     )
     max_grammar_bytes: Bytes = Field(
         64 * 2**10, ge=64, le=2**24, description="Longest JSON schema, regular expression or grammar of a request."
@@ -171,13 +204,17 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Settings:
-        if not self.allow_unauthenticated and not _is_loopback(self.host):
+        needs_key = self.api_key is not None or self.api_key_file is not None
+        if not needs_key and not self.allow_unauthenticated and not is_loopback(self.host):
             raise PydanticCustomError(
                 "exposed",
                 "--host: {host} can be reached from other machines and the server asks for no key; "
-                "use 127.0.0.1, or add --allow-unauthenticated if the network is trusted",
+                "set LONGREACH_API_KEY or --api-key-file, use 127.0.0.1, or add --allow-unauthenticated if the network "
+                "is trusted",
                 {"host": quoted(self.host)},
             )
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise PydanticCustomError("tls", "--ssl-keyfile: give the certificate, too, with --ssl-certfile")
         return self
 
     @model_validator(mode="after")
@@ -222,6 +259,8 @@ class Settings(BaseSettings):
             resume_seconds=self.resume_seconds,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
+            silence_timeout=self.silence_timeout,
+            step_timeout=self.step_timeout,
         )
 
 
@@ -267,10 +306,13 @@ def _explain(problem: Any, given: dict[str, Any]) -> str:
     source = flag(name) if name in given else f"{flag(name)} (from {variable(name)})"
     if str(problem["input"]).startswith("tcp://") and name not in given:
         message += "; Kubernetes sets this for a service called longreach: set enableServiceLinks to false"
+    if name == "api_key":
+        return f"{source}: {message[0].lower()}{message[1:]}"
     return f"{source}: {message[0].lower()}{message[1:]}, got {quoted(problem['input'])}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:

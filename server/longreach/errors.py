@@ -6,10 +6,13 @@ LongreachError
 └── ApiError                      an HTTP answer: status, OpenAI error object, headers
     ├── InvalidRequestError       400, the caller's fault; `param` names the field
     │   └── ContextLengthError    400, `context_length_exceeded`
+    ├── AuthenticationError       401, `invalid_api_key`
     ├── ModelNotFoundError        404, `model_not_found`
+    ├── RequestTimeoutError       408, the request did not arrive in time
     ├── BodyTooLargeError         413
     ├── MediaTypeError            415
-    ├── OverloadedError           429, `queue_full`, with Retry-After
+    ├── OverloadedError           429, with Retry-After
+    ├── HttpError                 4xx of HTTP itself: no such URL, not that method, no HTTP at all
     ├── InternalError             500, without internals; the request id finds the log line
     └── UnavailableError          503: loading, draining, or the engine is gone
 
@@ -86,6 +89,45 @@ class ContextLengthError(InvalidRequestError):
         )
 
 
+class AuthenticationError(ApiError):
+    """The request has no key of this server."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server needs an API key: send the header `Authorization: Bearer KEY` with a valid one.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+class HttpError(ApiError):
+    """What HTTP itself finds wrong."""
+
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, code: str | None, status: int, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message, code=code, headers=headers)
+        self.status = status
+
+
+class RequestTimeoutError(ApiError):
+    """Headers or body took longer to arrive than is allowed."""
+
+    status = 408
+    type = "invalid_request_error"
+
+    def __init__(self, part: str, seconds: float) -> None:
+        # Clients send again after a 408 unasked; what took too long now would take too long again.
+        super().__init__(
+            f"The request's {part} did not arrive within {seconds:g} seconds.",
+            code="request_timeout",
+            headers={"x-should-retry": "false"},
+        )
+
+
 class ModelNotFoundError(ApiError):
     """The request names a model that is not served here."""
 
@@ -118,13 +160,13 @@ class MediaTypeError(ApiError):
 
 
 class OverloadedError(ApiError):
-    """Too many requests wait; the header says when there should be room."""
+    """Too much is here already; the header says when there should be room."""
 
     status = 429
     type = "rate_limit_error"
 
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(message, code="queue_full", headers={"Retry-After": str(retry_after)})
+    def __init__(self, message: str, retry_after: int, code: str = "queue_full") -> None:
+        super().__init__(message, code=code, headers={"Retry-After": str(retry_after)})
 
 
 class InternalError(ApiError):
@@ -145,8 +187,11 @@ class UnavailableError(ApiError):
     status = 503
     type = "service_unavailable"
 
-    def __init__(self, message: str, *, code: str, retry_after: int | None = None) -> None:
-        super().__init__(message, code=code, headers={} if retry_after is None else {"Retry-After": str(retry_after)})
+    def __init__(self, message: str, *, code: str, retry_after: int | None = None, retry: bool = True) -> None:
+        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if not retry:
+            headers["x-should-retry"] = "false"
+        super().__init__(message, code=code, headers=headers)
 
 
 def quoted(value: object, limit: int = 64) -> str:

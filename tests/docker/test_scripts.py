@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -58,6 +59,23 @@ def test_a_server_that_takes_requests_is_healthy(stub: HTTPServer, host: str) ->
     stub.status = 200  # type: ignore[attr-defined]
     check = ask(host, stub.server_port)
     assert (check.returncode, check.stdout.strip()) == (0, '{"status":"stub"}')
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_a_server_that_speaks_https_is_asked_so(tmp_path: Path) -> None:
+    cert = tmp_path / "both.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=other.example"
+    subprocess.run([*make.split(), "-keyout", cert, "-out", tmp_path / "c.pem"], check=True, capture_output=True)
+    cert.write_bytes(cert.read_bytes() + (tmp_path / "c.pem").read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert)
+    with HTTPServer(("127.0.0.1", 0), _Stub) as server:
+        server.status = 200  # type: ignore[attr-defined]
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.handle_request, daemon=True)
+        thread.start()
+        assert ask("0.0.0.0", server.server_port, LONGREACH_SSL_CERTFILE=str(cert)).returncode == 0
+        thread.join(5)
 
 
 def test_a_proxy_is_not_asked(stub: HTTPServer) -> None:

@@ -35,6 +35,35 @@ def eager_low_precision(
     return weights.to(q.dtype) @ v
 
 
+def eager_fp8(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None, sink_logits: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Out and lse in fp64 but for what products of 8-bit floats round: each query, with a scale of its own, and the
+    weights, whose largest is 32. k and v are what their pages stand for."""
+    step = q.float().abs().amax(-1, keepdim=True).clamp(min=1e-30) / 448
+    q = (q.float() / step).to(torch.float8_e4m3fn).double() * step.double()
+    group = q.shape[1] // k.shape[1]
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = q @ k.mT * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = mask.allowed(torch.arange(num_keys - num_queries, num_keys), torch.arange(num_keys)).to(q.device)
+    if seen.dim() == 3:
+        seen = seen.repeat_interleave(q.shape[1] // seen.shape[0], 0)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    largest = scores.amax(-1, keepdim=True)
+    if sink_logits is not None:
+        largest = largest.maximum(sink_logits.double()[:, None, None])
+    weights = torch.exp(scores - largest.nan_to_num(neginf=0.0))
+    total = weights.sum(-1, keepdim=True)
+    if sink_logits is not None:
+        total = total + torch.exp(sink_logits.double()[:, None, None] - largest)
+    rounded = (weights * 32).float().to(torch.float8_e4m3fn).double() / 32
+    lse = (largest + total.log())[..., 0]
+    return (rounded @ v / total).nan_to_num(0.0), lse
+
+
 def check(
     out: Tensor,
     lse: Tensor,

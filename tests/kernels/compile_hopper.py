@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 from longreach_kernels.hopper.forward import forward_kernel
-from longreach_kernels.hopper.launch import RING, configure, padded
+from longreach_kernels.hopper.launch import FP8_HEAD_DIMS, configure, padded
 from longreach_kernels.masks import BlockSparse, Causal, Full, Window
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
@@ -31,35 +31,49 @@ VARIANTS = {
     "paged window with learned sinks": (Window(4096, 4), {"RAGGED": True, "PAGE_SIZE": 128, "SINK_LOGITS": True}),
     "ragged causal with softcap": (Causal(), {"RAGGED": True, "SOFTCAP": True}),
 }
+_PAGED_FP8 = {"RAGGED": True, "PAGE_SIZE": 128, "fp8": True}
+FP8_VARIANTS = {
+    "fp8 causal": (Causal(), _PAGED_FP8),
+    "fp8 full fp16": (Full(), _PAGED_FP8 | {"dtype": "fp16"}),
+    "fp8 blocks": (_BLOCKS, _PAGED_FP8 | {"LISTED": True}),
+    "fp8 window with learned sinks": (Window(4096, 4), _PAGED_FP8 | {"SINK_LOGITS": True}),
+    "fp8 causal with softcap": (Causal(), _PAGED_FP8 | {"SOFTCAP": True}),
+}
 _INDICES = (
     *("counter", "cu_q", "cu_k", "context_lens", "table", "bits", "bit_index"),
     *("first_row", "list_start", "list_partial", "list_tiles", "list_order"),
 )
-_FLOATS = {"lse": "*fp32", "sink_logits": "*fp32", "scale_log2": "fp32", "softcap_log2": "fp32"}
+_FLOATS = dict.fromkeys(("lse", "sink_logits", "k_scale", "v_scale"), "*fp32")
+_FLOATS |= dict.fromkeys(("scale_log2", "softcap_log2"), "fp32")
+_TYPES = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv}
 
 
 def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
     """`sass.facts` of one configuration."""
-    mask, options = VARIANTS[name]
+    mask, options = (VARIANTS | FP8_VARIANTS)[name]
     options = dict(options)
     dtype = options.pop("dtype", "bf16")
-    config = configure(head_dim, mask)
+    fp8 = options.pop("fp8", False)
+    config = configure(head_dim, mask, fp8)
     width = padded(head_dim)
 
-    def descriptor(rows: int) -> str:
-        element = gl.bfloat16 if dtype == "bf16" else gl.float16
-        layout = gl.NVMMASharedLayout.get_default_for([1, rows, width], element)
-        return f"tensordesc<{dtype}[1, {rows}, {width}],{layout!r}>"
+    def descriptor(dtype: str, rows: int, columns: int = width) -> str:
+        layout = gl.NVMMASharedLayout.get_default_for([1, rows, columns], _TYPES[dtype])
+        return f"tensordesc<{dtype}[1, {rows}, {columns}],{layout!r}>"
 
     types = dict.fromkeys(_INDICES, "*i32") | _FLOATS | {"out": f"*{dtype}"}
-    types |= {"q_desc": descriptor(64), "o_desc": descriptor(64)}
-    types |= dict.fromkeys(("k_desc", "v_desc"), descriptor(config.block_n))
+    types |= dict.fromkeys(("q_desc", "o_desc"), descriptor(dtype, 64))
+    if fp8:  # values come transposed
+        types |= {"k_desc": descriptor("fp8e4nv", config.block_n)}
+        types |= {"v_desc": descriptor("fp8e4nv", width, config.block_n)}
+    else:
+        types |= dict.fromkeys(("k_desc", "v_desc"), descriptor(dtype, config.block_n))
     band = mask.band
     constants = {
         "GROUP": 4,
         "D": width,
         "BN": config.block_n,
-        "RING": RING,
+        "RING": config.ring,
         "CONSUMERS": config.consumers,
         "REGISTERS": config.registers,
         "PRODUCER_REGISTERS": config.producer_registers,
@@ -79,4 +93,5 @@ def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({f"D{d} {name}": compile_variant(int(d), name) for d in sys.argv[1:] for name in VARIANTS}))
+    names = {int(d): (*VARIANTS, *(FP8_VARIANTS if int(d) in FP8_HEAD_DIMS else ())) for d in sys.argv[1:]}
+    print(json.dumps({f"D{d} {name}": compile_variant(d, name) for d in names for name in names[d]}))

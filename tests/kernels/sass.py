@@ -23,6 +23,7 @@ def facts(kernel: Any) -> dict[str, Any]:
         "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": len(re.findall(r"\b[HQ]GMMA\b", sass)),
+        "wgmma_fp8": len(re.findall(r"\bQGMMA\S*E4M3\.E4M3", sass)),
         "tma_loads": sass.count("UTMALDG"),
         "spills": len(_SPILL.findall(sass)),
         "loops": [loop_facts(loop) for loop in product_loops(sass)],

@@ -30,6 +30,7 @@ def test_the_exports_are_pinned():
         "paged_attention",
         "ragged_attention",
         "resolve_backend",
+        "rotate",
         "write_pages",
     ]
     assert all(hasattr(longreach_kernels, name) for name in longreach_kernels.__all__)

@@ -30,10 +30,13 @@ def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) ->
     compiled = json.loads(done.stdout)
     assert len(compiled) == 4 * len(decode_launch.HEAD_DIMS)
     for name, facts in compiled.items():
-        # Of 128 8-bit keys at D=128 a few values spill in the last tile of a split, once for its 16 KB or more.
-        assert facts["spills"] <= (16 if name.startswith("D128") and name.endswith("fp8") else 2), (name, facts)
+        # Of 128 8-bit keys at D=128 a few values spill in the last tile of a split, once for its 16 KB or more; with a
+        # window at D=64, which has all 255 registers of a thread, an address or two.
+        assert facts["spills"] <= (16 if name.startswith("D128") and name.endswith("fp8") else 4), (name, facts)
         # A multiprocessor has 228 KB of shared memory, 1 KB of which each block keeps, and 64 K registers.
         assert facts["programs"] * (facts["shared_bytes"] + 1024) <= 228 * 1024, (name, facts)
+        # Where barriers are made known, and before queries, a tile and a split's last tile are handed back.
+        assert facts["fences"] >= 4, (name, facts)
         assert facts["mma"] > 0, (name, facts)
         assert facts["tma_loads"] > 0, (name, facts)
 
@@ -165,9 +168,9 @@ class TestOnHopper:
 
     @pytest.mark.parametrize("fp8", [False, True])
     def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(self, fp8: bool) -> None:
-        contexts = [700, 90, 70_000, 520]
+        contexts = [3000, 90, 70_000, 520]
         _, k_pages, v_pages, few = paged([1] * 4, contexts, 64, 8, 2, 128, torch.bfloat16, "cuda")
-        batch = PagedBatch(  # more sequences than one launch takes
+        batch = PagedBatch(  # more sequences than one launch takes, and many splits for each program
             torch.arange(321, dtype=torch.int32, device="cuda"),
             few.context_lens.repeat(80),
             few.page_table.repeat(80, 1),
@@ -178,9 +181,10 @@ class TestOnHopper:
         k_pages, v_pages, scales = stored(k_pages, v_pages, fp8)
         together = paged_attention(q, k_pages, v_pages, batch, backend="hopper", **scales)
         assert not together.isnan().any()
-        again = paged_attention(q, k_pages, v_pages, batch, backend="hopper", **scales)
-        assert torch.equal(again, together), "two runs of the batch differ: a race, not a dependence on the batch"
-        for b in (0, 1, 2, 3, 255, 256, 319):
+        for _ in range(50):
+            again = paged_attention(q, k_pages, v_pages, batch, backend="hopper", **scales)
+            assert torch.equal(again, together), "two runs of the batch differ: a race, not a dependence on the batch"
+        for b in range(320):
             alone = PagedBatch(
                 torch.tensor([0, 1], dtype=torch.int32, device="cuda"),
                 batch.context_lens[b : b + 1].clone(),

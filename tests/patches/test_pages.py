@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep, PageShape, patch
+from longreach_patches import KVPages, KVScales, PagedStep, PageShape, patch
 from transformers import PreTrainedModel
 
 from .conftest import build
@@ -85,3 +85,16 @@ def test_shape_counts_bytes() -> None:
     assert pages.num_tokens == 5 * PAGE
     with pytest.raises(ValueError, match="num_pages"):
         KVPages(shape, 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_clearing_pages_leaves_the_others(dtype: torch.dtype) -> None:
+    scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
+    pages = KVPages(shape, 5, torch.device("cpu"), scales)
+    for tensor in (*pages.keys, *pages.values):
+        tensor.copy_(torch.full(tensor.shape, float("nan")))
+    pages.clear([1, 3])
+    for tensor in (*pages.keys, *pages.values):
+        assert (tensor[[1, 3]].float() == 0).all()
+        assert tensor[[0, 2, 4]].float().isnan().all()

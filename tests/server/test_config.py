@@ -94,6 +94,17 @@ def test_values_as_flag_and_as_variable(
         ("max_queued_requests", "0"),
         ("max_queued_tokens", "0"),
         ("resume_seconds", "-1"),
+        ("silence_timeout", "0.5"),
+        ("step_timeout", "0"),
+        ("max_engine_restarts", "-1"),
+        ("max_connections", "0"),
+        ("header_timeout", "0"),
+        ("body_timeout", "nan"),
+        ("write_timeout", "-1"),
+        ("max_total_body_bytes", "5"),
+        ("allowed_origins", "example.org"),
+        ("allowed_origins", "https://a.example/path"),
+        ("allowed_origins", "https://a.example,*"),
         ("speculate", "33"),
         ("device", "tpu"),
         ("device", "cuda:"),
@@ -128,7 +139,15 @@ def test_a_wrong_variable_is_named_and_all_mistakes_are_told(model_dir: Path, mo
 def test_beyond_loopback_only_when_told(model_dir: Path, host: str) -> None:
     with pytest.raises(ConfigError, match=r"--host: .* --allow-unauthenticated"):
         load_settings(model=str(model_dir), host=host)
-    assert load_settings(model=str(model_dir), host=host, allow_unauthenticated=True).host == host
+    for leave in ({"allow_unauthenticated": True}, {"api_key": "a-secret-key"}, {"api_key_file": "keys"}):
+        assert load_settings(model=str(model_dir), host=host, **leave).host == host
+
+
+def test_no_message_and_no_repr_shows_a_key(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "a-secret-key" not in repr(load_settings(model=str(model_dir), api_key="a-secret-key"))
+    with pytest.raises(ConfigError, match="--api-key: ") as caught:
+        load_settings(model=str(model_dir), api_key=["a-secret-key"])
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
@@ -177,6 +196,8 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
         "resume_seconds": 7.0,
         "max_queued_requests": 9,
         "max_queued_tokens": 4096,
+        "silence_timeout": 5.0,
+        "step_timeout": 7.0,
     }
     engine = load_settings(model=str(model_dir), kv_cache_memory="2MiB", max_itl="80ms", **values).engine_config()
     assert engine.max_itl == 0.08

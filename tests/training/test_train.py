@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from training import model, state
 from training.data import Batches, Job
-from training.optimizer import MasterAdamW
+from training.optimizer import MATRIX_RATE, WEIGHT_DECAY, MasterMuon, orthogonal
 from training.schedule import GATE_AFTER, WARM_UP, Schedule, Stage
 from training.train import Run, fixed_jobs
 from training.trainer import Trainer
@@ -79,16 +79,40 @@ def test_layers_that_share_a_mask_share_a_compiled_graph(corpus: Path, monkeypat
 
 
 def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
-    layer = torch.nn.Linear(4, 4, bias=False)
-    start = layer.weight.detach().clone()
-    optimizer = MasterAdamW(layer, torch.bfloat16)
+    table = torch.nn.Embedding.from_pretrained(torch.full((4, 4), 0.02), freeze=False)
+    start = table.weight.detach().clone()
+    optimizer = MasterMuon(table, torch.bfloat16)
     for _ in range(100):
-        layer.weight.grad = torch.ones_like(layer.weight)
+        table.weight.grad = torch.ones_like(table.weight)
         optimizer.step(1e-5)
-    assert layer.weight.dtype == torch.bfloat16
+    assert table.weight.dtype == torch.bfloat16
     moved = (start - optimizer.masters[0]).detach()
     torch.testing.assert_close(moved, torch.full((4, 4), 1e-3), rtol=0.05, atol=0)
-    assert torch.equal(layer.weight, optimizer.masters[0].bfloat16())
+    assert torch.equal(table.weight, optimizer.masters[0].bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(2, 48, 48), (3, 96, 32), (1, 32, 96)])
+def test_orthogonal_keeps_directions_and_evens_out_their_strength(shape: tuple[int, ...]) -> None:
+    left, strength, right = torch.linalg.svd(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+    strength = 0.1 + strength  # what is a thousand times weaker than the rest, five steps do not reach
+    count = strength.shape[1]
+    found = orthogonal(left[..., :count] * strength[:, None] @ right[:, :count])
+    along = left[..., :count].mT @ found @ right[:, :count].mT
+    diagonal = along.diagonal(dim1=1, dim2=2)
+    assert 0.6 < diagonal.min() <= diagonal.max() < 1.25
+    assert (along - torch.diag_embed(diagonal)).abs().max() < 0.05
+
+
+def test_matrices_move_by_their_rate_and_in_every_direction() -> None:
+    layer = torch.nn.Linear(32, 64, bias=False)
+    start = layer.weight.detach().clone()
+    optimizer = MasterMuon(layer, torch.float32)
+    layer.weight.grad = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    optimizer.step(1e-3)
+    moved = torch.linalg.svdvals((start * (1 - 1e-3 * WEIGHT_DECAY) - optimizer.masters[0]).detach())
+    wanted = 1e-3 * MATRIX_RATE * 2**0.5
+    assert (moved > 0.6 * wanted).all()
+    assert (moved < 1.25 * wanted).all()
 
 
 def test_a_stage_warms_up_and_ends_by_its_share_or_its_gate() -> None:

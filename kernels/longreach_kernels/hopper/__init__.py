@@ -77,8 +77,6 @@ def paged_attention(
         decode = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
         decode.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
     if batch.decodes < batch.size:
-        if kv_scales is None and launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]):
-            launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
-        else:
-            portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
+        prefill = launch if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]) else portable
+        prefill.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
     return out, lse

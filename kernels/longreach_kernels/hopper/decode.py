@@ -105,6 +105,15 @@ def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS:
 
 
 @gluon.jit
+def _hand_back(memory):
+    """Tell the producer that memory is free. The fence makes this warp's loads complete first: without it they may
+    still be on their way when all warps have passed the barrier, and TMA writes overtook them."""
+    fence_async_shared()
+    barrier()
+    mbarrier.arrive(memory, count=1)
+
+
+@gluon.jit
 def _consume(
     part_out,
     part_lse,
@@ -183,8 +192,7 @@ def _consume(
         low = _field(message, 8, MESSAGE_LAYOUT)
         v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
         q_tile = q_s.index(slot).load(Q_OPERAND)
-        barrier()
-        mbarrier.arrive(message_empty.index(slot), count=1)
+        _hand_back(message_empty.index(slot))
         items += 1
         if seq >= 0:
             scale = scale_log2
@@ -213,8 +221,7 @@ def _consume(
                 v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
                 next_qk = _scores(q_operand, k_tile, S)
                 v = _values(v_tile, V_OPERAND, D_WARPS)
-                barrier()
-                mbarrier.arrive(empty.index(stage), count=1)
+                _hand_back(empty.index(stage))
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
                 if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
@@ -228,8 +235,7 @@ def _consume(
             stage = (tiles - 1) % RING
             v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
             v = _values(v_tile, V_OPERAND, D_WARPS)
-            barrier()
-            mbarrier.arrive(empty.index(stage), count=1)
+            _hand_back(empty.index(stage))
             keys = (first_tile + num_tiles - 1) * BN + key_offsets
             allowed = keys < num_keys
             if WINDOWED:

@@ -43,14 +43,14 @@ class Config(NamedTuple):
 def configure(head_dim: int, fp8: bool) -> Config:
     """The configuration for a head dim and a kind of pages; the loops over tiles compile for sm_90 without spills.
 
-    Two programs on a multiprocessor: the end of one's split, which waits for memory thrice, runs beside the other's
-    products.
+    Keys and values of 16 bits take one program on a multiprocessor with all of its shared memory; two with half of it
+    each are no faster (docs/log.md). Of 8 bits two are.
     """
     if head_dim == 256:
         return Config(64, 6 if fp8 else 3, 8, 1)
     if head_dim == 64:
-        return Config(128, 6 if fp8 else 3, 4, 2)
-    return Config(128 if fp8 else 64, 3, 4, 2)
+        return Config(128, 6, 4, 2 if fp8 else 1)
+    return Config(128, 3, 4, 2) if fp8 else Config(64, 6, 4, 1)
 
 
 def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
 
     It takes head dims 64, 128 and 256, queries in fp16 or bf16, pages in the same dtype, whose size is a multiple of 16
     tokens, at most 16 query heads for a KV head, and masks that have a closed form. The kernel is written for fp8 pages
-    too, but there a sequence did not get the same bits alone and in a batch (docs/log.md): until that is understood the
+    too, but there a sequence did not get the same bits in every batch (docs/log.md): until its mending is shown, the
     portable kernel has them.
     """
     head_dim = q.shape[-1]

@@ -16,20 +16,16 @@ sequence: those keys are masked, and their values set to zero, for 0 times NaN i
 # (the stubs describe host functions; device functions take and return other types)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from .producer import ROWS, Buffers, barriers, next_item, produce
-from .softmax import Logits, pack, rescale, row_sums, softmax_step, unpack
+from .producer import Buffers, barriers, next_item, produce
+from .products import ROWS, accumulator, issue_scores, issue_sum, pack, quantize_queries
+from .softmax import Logits, rescale, row_sums, softmax_step
 from .work_items import Batch, find_item, tile_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 LOG2E = gl.constexpr(1.4426950408889634)
+P_OFFSET = gl.constexpr(5)  # see `softmax_step`
 
 
 @gluon.jit
@@ -75,9 +71,12 @@ def _walk(
     origin,
     p,
     acc,
+    tile_sum,
+    alpha,
     row_max,
     row_sum,
     q,
+    scale,
     rows,
     batch,
     item,
@@ -87,35 +86,40 @@ def _walk(
     MASKED: gl.constexpr,
 ):
     """Steps `begin` to `end` of an item whose first step is the `origin`-th of its program: Q K^T of each beside P V of
-    the one before, whose p is carried on."""
+    the one before, whose p is carried on. Of 8-bit floats its P V is, too, and added up beside the next Q K^T."""
     RING: gl.constexpr = buffers.RING
-    dtype: gl.constexpr = buffers.q.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, batch.BN, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
+    BN: gl.constexpr = batch.BN
+    dtype: gl.constexpr = buffers.k.dtype
+    FP8: gl.constexpr = dtype == gl.float8e4nv
+    S: gl.constexpr = accumulator(BN, dtype)
+    O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O)
     for step in range(begin, end):
         n = origin + step
         slot = n % RING
         before = (n - 1) % RING
         mbarrier.wait(buffers.k_full.index(slot), (n // RING) & 1)
-        keys = buffers.k.index(slot).reshape([batch.BN, D]).permute((1, 0))
-        zero = gl.zeros([ROWS, batch.BN], gl.float32, S)
-        qk_next = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
-        p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
+        qk_next = issue_scores(q, buffers.k.index(slot), BN, D)
+        if FP8:
+            acc = rescale(acc + tile_sum, gl.convert_layout(alpha, O_ROWS)[:, None])
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        acc_next = warpgroup_mma(p_op, buffers.v.index(before).reshape([batch.BN, D]), acc, is_async=True)
+        product, kept = issue_sum(p, buffers.v.index(before), acc, BN, D)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
         mbarrier.arrive(buffers.k_empty.index(slot), count=1)
         if MASKED:
             qk = _mask(qk, rows, step, batch, item, logits, S)
-        p32, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
+        p32, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
         # Open already. The assembler likes to wait for P V first and to compute the softmax beside nothing, but it
         # moves that wait across no loop, and this barrier's wait is one.
         mbarrier.wait(buffers.v_full.index(before), ((n - 1) // RING) & 1)
-        acc, p_op = warpgroup_mma_wait(0, deps=(acc_next, p_op))
+        product, kept = warpgroup_mma_wait(0, deps=(product, kept))
         mbarrier.arrive(buffers.v_empty.index(before), count=1)
-        acc = rescale(acc, alpha, O)
+        if FP8:
+            tile_sum = product
+        else:
+            acc = rescale(product, gl.convert_layout(alpha, O_ROWS)[:, None])
         p = pack(p32, dtype)
-    return p, acc, row_max, row_sum
+    return p, acc, tile_sum, alpha, row_max, row_sum
 
 
 @gluon.jit
@@ -123,11 +127,13 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
     """Consumer warpgroup c: the 64 queries from 64 c on of each item."""
     RING: gl.constexpr = buffers.RING
     BN: gl.constexpr = batch.BN
-    dtype: gl.constexpr = buffers.q.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
+    dtype: gl.constexpr = buffers.k.dtype
+    FP8: gl.constexpr = dtype == gl.float8e4nv
+    S: gl.constexpr = accumulator(BN, dtype)
+    O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O)
     rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
-    q = buffers.q.index(c).reshape([ROWS, D])
+    q = buffers.q_operand.index(c).reshape([ROWS, D])
     o = buffers.o.index(c).reshape([ROWS, D])
     origin = gl.to_tensor(0)
     turn = gl.to_tensor(0)
@@ -140,52 +146,62 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             row_sum = row_sums(gl.zeros([ROWS, BN], gl.float32, S))
             if logits.SINKS:  # one more column of the softmax, without a value
                 sink = gl.load(logits.sinks + item.head).to(gl.float32) * LOG2E
-                row_max = gl.maximum(row_max, sink)
-                row_sum += 0.25
+                row_max = gl.maximum(row_max, sink - logits.OFFSET)
+                row_sum += 0.25 * 2**logits.OFFSET
             acc = gl.zeros([ROWS, D], gl.float32, O)
             slot = origin % RING
             parity = (origin // RING) & 1
             mbarrier.wait(buffers.q_full.index(c), filled & 1)
+            if FP8:
+                factor = logits.scale * gl.load(logits.k_scale + item.head // batch.GROUP)
+                scale = quantize_queries(buffers.q.index(c).reshape([ROWS, D]), q, gl.SliceLayout(1, S)) * factor
+                mbarrier.arrive(buffers.q_empty.index(c), count=1)
+            else:
+                scale = logits.scale
             mbarrier.wait(buffers.k_full.index(slot), parity)
-            keys = buffers.k.index(slot).reshape([BN, D]).permute((1, 0))
-            zero = gl.zeros([ROWS, BN], gl.float32, S)
-            qk = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
-            qk = warpgroup_mma_wait(0, deps=(qk,))
+            qk = warpgroup_mma_wait(0, deps=(issue_scores(q, buffers.k.index(slot), BN, D),))
             mbarrier.arrive(buffers.k_empty.index(slot), count=1)
             qk = _mask(qk, rows, 0, batch, item, logits, S)
-            p, _, row_max, row_sum = softmax_step(qk, row_max, row_sum, logits)
+            p, alpha, row_max, row_sum = softmax_step(qk, row_max, row_sum, scale, logits)
             p = pack(p, dtype)
-            if batch.RAGGED or batch.LISTED:
+            if not FP8 and (batch.RAGGED or batch.LISTED):
                 keys_left = item.num_keys - tile_of(batch, item, 0) * BN
                 if keys_left < BN:
                     mbarrier.wait(buffers.v_full.index(slot), parity)
                     _zero_beyond(buffers.v.index(slot).reshape([BN, D]), keys_left, batch, D)
+            tile_sum = gl.zeros([ROWS, D], gl.float32, O) if FP8 else gl.to_tensor(0)  # 16-bit products need none
             # fmt: off
-            p, acc, row_max, row_sum = _walk(
-                1, item.right, origin, p, acc, row_max, row_sum, q, rows, batch, item, logits, buffers, D, True)
-            p, acc, row_max, row_sum = _walk(
-                gl.maximum(item.right, 1), item.middle, origin, p, acc, row_max, row_sum, q, rows, batch, item, logits,
-                buffers, D, False)
+            p, acc, tile_sum, alpha, row_max, row_sum = _walk(
+                1, item.right, origin, p, acc, tile_sum, alpha, row_max, row_sum, q, scale, rows, batch, item, logits,
+                buffers, D, True)
+            p, acc, tile_sum, alpha, row_max, row_sum = _walk(
+                gl.maximum(item.right, 1), item.middle, origin, p, acc, tile_sum, alpha, row_max, row_sum, q, scale,
+                rows, batch, item, logits, buffers, D, False)
             if batch.WINDOWED:
-                p, acc, row_max, row_sum = _walk(
-                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, row_max, row_sum, q, rows, batch, item,
-                    logits, buffers, D, True)
+                p, acc, tile_sum, alpha, row_max, row_sum = _walk(
+                    gl.maximum(item.middle, 1), item.num_steps, origin, p, acc, tile_sum, alpha, row_max, row_sum, q,
+                    scale, rows, batch, item, logits, buffers, D, True)
             # fmt: on
             origin += item.num_steps
             filled += 1
             last = (origin - 1) % RING
-            if buffers.OWN_OUT:
+            if buffers.OWN_OUT and not FP8:
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
-            p_op = unpack(p, dtype, gl.DotOperandLayout(0, O, 2))
             mbarrier.wait(buffers.v_full.index(last), ((origin - 1) // RING) & 1)
-            values = buffers.v.index(last).reshape([BN, D])
-            acc = warpgroup_mma_wait(0, deps=(warpgroup_mma(p_op, values, acc, is_async=True),))
+            product, kept = issue_sum(p, buffers.v.index(last), acc, BN, D)
+            product, kept = warpgroup_mma_wait(0, deps=(product, kept))
             mbarrier.arrive(buffers.v_empty.index(last), count=1)
+            if FP8:
+                acc = rescale(acc + tile_sum, gl.convert_layout(alpha, O_ROWS)[:, None]) + product
+            else:
+                acc = product
 
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, S))
             seen = row_sum > 0.0
             safe_sum = gl.where(seen, row_sum, 1.0)
-            result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(dtype)
+            if FP8:
+                acc *= gl.load(logits.v_scale + item.head // batch.GROUP)
+            result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(out.dtype.element_ty)
             row_lse = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
             lse_rows = lse + item.q_outer * strides[0] + (item.q_row + rows).to(gl.int64) * strides[1]
             gl.store(lse_rows, row_lse, mask=item.first + rows < item.num_queries)
@@ -221,6 +237,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
         "window",
         "sinks",
         "sharing",
+        "tiles_of_seq",
         "stride_lh",
         "stride_lt",
         "stride_oh",
@@ -265,6 +282,9 @@ def forward_kernel(
     sink_logits,
     scale_log2,
     softcap_log2,
+    k_scale,
+    v_scale,
+    tiles_of_seq,
     GROUP: gl.constexpr,
     D: gl.constexpr,
     BN: gl.constexpr,
@@ -290,20 +310,31 @@ def forward_kernel(
     # fmt: off
     batch = Batch(
         cu_q, cu_k, context_lens, table, stride_table, num_seqs, num_queries, num_keys, heads, section, num_items,
-        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing,
+        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing, tiles_of_seq,
         GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED,
     )
     # fmt: on
-    logits = Logits(scale_log2, softcap_log2, sink_logits, bits, bit_index, SOFTCAP, SINK_LOGITS)
+    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
+    V_TILE: gl.constexpr = v_desc.block_type.shape
+    OFFSET: gl.constexpr = P_OFFSET if FP8 else 0
+    # fmt: off
+    logits = Logits(
+        scale_log2, softcap_log2, sink_logits, bits, bit_index, k_scale, v_scale, SOFTCAP, SINK_LOGITS, OFFSET,
+    )
+    # fmt: on
     q = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
+    q_operand = q
+    if FP8:
+        Q8: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, ROWS, D], gl.float8e4nv)
+        q_operand = gl.allocate_shared_memory(gl.float8e4nv, [CONSUMERS, 1, ROWS, D], Q8)
     o = q
     if OWN_OUT:
         o = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, ROWS, D], q_desc.layout)
     # fmt: off
     buffers = Buffers(
-        q,
-        gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], k_desc.layout),
-        gl.allocate_shared_memory(q_desc.dtype, [RING, 1, BN, D], v_desc.layout),
+        q, q_operand,
+        gl.allocate_shared_memory(k_desc.dtype, [RING, 1, BN, D], k_desc.layout),
+        gl.allocate_shared_memory(v_desc.dtype, [RING, 1, V_TILE[1], V_TILE[2]], v_desc.layout),
         o, barriers(CONSUMERS, 1), barriers(CONSUMERS, 1), barriers(RING, 1), barriers(RING, CONSUMERS),
         barriers(RING, 1), barriers(RING, CONSUMERS),
         gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),

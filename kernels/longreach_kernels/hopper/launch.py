@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.batch import PagedBatch
+from longreach_kernels.checks import FP8
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable.arguments import logit_scales
 from longreach_kernels.portable.config import cached_heads, smallest_block
@@ -18,11 +19,11 @@ from longreach_kernels.portable.launch import pair_lengths, refuse_capture
 from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
 from .forward import forward_kernel
+from .transpose import transposed
 
-_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
 _ROWS = 64  # of queries, a consumer warpgroup
 _PAGE_MULTIPLE = 128  # a key tile lies inside one page
-RING = 2  # tiles of K and of V in shared memory; three at D=128 leave no room for results of their own
 
 
 class Config(NamedTuple):
@@ -33,6 +34,7 @@ class Config(NamedTuple):
         consumers: warpgroups of 64 queries.
         registers, producer_registers: of a thread of a consumer and of the producer.
         own_out: whether results have shared memory of their own, or that of the queries.
+        ring: tiles of K and of V in shared memory; three of 16 bits at D=128 leave no room for results of their own.
     """
 
     block_n: int
@@ -40,9 +42,11 @@ class Config(NamedTuple):
     registers: int
     producer_registers: int
     own_out: bool = True
+    ring: int = 2
 
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
+FP8_HEAD_DIMS = (64, 96, 128)  # at 256 the sums of a tile and those of all tiles do not fit the registers together
 
 
 def padded(head_dim: int) -> int:
@@ -50,9 +54,12 @@ def padded(head_dim: int) -> int:
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
-def configure(head_dim: int, mask: Mask) -> Config:
-    """The configuration for a head dim and a kind of mask; each compiles for sm_90 without spills where it matters."""
+def configure(head_dim: int, mask: Mask, fp8: bool = False) -> Config:
+    """The configuration for a head dim, a kind of mask and of keys; each compiles for sm_90 without spills where it
+    matters."""
     width = padded(head_dim)
+    if fp8:
+        return Config(128, 2, 240, 24, ring=4)
     if width == 256:
         return Config(64, 2, 240, 24, False)
     if width == 64 and mask.band is not None and mask.band.window is None:
@@ -83,16 +90,18 @@ def supports(q: Tensor, k: Tensor, mask: Mask, *, page_size: int | None = None) 
 
     It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, at least one key, pages that hold whole
     tiles of 128 keys, and every mask that has a closed form or blocks of 128. Softcaps and learned sinks are no limit.
+    Keys in fp8 pages may be of head dims that are multiples of 16 from 48 to 128.
     """
     band = mask.band
+    fp8 = k.dtype == FP8
     mask_fits = smallest_block(mask) >= 128 if band is None else band.window is None or band.causal
     return (
         mask_fits
-        and q.dtype in _GLUON_TYPES
-        and k.dtype == q.dtype
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and (fp8 or k.dtype == q.dtype)
         and k.numel() > 0
-        and q.shape[-1] % 8 == 0
-        and 32 < q.shape[-1] <= 256
+        and q.shape[-1] % (16 if fp8 else 8) == 0
+        and 32 < q.shape[-1] <= (128 if fp8 else 256)
         and (page_size is None or page_size % _PAGE_MULTIPLE == 0)
     )
 
@@ -192,21 +201,33 @@ def paged_forward(
     scale: float,
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq). Waits for the
-    lengths, once a batch, if the mask has no closed form."""
+    lengths, once a batch, if the mask has no closed form.
+
+    Over fp8 pages with `kv_scales` (Hkv,) both products are of e4m3: a query is divided by a scale of its own and
+    rounded, so that it does not depend on its batch, and weights are rounded too.
+    """
     skip = batch.decodes
     num_seqs = batch.size - skip
-    config = configure(q.shape[-1], mask)
+    config = configure(q.shape[-1], mask, kv_scales is not None)
     lists = None
     if mask.band is None:
         refuse_capture(mask, q.device)
         queries, keys = batch.host_lengths
         lists = ragged_tile_lists(mask, queries[skip:], keys[skip:], _ROWS * config.consumers, config.block_n, q.device)
+    values = _token_rows(v_pages.flatten(0, 1))
+    context_lens, page_table, page_size = batch.context_lens[skip:], batch.page_table[skip:], k_pages.shape[1]
+    tiles_of_seq = max(1, -(-batch.max_context_len // config.block_n))
+    if kv_scales is not None and num_seqs:
+        shape = {"tiles_of_seq": tiles_of_seq, "width": padded(q.shape[-1]), "block": config.block_n}
+        tiles = transposed(values.tensor, context_lens, page_table, page_size, **shape)
+        values = Rows(tiles, *tiles.shape[:2], *tiles.stride()[:2])
     _launch(
         _token_rows(q),
         _token_rows(k_pages.flatten(0, 1)),
-        _token_rows(v_pages.flatten(0, 1)),
+        values,
         _token_rows(out),
         lse,
         lse_strides=(1, lse.stride(0)),
@@ -220,9 +241,11 @@ def paged_forward(
         softcap=softcap,
         sink_logits=sink_logits,
         cu_q=batch.cu_seqlens_q[skip:],
-        context_lens=batch.context_lens[skip:],
-        page_table=batch.page_table[skip:],
-        page_size=k_pages.shape[1],
+        context_lens=context_lens,
+        page_table=page_table,
+        page_size=page_size,
+        kv_scales=kv_scales,
+        tiles_of_seq=tiles_of_seq,
     )
 
 
@@ -280,6 +303,8 @@ def _launch(
     context_lens: Tensor | None = None,
     page_table: Tensor | None = None,
     page_size: int = 0,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+    tiles_of_seq: int = 0,
 ) -> None:
     if num_items == 0:
         return
@@ -293,7 +318,7 @@ def _launch(
     forward_kernel[(min(num_items, _processors(lse.device)),)](
         q.descriptor(_ROWS),
         k.descriptor(config.block_n),
-        v.descriptor(config.block_n),
+        v.descriptor(config.block_n if kv_scales is None else padded(head_dim)),
         out.descriptor(_ROWS),
         out.tensor,
         lse,
@@ -318,10 +343,12 @@ def _launch(
         unused if sink_logits is None else sink_logits,
         scale_log2,
         softcap_log2,
+        *(kv_scales or (unused, unused)),
+        tiles_of_seq,
         GROUP=group,
         D=padded(head_dim),
         BN=config.block_n,
-        RING=RING,
+        RING=config.ring,
         CONSUMERS=config.consumers,
         REGISTERS=config.registers,
         PRODUCER_REGISTERS=config.producer_registers,

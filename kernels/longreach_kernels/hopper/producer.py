@@ -12,16 +12,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-from .work_items import find_item, row_of, tile_of
-
-ROWS = gl.constexpr(64)  # of queries, a consumer warpgroup: the M of one wgmma
+from .products import ROWS
+from .work_items import find_item, row_of, tile_of, transposed_row
 
 
 @aggregate
 class Buffers:
-    """Shared memory, and the barriers that say when each part is full or free again."""
+    """Shared memory, and the barriers that say when each part is full or free again. `q_operand` is the queries as
+    products take them: a rounded copy where keys are 8-bit floats, else `q` itself."""
 
     q: gl.shared_memory_descriptor
+    q_operand: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
@@ -42,6 +43,7 @@ class Buffers:
     def __init__(
         self,
         q,
+        q_operand,
         k,
         v,
         o,
@@ -59,6 +61,7 @@ class Buffers:
         OWN_OUT,
     ):
         self.q = q
+        self.q_operand = q_operand
         self.k = k
         self.v = v
         self.o = o
@@ -118,7 +121,8 @@ def produce(q_desc, k_desc, v_desc, counter, batch, buffers):
         item = find_item(batch, index)
         index = gl.num_programs(0) + gl.atomic_add(counter, 1)  # the next one, in time for it
         if item.num_steps > 0:
-            row = row_of(batch, item, tile_of(batch, item, 0))
+            tile = tile_of(batch, item, 0)
+            row = row_of(batch, item, tile)
             for c in gl.static_range(buffers.CONSUMERS):
                 mbarrier.wait(buffers.q_empty.index(c), (filled & 1) ^ 1)
                 mbarrier.expect(buffers.q_full.index(c), q_desc.block_type.nbytes)
@@ -133,11 +137,16 @@ def produce(q_desc, k_desc, v_desc, counter, batch, buffers):
                 mbarrier.expect(k_full, k_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(k_desc, [item.kv_outer, row, 0], k_full, buffers.k.index(slot))
                 # The next tile's place is looked up while this one waits for room.
-                next_row = row_of(batch, item, tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1)))
+                next_tile = tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1))
+                next_row = row_of(batch, item, next_tile)
+                v_row = row
+                if v_desc.dtype == gl.float8e4nv:
+                    v_row = transposed_row(batch, item, tile, v_desc.block_type.shape[1])
                 mbarrier.wait(buffers.v_empty.index(slot), phase)
                 v_full = buffers.v_full.index(slot)
                 mbarrier.expect(v_full, v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, row, 0], v_full, buffers.v.index(slot))
+                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, v_row, 0], v_full, buffers.v.index(slot))
                 row = next_row
+                tile = next_tile
                 step += 1
     _publish(index, turn, buffers)

@@ -21,18 +21,24 @@ class Logits:
     sinks: gl.tensor
     bits: gl.tensor
     bit_index: gl.tensor
+    k_scale: gl.tensor
+    v_scale: gl.tensor
     SOFTCAP: gl.constexpr
     SINKS: gl.constexpr
+    OFFSET: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, scale, softcap, sinks, bits, bit_index, SOFTCAP, SINKS):
+    def __init__(self, scale, softcap, sinks, bits, bit_index, k_scale, v_scale, SOFTCAP, SINKS, OFFSET):
         self.scale = scale
         self.softcap = softcap
         self.sinks = sinks
         self.bits = bits
         self.bit_index = bit_index
+        self.k_scale = k_scale
+        self.v_scale = v_scale
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.SINKS = gl.constexpr(SINKS)
+        self.OFFSET = gl.constexpr(OFFSET)
 
 
 @gluon.jit
@@ -48,48 +54,43 @@ def row_sums(p):
 
 
 @gluon.jit
-def softmax_step(qk, row_max, row_sum, logits):
+def row_maxima(x):
+    """Maxima of x (64, BN) by rows. Four columns at a time: one after another, each would wait for the one before."""
+    ROWS: gl.constexpr = x.shape[0]
+    pairs = gl.max(x.reshape([ROWS, x.shape[1] // 8, 4, 2]), 3)
+    fours = gl.max(pairs.reshape([ROWS, 4, x.shape[1] // 32, 4]), 1)
+    return gl.convert_layout(gl.max(gl.max(fours, 1), 1), gl.SliceLayout(1, x.type.layout), assert_trivial=True)
+
+
+@gluon.jit
+def softmax_step(qk, row_max, row_sum, scale, logits):
     """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
 
     The maximum is in log2 units. It stays as it is while it would grow by no more than 8: then p is at most 256, which
     is as exact, and what was summed before keeps its factor of 1. Where a row has seen nothing yet 0 stands for its
     maximum: no inf - inf.
     """
+    if scale.type.is_block():
+        wide = scale[:, None]
+    else:
+        wide = scale
     if logits.SOFTCAP:
         # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), the factors 2 log2(e) / cap in the scale. Masked stays masked.
-        capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * logits.scale) + 1.0))
+        capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * wide) + 1.0))
         qk = gl.where(qk == float("-inf"), float("-inf"), capped)
-        tile_max = gl.max(qk, 1)
+        tile_max = row_maxima(qk)
     else:
-        tile_max = gl.max(qk, 1) * logits.scale
-    new_max = gl.where(tile_max - row_max > 8.0, tile_max, row_max)
+        tile_max = row_maxima(qk) * scale
+    new_max = gl.where(tile_max - row_max > 8.0, tile_max - logits.OFFSET, row_max)
     safe = gl.where(new_max == float("-inf"), 0.0, new_max)
     if logits.SOFTCAP:
         p = gl.exp2(qk - safe[:, None])
     else:
-        p = gl.exp2(qk * logits.scale - safe[:, None])
+        p = gl.exp2(qk * wide - safe[:, None])
     alpha = gl.exp2(row_max - safe)
     lanes: gl.constexpr = gl.SliceLayout(1, row_sum.type.layout)
     factors = gl.convert_layout(alpha, lanes, assert_trivial=True)[:, None]
     return p, alpha, new_max, row_sum * factors + row_sums(p)
-
-
-@gluon.jit
-def pack(p, dtype: gl.constexpr):
-    """p (64, BN) as 16-bit numbers, two to a register: int32 (64, BN / 2). As 16-bit numbers, pairs would be taken
-    apart and put together again wherever p goes from one loop into another."""
-    even, odd = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
-    asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
-    return gl.inline_asm_elementwise(asm, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
-    """What `pack` packed, in a layout whose registers hold the same elements."""
-    even = (packed & 0xFFFF).to(gl.int16).to(dtype, bitcast=True)
-    odd = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
-    p = gl.join(even, odd).reshape([packed.shape[0], packed.shape[1] * 2])
-    return gl.convert_layout(p, layout, assert_trivial=True)
 
 
 @gluon.constexpr_function
@@ -109,10 +110,11 @@ def _rescale_constraints(count):
 
 
 @gluon.jit
-def rescale(acc, alpha, layout: gl.constexpr):
-    """acc times alpha by rows, skipped by a warp whose rows all have a factor of 1: nearly always."""
-    count: gl.constexpr = acc.shape[0] * acc.shape[1] // 128  # of a thread, which holds two rows
-    factors, acc = gl.broadcast(gl.convert_layout(alpha, gl.SliceLayout(1, layout))[:, None], acc)
+def rescale(acc, factors):
+    """acc (..., D), in the layout of a product, times factors (..., 1), skipped by a warp whose rows all have a factor
+    of 1: nearly always."""
+    count: gl.constexpr = acc.numel // 128  # of a thread, which holds two rows
+    factors, acc = gl.broadcast(factors, acc)
     return gl.inline_asm_elementwise(
         _rescale_asm(count), _rescale_constraints(count), [acc, factors], dtype=gl.float32, is_pure=True, pack=count
     )

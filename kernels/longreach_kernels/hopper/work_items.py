@@ -45,6 +45,7 @@ class Batch:
     tiles: gl.tensor
     order: gl.tensor
     sharing: gl.tensor
+    tiles_of_seq: gl.tensor
     GROUP: gl.constexpr
     BM: gl.constexpr
     BN: gl.constexpr
@@ -76,6 +77,7 @@ class Batch:
         tiles,
         order,
         sharing,
+        tiles_of_seq,
         GROUP,
         BM,
         BN,
@@ -104,6 +106,7 @@ class Batch:
         self.tiles = tiles
         self.order = order
         self.sharing = sharing
+        self.tiles_of_seq = tiles_of_seq
         self.GROUP = gl.constexpr(GROUP)
         self.BM = gl.constexpr(BM)
         self.BN = gl.constexpr(BN)
@@ -321,3 +324,9 @@ def row_of(batch, item, tile):
         page = gl.load(batch.table + item.seq.to(gl.int64) * batch.stride_table + tile * batch.BN // batch.PAGE_SIZE)
         row = page * batch.PAGE_SIZE + tile * batch.BN % batch.PAGE_SIZE
     return row
+
+
+@gluon.jit
+def transposed_row(batch, item, tile, D: gl.constexpr):
+    """The row where a key tile begins among transposed values, which have D rows for each tile (`transpose`)."""
+    return (item.seq * batch.tiles_of_seq + tile) * D

@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 
 from fastapi import FastAPI
+from opentelemetry import trace
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import chat, completions, errors, openapi, reference, responses, routes, tokens
+from longreach.api import chat, completions, errors, monitoring, openapi, reference, responses, routes, tokens
+from longreach.api.auth import OPEN_PATHS
+from longreach.api.metering import current_record
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
+from longreach.errors import AuthenticationError, OverloadedError
 
 log = logging.getLogger("longreach.requests")
 
-_QUIET = {"/health", "/ready"}  # probes would drown everything else
+_RETRY_AFTER_BODIES = 2
+_QUIET = {"/health", "/ready", "/metrics"}  # probes would drown everything else
 
 
 def create_app(service: Service) -> FastAPI:
@@ -26,18 +32,36 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,  # FastAPI's pages load their scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
+        # Traces go where OpenTelemetry's standard variables say; metrics are Prometheus', logs plain lines.
+        telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokens, routes, reference):
+    for module in (completions, chat, responses, tokens, routes, monitoring, reference):
         app.include_router(module.router)
     openapi.install(app)
     errors.install(app)
     app.add_middleware(RequestMiddleware, service=service)
+    if service.settings.allowed_origins is not None:  # outermost: a browser's preflight has no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.allowed_origins.split(","),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["retry-after", "x-request-id", "x-should-retry"],
+        )
     return app
 
 
+def _is_quiet(scope: Scope) -> bool:
+    return scope.get("path") in _QUIET
+
+
 class RequestMiddleware:
-    """Outermost: an id and a record for every request, one log line, and an answer to what nobody else caught."""
+    """An id and a record for every request, one log line, and an answer to what nobody else caught.
+
+    Nothing but the probes is reached without a key, and bodies count towards `--max-total-body-bytes` from their first
+    byte to the end of their request, whose memory depends on theirs.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -45,12 +69,33 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
-        assert scope["type"] == "http", "the server is configured without websockets and lifespan"
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        assert scope["type"] == "http", "the server is configured without websockets"
         headers = dict(scope["headers"])
         # The raw path is ASCII without control characters, so it cannot forge a line of the log.
         path = scope["raw_path"][:256].decode("ascii", "replace")
         record = RequestRecord(request_id_from(headers.get(b"x-request-id")), scope["method"][:16], path)
         scope.setdefault("state", {})["record"] = record
+        current_record.set(record)
+        trace.get_current_span().set_attribute("longreach.request_id", record.request_id)
+
+        body_bytes = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal body_bytes
+            message = await receive()
+            arrived = len(message.get("body", b""))
+            body_bytes += arrived
+            self._service.bodies += arrived
+            if self._service.bodies > self._service.settings.max_total_body_bytes:
+                raise OverloadedError(
+                    "The server is busy: the bodies of its open requests take all the memory that they may.",
+                    retry_after=_RETRY_AFTER_BODIES,
+                    code="too_many_bytes",
+                )
+            return message
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -60,7 +105,8 @@ class RequestMiddleware:
 
         try:
             with self._service.open_request():
-                await self._app(scope, receive, send_with_id)
+                self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
+                await self._app(scope, receive_bounded, send_with_id)
         except ClientDisconnect:
             record.finish = "disconnected"
         except Exception as error:  # noqa: BLE001 - the last resort: nothing internal may reach the caller
@@ -69,4 +115,13 @@ class RequestMiddleware:
             if record.status is None:
                 await errors.error_response(api_error)(scope, receive, send_with_id)
         finally:
+            self._service.bodies -= body_bytes
+            self._service.metrics.http(record.status, record.finish)
             log.log(logging.DEBUG if path in _QUIET else logging.INFO, "%s", record.line())
+
+    def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:
+        if not self._service.keys:
+            return
+        record.key = self._service.keys.find(authorization)
+        if record.key is None and raw_path not in OPEN_PATHS:
+            raise AuthenticationError

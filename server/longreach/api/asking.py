@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from longreach.api.generation import Ask
+from longreach.api.record import RequestRecord
 from longreach.api.schema.sampling import SamplingFields
 from longreach.api.service import Engine, Service
 from longreach.engine.messages import Generate, Started
@@ -48,6 +49,7 @@ def make_asks(
     answer_id: str,
     engine: Engine,
     service: Service,
+    record: RequestRecord,
     max_tokens: int,
     choices: int = 1,
     stops: Sequence[str] = (),
@@ -87,7 +89,7 @@ def make_asks(
                 stop_token_ids=ends,
                 sampling=asked.sampling(info.vocab_size, choice),
                 priority=asked.priority,
-                cache_salt=asked.cache_salt,
+                cache_salt=record.cache_salt(asked.cache_salt),
                 speculate=speculate,
                 grammar=grammar,
                 logprobs=logprobs,

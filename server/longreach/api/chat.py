@@ -67,6 +67,7 @@ async def create_chat_completion(request: Request) -> Response:
         answer_id=completion.id,
         engine=engine,
         service=service,
+        record=record,
         max_tokens=max_tokens,
         choices=asked.n,
         stops=chat.template.stops,

@@ -51,6 +51,7 @@ async def create_completion(request: Request) -> Response:
         answer_id=completion.id,
         engine=engine,
         service=service,
+        record=record,
         max_tokens=asked.max_tokens,
         choices=asked.candidates,
         grammar=grammar,

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError
 from longreach.errors import (
     ApiError,
+    HttpError,
     InternalError,
     InvalidRequestError,
     OverloadedError,
@@ -39,7 +40,10 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineDeadError):
-        return UnavailableError("The engine has stopped; this request cannot be finished.", code="engine_dead")
+        # Clients that send it again unasked might send again what the engine died of.
+        return UnavailableError(
+            "The engine has stopped; this request cannot be finished.", code="engine_dead", retry=False
+        )
     if isinstance(error, QueueFullError):
         return OverloadedError(f"The server is busy: {error}.", error.retry_after)
     if isinstance(error, RequestFailedError):
@@ -60,10 +64,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    record = request.state.record
-    api_error = as_api_error(error, record.request_id)
-    record.finish = api_error.code
-    return error_response(api_error)
+    return _refusal(request, as_api_error(error, request.state.record.request_id))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -75,12 +76,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message, code = f"Method not allowed: {where}.", "method_not_allowed"
     else:
         message, code = str(error.detail), None
-    refusal = InvalidRequestError(message, code=code, headers=dict(error.headers or {}))
-    refusal.status = error.status_code
-    return error_response(refusal)
+    http_error = HttpError(message, code=code, status=error.status_code, headers=dict(error.headers or {}))
+    return _refusal(request, http_error)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     fields = ", ".join(str(problem["loc"][-1]) for problem in error.errors())
-    return error_response(InvalidRequestError(f"Invalid request: {quoted(fields)}.", code="invalid_value"))
+    return _refusal(request, InvalidRequestError(f"Invalid request: {quoted(fields)}.", code="invalid_value"))
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    request.state.record.finish = error.code
+    return error_response(error)

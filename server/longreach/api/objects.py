@@ -189,9 +189,9 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """loading, ready, draining or dead."""
+    """Where the server is in its life."""
 
-    status: Literal["loading", "ready", "draining", "dead"]
+    status: Literal["loading", "ready", "stalled", "restarting", "draining", "dead"]
 
 
 class Version(msgspec.Struct, frozen=True):

@@ -17,15 +17,17 @@ _JSON = "application/json"
 
 _REFUSALS = {
     "400": "The request is wrong; `param` names the field.",
+    "401": "The request has no key of this server, which asks for one.",
     "404": "There is no such model.",
+    "408": "The body did not arrive within `--body-timeout`.",
     "413": "The body is longer than `--max-body-bytes`.",
     "415": "The body is not declared as plain JSON.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
     "503": "Loading, shutting down, or without an engine.",
 }
-_ALWAYS = ("500", "503")
-_WITH_BODY = ("400", "404", "413", "415", "429", *_ALWAYS)
+_ALWAYS = ("401", "500", "503")
+_WITH_BODY = ("400", "404", "408", "413", "415", "429", *_ALWAYS)
 
 _request_models: list[type[BaseModel]] = []
 _answer_types: list[Any] = [ErrorBody]

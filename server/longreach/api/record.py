@@ -7,6 +7,8 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+from longreach.api.auth import ApiKey
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -22,6 +24,7 @@ class RequestRecord:
     path: str
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
+    key: ApiKey | None = None
     completion_id: str | None = None
     prompt_tokens: int | None = None
     computed_tokens: int = 0
@@ -49,9 +52,15 @@ class RequestRecord:
             return f"decode {self.output_tokens}"
         return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
 
+    def cache_salt(self, asked: str) -> str:
+        """The salt of the prefix cache: what the request asked for, within its key."""
+        return asked if self.key is None else self.key.salt(asked)
+
     def line(self) -> str:
         """The log line; bounded, since its parts are."""
         parts = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
+        if self.key is not None:
+            parts.append(f"key={self.key.name}")
         if self.completion_id is not None:
             parts += [
                 f"completion={self.completion_id}",

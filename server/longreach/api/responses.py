@@ -62,6 +62,7 @@ async def create_response(request: Request) -> Response:
         answer_id=answer.id,
         engine=engine,
         service=service,
+        record=record,
         max_tokens=max_tokens,
         stops=chat.template.stops,
         grammar=grammar,

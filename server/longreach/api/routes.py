@@ -21,7 +21,7 @@ async def list_models(request: Request) -> Response:
     return json_response(ModelList("list", [_model(request.app.state.service)]))
 
 
-@router.get("/v1/models/{name:path}", **documented(None, Model, refusals=("404", "500", "503")))
+@router.get("/v1/models/{name:path}", **documented(None, Model, refusals=("401", "404", "500", "503")))
 async def retrieve_model(request: Request, name: str) -> Response:
     """One model by name."""
     service: Service = request.app.state.service
@@ -31,7 +31,7 @@ async def retrieve_model(request: Request, name: str) -> Response:
 
 @router.get("/health", **documented(None, Status, refusals=("500",), also={"503": Status}))
 async def health(request: Request) -> Response:
-    """Alive: 200 unless the engine has died, also while the model loads or open requests are finished."""
+    """Alive: 503 only where the engine is gone or does not respond. Loading, draining and long prefills are health."""
     return _status(request.app.state.service.phase, Phase.LOADING, Phase.READY, Phase.DRAINING)
 
 
@@ -41,7 +41,7 @@ async def ready(request: Request) -> Response:
     return _status(request.app.state.service.phase, Phase.READY)
 
 
-@router.get("/version", **documented(None, Version, refusals=("500",)))
+@router.get("/version", **documented(None, Version, refusals=("401", "500")))
 async def version() -> Response:
     """The server's version."""
     return json_response(Version(__version__))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -19,10 +20,12 @@ import uvloop
 
 from longreach import __version__
 from longreach.api.app import create_app
-from longreach.api.service import Service, StartEngine, wait_any
-from longreach.config import Settings
+from longreach.api.connection import ConnectionLimits, LimitedProtocol
+from longreach.api.service import Phase, Service, StartEngine, wait_any
+from longreach.api.supervisor import keep_running
+from longreach.config import Settings, is_loopback
 from longreach.engine.client import EngineClient
-from longreach.engine.errors import EngineStartError
+from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
 from longreach.errors import ConfigError, TokenizerError
 
@@ -33,6 +36,9 @@ EXIT_FAILED = 1
 
 _LAST_WORDS_SECONDS = 5  # for errors that ended streams to reach their readers
 _MAX_HEADER_BYTES = 32 * 1024
+_OTHER_FILES = 256
+# What the kernel keeps for a reader that is slow; left to itself it would be up to megabytes for each.
+_SEND_BUFFER_BYTES = 64 * 1024
 
 
 def run(settings: Settings, unknown_variables: list[str]) -> int:
@@ -40,24 +46,29 @@ def run(settings: Settings, unknown_variables: list[str]) -> int:
     configure_logging(settings.log_level)
     for name in unknown_variables:
         log.warning("%s sets nothing: there is no such setting", name)
+    _allow_files(settings.max_connections + _OTHER_FILES)
     return uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings, start_engine: StartEngine = EngineClient.start) -> int:
     """As `run`, in a running event loop and with an engine of choice."""
     try:
+        service = Service(settings)
+        config = _uvicorn_config(service)
         listener = _bind(settings)
     except ConfigError as error:
         log.error("%s", error)
         return EXIT_FAILED
-    log.info("longreach %s; loading %s; listening on %s", __version__, settings.model_source, _url(listener))
-    service = Service(settings)
-    server = _Server(_uvicorn_config(service))
+    url = _url(listener, secure=config.is_ssl)
+    log.info("longreach %s; loading %s; listening on %s", __version__, settings.model_source, url)
+    if service.keys and not config.is_ssl and not is_loopback(settings.host):
+        log.warning("API keys and prompts travel unencrypted: put a TLS proxy in front, or use --ssl-certfile")
+    server = _Server(config)
     web = asyncio.create_task(server.serve([listener]), name="web")
     stop, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(lambda: hurry.set() if stop.is_set() else stop.set())
     try:
-        return await _live(service, start_engine, stop, hurry, _url(listener))
+        return await _live(service, start_engine, stop, hurry, url)
     finally:
         server.should_exit = True
         await web
@@ -68,26 +79,24 @@ async def _live(
     service: Service, start_engine: StartEngine, stop: asyncio.Event, hurry: asyncio.Event, url: str
 ) -> int:
     """Load, serve, and drain; the exit status."""
-    loading = asyncio.create_task(service.load(start_engine), name="loading")
-    loaded = asyncio.Event()
-    loading.add_done_callback(lambda _: loaded.set())
-    await wait_any(loaded, stop)
-    if not loading.done():
-        log.info("stopped while loading")
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+    running = asyncio.create_task(keep_running(service, start_engine, lambda: _announce(service, url)), name="running")
+    ended = asyncio.Event()
+    running.add_done_callback(lambda _: ended.set())
+    await wait_any(ended, stop)
+    if running.done():
+        try:
+            running.result()
+        except (TokenizerError, EngineStartError) as error:
+            log.error("cannot start: %s", error)
+        except EngineDeadError as error:
+            log.error("%s", error)
+            await service.drain(_LAST_WORDS_SECONDS, hurry)
+        return EXIT_FAILED
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    if service.phase in (Phase.LOADING, Phase.RESTARTING):
+        log.info("stopped while %s", service.phase.value)
         return EXIT_OK
-    try:
-        loading.result()
-    except (TokenizerError, EngineStartError) as error:
-        log.error("cannot start: %s", error)
-        return EXIT_FAILED
-    _announce(service, url)
-    await wait_any(stop, service.died)
-    if service.died.is_set():
-        log.error("the engine process has died; giving up")
-        await service.drain(_LAST_WORDS_SECONDS, hurry)
-        return EXIT_FAILED
     await service.drain(service.settings.shutdown_grace_seconds, hurry)
     if service.died.is_set():
         log.error("the engine process died while requests were finishing")
@@ -114,11 +123,17 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
-    return uvicorn.Config(
+    settings = service.settings
+    limits = ConnectionLimits(
+        settings.max_connections, settings.header_timeout, settings.body_timeout, settings.write_timeout
+    )
+    config = uvicorn.Config(
         create_app(service),
-        http="h11",  # bounds its headers; httptools does not
+        http=LimitedProtocol.within(limits),  # on h11, which bounds its headers; httptools does not
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
         ws="none",
-        lifespan="off",
+        lifespan="on",  # FastAPI sets traces up in it
         loop="none",
         log_config=None,
         access_log=False,
@@ -127,12 +142,29 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
     )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        files = " ".join(str(path) for path in (settings.ssl_certfile, settings.ssl_keyfile) if path is not None)
+        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files}: {error.strerror or error}") from error
+    return config
+
+
+def _allow_files(count: int) -> None:
+    """Raise the process's limit of open files if it is below `count` and may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < count:
+            log.warning("%d files may be open; %d connections need %d", allowed, count - _OTHER_FILES, count)
 
 
 def _bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         listener.bind((settings.host.strip("[]"), settings.port))
     except OSError as error:
@@ -142,9 +174,9 @@ def _bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, secure: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _on_signals(act: Callable[[], None]) -> None:
@@ -171,8 +203,9 @@ def _announce(service: Service, url: str) -> None:
     )
     log.info("ready: %s", url)
     log.info(
-        "try: curl -N %s/v1/completions -H 'Content-Type: application/json' "
+        "try: curl -N %s/v1/completions -H 'Content-Type: application/json' %s"
         '-d \'{"model": "%s", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',
         url,
+        "-H 'Authorization: Bearer KEY' " if service.keys else "",
         service.settings.name,
     )

@@ -8,16 +8,19 @@ import enum
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import msgspec
 
+from longreach.api.auth import ApiKeys
 from longreach.api.chat_prompt import Chat
 from longreach.api.grammars import GrammarCompiler, Kind
+from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import EngineConfig, Generate, Started, Update
+from longreach.engine.messages import EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
+from longreach.metrics import Metrics
 from longreach.text.tokenizer import Tokenizer, model_file
 
 log = logging.getLogger(__name__)
@@ -29,11 +32,17 @@ class Engine(Protocol):
     """What the API needs of an engine; `EngineClient` documents it."""
 
     info: Started
+    stats: Stats
     on_death: Callable[[], None] | None
 
     @property
     def alive(self) -> bool:
         """Whether the engine runs and is reachable."""
+        ...
+
+    @property
+    def responsive(self) -> bool:
+        """Whether the engine has given a sign of life of late."""
         ...
 
     def admit(self, prompt_tokens: int) -> None:
@@ -75,18 +84,29 @@ class Phase(enum.Enum):
 
     LOADING = "loading"
     READY = "ready"
+    STALLED = "stalled"
+    RESTARTING = "restarting"
     DRAINING = "draining"
     DEAD = "dead"
 
 
 class Service:
-    """One served model. Made before the model is loaded, so that the port can already answer that it is loading."""
+    """One served model. Made before the model is loaded, so that the port can already answer that it is loading.
+
+    Raises:
+        ConfigError: the API keys cannot be used.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.keys = ApiKeys.of(settings)
+        self.metrics = Metrics(settings.name, self._look)
+        self.bodies = 0  # bytes of the bodies of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
+        self._engine_config = settings.engine_config()
         self._draining = False
+        self._gave_up = False
         self._engine: Engine | None = None
         self._tokenizer: Tokenizer | None = None
         self._chat: Chat | None = None
@@ -106,15 +126,34 @@ class Service:
         source = self.settings.model_source
         tokenizer = await asyncio.to_thread(Tokenizer.load, source)
         chat = await asyncio.to_thread(Chat.load, source)
-        config = msgspec.structs.replace(
-            self.settings.engine_config(), tokenizer_file=str(model_file(source, "tokenizer.json"))
+        self._engine_config = msgspec.structs.replace(
+            self._engine_config, tokenizer_file=str(model_file(source, "tokenizer.json"))
         )
-        self.attach(await start_engine(config), tokenizer, chat)
+        self.attach(await start_engine(self._engine_config), tokenizer, chat)
 
     def attach(self, engine: Engine, tokenizer: Tokenizer, chat: Chat) -> None:
         """Take requests from now on."""
+        self._tokenizer, self._chat = tokenizer, chat
+        self._adopt(engine)
+
+    async def restart(self, start_engine: StartEngine) -> None:
+        """Start another engine in place of the one that died.
+
+        Raises:
+            EngineStartError: it never became ready.
+        """
+        assert self._engine is not None
+        await self._engine.stop()
+        self._adopt(await start_engine(self._engine_config))
+
+    def _adopt(self, engine: Engine) -> None:
+        self.died.clear()
         engine.on_death = self.died.set
-        self._engine, self._tokenizer, self._chat = engine, tokenizer, chat
+        self._engine = engine
+
+    def give_up(self) -> None:
+        """There will be no other engine."""
+        self._gave_up = True
 
     @property
     def chat(self) -> Chat:
@@ -136,11 +175,15 @@ class Service:
     @property
     def phase(self) -> Phase:
         """Where the server is in its life; reads state only, so that health never waits for work."""
-        if self._engine is None:
-            return Phase.DRAINING if self._draining else Phase.LOADING
-        if self.died.is_set() or not self._engine.alive:
+        if self._gave_up:
             return Phase.DEAD
-        return Phase.DRAINING if self._draining else Phase.READY
+        if self._draining:
+            return Phase.DRAINING
+        if self._engine is None:
+            return Phase.LOADING
+        if not self._engine.alive:
+            return Phase.RESTARTING
+        return Phase.READY if self._engine.responsive else Phase.STALLED
 
     def require_ready(self) -> tuple[Engine, Tokenizer]:
         """The engine and the tokenizer.
@@ -152,9 +195,18 @@ class Service:
         if phase is Phase.READY:
             assert self._engine is not None
             assert self._tokenizer is not None
-            return self._engine, self._tokenizer
+            # It passes on what it does not have itself, which a type checker does not see.
+            return cast("Engine", MeteredEngine(self._engine, self.metrics)), self._tokenizer
         if phase is Phase.LOADING:
             raise UnavailableError("The model is still loading.", code="loading", retry_after=_RETRY_WHILE_LOADING)
+        if phase is Phase.RESTARTING:
+            raise UnavailableError(
+                "The engine is being restarted.", code="engine_restarting", retry_after=_RETRY_WHILE_LOADING
+            )
+        if phase is Phase.STALLED:
+            raise UnavailableError(
+                "The engine does not respond.", code="engine_stalled", retry_after=_RETRY_WHILE_LOADING
+            )
         if phase is Phase.DRAINING:
             raise UnavailableError("The server is shutting down.", code="shutting_down")
         raise UnavailableError("The engine has stopped.", code="engine_dead")
@@ -198,6 +250,10 @@ class Service:
         """
         await self._cut.wait()
         raise UnavailableError("The server is shutting down and cannot finish this request.", code="shutting_down")
+
+    def _look(self) -> tuple[Started, Stats] | None:
+        """What the engine says of itself, if there is one and it lives."""
+        return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started."""

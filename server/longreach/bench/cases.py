@@ -19,8 +19,8 @@ _MATMULS = {"forward": 2, "backward": 5}  # products of two N x N x D matrices; 
 class Case:
     """One measurement: B sequences of N keys, Hq query and Hkv key heads of D channels, under a mask.
 
-    `forward` and `backward` have N queries a sequence; `decode` has one, over keys in pages, which hold 8-bit floats
-    with `fp8`.
+    `forward` and `backward` have N queries a sequence; `decode` has one, over keys in pages. With `fp8` keys lie in
+    pages of 8-bit floats, those of a forward pass too.
     """
 
     kind: Kind
@@ -106,6 +106,8 @@ SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {
         *(Case("forward", 1, n * K) for n in (4, 16, 64, 128)),
         Case("forward", 1, 16 * K, mask=Full()),
         *(Case("forward", 1, 16 * K, D=64, mask=mask) for mask in (Causal(), Full())),
+        *(Case("forward", 1, n * K, fp8=True) for n in (4, 16, 64, 128)),
+        Case("forward", 1, 16 * K, D=64, fp8=True),
         *(Case("forward", 1, 16 * K, Hq=16, Hkv=8, D=256, mask=mask) for mask in (Causal(), Full())),
         *(Case("forward", 1, n * K, mask=Window(4096)) for n in (16, 64, 128)),
     ),

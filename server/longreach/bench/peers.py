@@ -52,28 +52,32 @@ def ours(backend: str) -> Peer:
 
     def prepare(case: Case) -> Run | None:
         if case.kind == "decode":
-            return _our_decode(case, backend)
+            return _graphed(_paged(case, backend))
+        if case.fp8:
+            return _paged(case, backend)
         q, k, v = inputs(case)
         return _forward_or_backward(case, lambda: attention(q, k, v, case.mask, backend=backend), (q, k, v))
 
     return Peer(f"longreach {backend}", prepare)
 
 
-def _our_decode(case: Case, backend: str) -> Run:
+def _paged(case: Case, backend: str) -> Run:
+    """Decodes, or prefills of whole prompts, over pages in random order."""
     pages = case.N // PAGE
+    queries = 1 if case.kind == "decode" else case.N
     k_pages, v_pages = (
         torch.randn(case.B * pages, PAGE, case.Hkv, case.D, device="cuda", dtype=torch.bfloat16) for _ in range(2)
     )
-    q = torch.randn(case.B, case.Hq, case.D, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(case.B * queries, case.Hq, case.D, device="cuda", dtype=torch.bfloat16)
     table = torch.randperm(case.B * pages, device="cuda").to(torch.int32).view(case.B, pages)
     lengths = torch.full((case.B,), case.N, dtype=torch.int32, device="cuda")
-    starts = torch.arange(case.B + 1, dtype=torch.int32, device="cuda")
-    batch = PagedBatch(starts, lengths, table, max_seqlen_q=1, max_context_len=case.N, num_decodes=case.B)
+    starts = torch.arange(case.B + 1, dtype=torch.int32, device="cuda") * queries
+    batch = PagedBatch(starts, lengths, table, max_seqlen_q=queries, max_context_len=case.N)
     scales: dict[str, Any] = {}
     if case.fp8:
         k_pages, v_pages = k_pages.to(torch.float8_e4m3fn), v_pages.to(torch.float8_e4m3fn)
         scales = {name: torch.ones(case.Hkv, device="cuda") for name in ("k_scale", "v_scale")}
-    return _graphed(lambda: paged_attention(q, k_pages, v_pages, batch, case.mask, backend=backend, **scales))
+    return lambda: paged_attention(q, k_pages, v_pages, batch, case.mask, backend=backend, **scales)
 
 
 def _graphed(run: Run) -> Run:
@@ -96,7 +100,7 @@ def _graphed(run: Run) -> Run:
 
 def _sdpa(name: str, backend: SDPBackend) -> Peer:
     def prepare(case: Case) -> Run | None:
-        if case.kind == "decode" or not isinstance(case.mask, Causal | Full):
+        if case.kind == "decode" or case.fp8 or not isinstance(case.mask, Causal | Full):
             return None
         q, k, v = inputs(case, repeat_kv=True)
         causal = isinstance(case.mask, Causal)
@@ -114,7 +118,7 @@ def _flex() -> Peer:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def prepare(case: Case) -> Run | None:
-        if case.kind == "decode" or not isinstance(case.mask, Causal | Full | Window):
+        if case.kind == "decode" or case.fp8 or not isinstance(case.mask, Causal | Full | Window):
             return None
         torch._dynamo.reset()  # past a few recompilations it would run uncompiled, and be timed so
         compiled = torch.compile(flex_attention, dynamic=False)
@@ -151,9 +155,11 @@ def _fa3() -> Peer:
     def prepare(case: Case) -> Run | None:
         if not isinstance(case.mask, Causal | Full | Window) or (isinstance(case.mask, Window) and case.mask.sinks):
             return None
+        if case.fp8:
+            return None
         window = (case.mask.size - 1, 0) if isinstance(case.mask, Window) else (-1, -1)
         if case.kind == "decode":
-            return None if case.fp8 else _fa3_decode(case, flash_attn_varlen_func, version)
+            return _fa3_decode(case, flash_attn_varlen_func, version)
         if case.kind == "backward" and version:
             return None  # this build has the forward pass only
         q, k, v = (x.detach().flatten(0, 1) for x in inputs(case, token_major=True))

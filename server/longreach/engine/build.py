@@ -6,11 +6,19 @@ import functools
 import logging
 
 import torch
-from longreach_patches import Footprint, KVPages, LoadedModel, load_model, resolve_kv_dtype
+from longreach_patches import (
+    Footprint,
+    KVPages,
+    LoadedModel,
+    layer_masks,
+    load_model,
+    resolve_kv_dtype,
+)
 from transformers.utils import logging as transformers_logging
 
 from . import capacity
 from .batch import BatchBuilder
+from .density import PairCount
 from .engine import Engine
 from .graphs import DecodeGraphs
 from .limits import Limits
@@ -70,7 +78,9 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
 
         start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
     runner = Runner(loaded, pages, builder, drawn, graphs)
-    return Engine(Scheduler(pool, limits, hasher), runner, start_grammar=start_grammar), started
+    bands = [mask.band for mask in layer_masks(loaded.config)]
+    pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
+    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, start_grammar=start_grammar), started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -11,14 +13,17 @@ from collections.abc import AsyncGenerator, Callable
 from .admission import Admission
 from .errors import EngineDeadError, EngineStartError, RequestFailedError
 from .messages import (
+    HEARTBEAT_SECONDS,
     LENGTH_BYTES,
     Cancel,
     EngineConfig,
     Failed,
     FromEngine,
     Generate,
+    Heartbeat,
     Started,
     StartFailed,
+    Stats,
     ToEngine,
     Update,
     Updates,
@@ -27,7 +32,11 @@ from .messages import (
     from_engine_decoder,
 )
 
+logger = logging.getLogger(__name__)
+
 _KILL_AFTER_SECONDS = 10.0
+# An engine of which nothing was heard for so many heartbeats does not respond.
+_MISSED_BEATS = 6
 # Unless told otherwise, prompts may wait that fill the KV cache so many times.
 _QUEUED_CACHES = 4
 
@@ -35,18 +44,28 @@ _QUEUED_CACHES = 4
 class EngineClient:
     """A running engine process, as seen from the event loop that started it.
 
-    `info` holds what the engine said when it became ready. `on_death` is called once if the process ends without having
-    been asked to.
+    `info` holds what the engine said when it became ready, `stats` what it said last. `on_death` is called once if the
+    process ends without having been asked to. A process that shows no sign of life for `config.silence_timeout`
+    seconds, or computes one step for longer than `config.step_timeout`, is killed: its requests would never end.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    def __init__(
+        self,
+        config: EngineConfig,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._config = config
         self._process = process
         self._reader = reader
         self._writer = writer
         self._inboxes: dict[str, asyncio.Queue[Update | Exception]] = {}
         self._stopping = False
         self._dead = False
-        self._listener: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._missed_beats = 0
+        self.stats = Stats()
         self.info: Started
         self._admission: Admission
         self.on_death: Callable[[], None] | None = None
@@ -64,13 +83,13 @@ class EngineClient:
                 sys.executable, "-m", "longreach.engine.process", str(theirs.fileno()), pass_fds=[theirs.fileno()]
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        client = cls(process, reader, writer)
+        client = cls(config, process, reader, writer)
         try:
             await client._send(config)
             answer = await client._receive()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            code = await process.wait()
-            raise EngineStartError(f"the engine process ended during start (exit status {code})") from error
+            await client.stop()
+            raise EngineStartError(f"the engine process ended during start ({client._end()})") from error
         except asyncio.CancelledError:
             await client.stop()
             raise
@@ -84,13 +103,21 @@ class EngineClient:
             config.max_queued_tokens or _QUEUED_CACHES * answer.kv_tokens,
             answer.max_batched_tokens,
         )
-        client._listener = asyncio.create_task(client._listen(), name="engine-listener")
+        client._tasks = [
+            asyncio.create_task(client._listen(), name="engine-listener"),
+            asyncio.create_task(client._watch(), name="engine-watch"),
+        ]
         return client
 
     @property
     def alive(self) -> bool:
         """Whether the process runs and is reachable."""
         return not self._dead and not self._stopping and self._process.returncode is None
+
+    @property
+    def responsive(self) -> bool:
+        """Whether the process has given a sign of life of late; a long step does not keep it from that."""
+        return self._missed_beats < _MISSED_BEATS
 
     @property
     def pid(self) -> int:
@@ -149,8 +176,8 @@ class EngineClient:
     async def stop(self) -> None:
         """End the process by closing its socket, and if that does not do, by force. Open requests get an error."""
         self._stopping = True
-        if self._listener is not None:
-            self._listener.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._writer.close()
         with contextlib.suppress(ConnectionError):  # the peer may have gone first
             await self._writer.wait_closed()
@@ -172,13 +199,44 @@ class EngineClient:
     async def _listen(self) -> None:
         try:
             while True:
-                self._deliver(await self._receive())
+                message = await self._receive()
+                self._missed_beats = 0
+                self._deliver(message)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._dead = True
-            code = await self._process.wait()
-            self._fail_all(f"the engine process ended unexpectedly (exit status {code})")
-            if self.on_death is not None and not self._stopping:
-                self.on_death()
+            pass  # the process has ended, or is about to
+        except Exception:  # nothing that it says could be understood from here on
+            logger.exception("the engine process sent what cannot be understood; it is killed")
+        self._dead = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        self._fail_all(f"the engine process ended unexpectedly ({self._end()})")
+        if self.on_death is not None and not self._stopping:
+            self.on_death()
+
+    async def _watch(self) -> None:
+        """Count the heartbeats that did not come, and kill a process that hangs.
+
+        Turns of this loop are counted, not seconds: while the event loop itself is late, so is its news of the engine.
+        """
+        while not self._dead:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self._missed_beats += 1
+            if self._missed_beats * HEARTBEAT_SECONDS > self._config.silence_timeout:
+                self._kill(f"has been silent for {self._config.silence_timeout:.0f} s")
+                return
+
+    def _kill(self, why: str) -> None:
+        if self._process.returncode is None:
+            logger.error("the engine process %s; it is killed", why)
+            self._process.kill()  # the listener sees the end of it
+
+    def _end(self) -> str:
+        """How the process ended, for people."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit status {code}"
 
     def _deliver(self, message: FromEngine) -> None:
         # An id that is not in the table belongs to a caller that went away while its last tokens were on the wire.
@@ -189,6 +247,10 @@ class EngineClient:
                 self._admission.progress(update)
                 if inbox := self._inboxes.get(update.request_id):
                     inbox.put_nowait(update)
+        elif isinstance(message, Heartbeat):
+            self.stats = message.stats
+            if message.step_seconds > self._config.step_timeout:
+                self._kill(f"has computed one step for {message.step_seconds:.0f} s")
         elif isinstance(message, Failed):
             if inbox := self._inboxes.get(message.request_id):
                 inbox.put_nowait(RequestFailedError(message.message, message.kind))

@@ -6,10 +6,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from .constraint import Constraint
-from .messages import Failed, Generate, Update, Updates
+from .density import PairCount
+from .isolation import Result, StepRunner, launch_apart
+from .messages import Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
@@ -17,23 +19,7 @@ from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# Waits for a step's end: the `num_draws` tokens (or NOT_A_NUMBER) of each request whose chunk draws any.
-Result = Callable[[], dict[str, list[int]]]
-_FAILED = "the model could not compute this request"
-
-
-class StepRunner(Protocol):
-    """What computes plans; `runner.Runner`, or a stand-in.
-
-    `overlaps` says whether `launch` returns before the step has ended, so that the next one can be planned meanwhile.
-    Steps are computed in the order in which they are launched.
-    """
-
-    overlaps: bool
-
-    def launch(self, plan: StepPlan) -> Result:
-        """Start a step. A token that the plan knows as PENDING is what its request drew in the step before."""
-        ...
+_NOT_COMPUTED = "the model could not compute this request"
 
 
 class _InFlight(NamedTuple):
@@ -47,7 +33,7 @@ class Engine:
 
     Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
     its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `start_grammar` makes
-    the constraint of a request with a grammar.
+    the constraint of a request with a grammar. `stats` and `step_seconds` may be read from another thread.
     """
 
     def __init__(
@@ -55,14 +41,24 @@ class Engine:
         scheduler: Scheduler,
         runner: StepRunner,
         clock: Callable[[], float] = time.monotonic,
+        pairs: PairCount | None = None,
         start_grammar: Callable[[str], Constraint] | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._start_grammar = start_grammar
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._settled = 0.0  # when the last step was
+        self._step_began: float | None = None
+        self.stats = self._take_stats()
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step that is running has taken so far; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
 
     @property
     def has_work(self) -> bool:
@@ -80,26 +76,36 @@ class Engine:
             self.scheduler.add(request)
         except ValueError as error:
             return Failed(request_id=spec.request_id, kind="invalid", message=str(error))
+        except Exception:  # as in a step: it ends this request and not the server
+            logger.exception("request %s could not be taken", spec.request_id)
+            return Failed(request_id=spec.request_id, kind="internal", message="the request could not be taken")
+        self.stats = self._take_stats()
         return None
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; its pages can be had when this returns."""
         self.scheduler.remove(request_id, self._clock())
+        self.stats = self._take_stats()
 
     def step(self) -> list[Updates | Failed]:
-        """Compute one step and return what is to be told to the callers, in order."""
+        """Compute one step and return what is to be told to the callers, in order.
+
+        Raises:
+            DeviceLostError: this process cannot compute any more.
+        """
+        self._step_began = self._clock()
+        try:
+            return self._step(self._step_began)
+        finally:
+            self._step_began = None
+            self.stats = self._take_stats()
+
+    def _step(self, start: float) -> list[Updates | Failed]:
         before, self._in_flight = self._in_flight, None
-        start = self._clock()
         plan = self.scheduler.plan(start)
-        news: list[Updates | Failed] = []
-        if plan is not None:
-            try:
-                self._in_flight = _InFlight(plan, self._runner.launch(plan), start)
-            except Exception:  # whatever it was, it ends these requests and not the server
-                logger.exception("a step of %d tokens could not be launched", plan.num_tokens)
-                news += self._fail([chunk.request for chunk in plan.chunks], _FAILED)
-            else:
-                self.scheduler.advance(plan)
+        if unclean := self.scheduler.pool.unclean():
+            self._runner.clean(unclean)
+        news = [] if plan is None else self._launch(plan, start)
         if before is not None:
             news += self._settle(before)
         if self._in_flight is not None and not self._runner.overlaps:
@@ -107,15 +113,29 @@ class Engine:
             self._in_flight = None
         return news
 
+    def _launch(self, plan: StepPlan, start: float) -> list[Updates | Failed]:
+        """Start a step, without the requests that make it fail."""
+        for chunk in plan.chunks:
+            if chunk.request.waited is None:
+                chunk.request.waited = start - chunk.request.arrived
+        chunks, result, failed = launch_apart(self._runner, plan)
+        if chunks:
+            launched = StepPlan(chunks)
+            self._in_flight = _InFlight(launched, result, start)
+            self._pairs.add(launched)
+            self.scheduler.advance(launched)
+        return self._fail(failed, _NOT_COMPUTED)
+
     def _settle(self, step: _InFlight) -> list[Updates | Failed]:
         """Wait for a step's end, record what it drew, and report it."""
         plan = step.plan
         here = [chunk for chunk in plan.chunks if self.scheduler.running.get(chunk.request.id) is chunk.request]
         try:
             drawn = step.result()
-        except Exception:  # as above
+        except Exception:  # whatever it was, it ends these requests and not the server
             logger.exception("a step of %d tokens failed", plan.num_tokens)
-            return _failures(self.scheduler.abandon(), _FAILED)
+            self._runner.recover()
+            return _failures(self.scheduler.abandon(), _NOT_COMPUTED)
         now = self._clock()
         self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
         self._settled = now
@@ -147,6 +167,19 @@ class Engine:
             self.scheduler.discard(request)
         return _failures(here, message, kind)
 
+    def _take_stats(self) -> Stats:
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages=pool.num_pages,
+            free_pages=pool.num_free,
+            cached_pages=pool.cache.num_idle,
+            preemptions=scheduler.preemptions,
+            causal_pairs=self._pairs.causal,
+            computed_pairs=self._pairs.computed,
+        )
+
 
 def _failures(
     requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
@@ -165,6 +198,7 @@ def _update(chunk: Chunk, length: int) -> Update:
         cached=request.cached,
         tokens=request.tokens[length : request.known],
         finish_reason=request.finish_reason,
+        waited=request.waited or 0.0,
         logprobs=[known[at] for at in range(length, request.known) if at in known],
         prompt_logprobs=[known[at] for at in chunk.scored],
     )

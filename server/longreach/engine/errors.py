@@ -3,6 +3,7 @@
 EngineError
 ├── EngineStartError     the engine never became ready; the message says why
 ├── EngineDeadError      the engine process is gone; every request it held ends with this
+├── DeviceLostError      inside the engine process: the GPU computes nothing any more; the process has to end
 ├── QueueFullError       too much is waiting; `retry_after` says when to come again
 └── RequestFailedError   one request failed; `kind` says whose fault it was
 """
@@ -22,6 +23,10 @@ class EngineStartError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine process has ended; nothing it held can be finished."""
+
+
+class DeviceLostError(EngineError):
+    """The device fails at everything since some error on it; only a new process can use it again."""
 
 
 class QueueFullError(EngineError):

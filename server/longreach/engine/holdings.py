@@ -105,6 +105,10 @@ class Holdings:
 
     def release(self, request: Request, keep_until: float | None = None) -> None:
         """Give everything back; with `keep_until`, full pages are kept before others until that time."""
+        # The last token of an answer depends on all before it. It may itself be in a page: nobody knows what it gave.
+        sound = 0 if request.finish_reason is None else (request.known - 1) // self._size
+        self.pool.trust(request.pages[:sound])
+        self.pool.suspect(request.pages[sound:])
         if keep_until is not None:
             self.pool.cache.retain(request.pages, keep_until)
         self.pool.release(request.pages, request.promised_pages)

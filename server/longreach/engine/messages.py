@@ -18,6 +18,8 @@ FinishReason = Literal["stop", "length"]
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 
+HEARTBEAT_SECONDS = 0.25
+
 
 class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of each."""
@@ -41,6 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     tokenizer_file: str | None = None
+    silence_timeout: float = 30.0
+    step_timeout: float = 600.0
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -137,8 +141,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 
     `computed` of `prompt_tokens` prompt tokens have their keys and values, `cached` of them by somebody else's work;
     `tokens` are new ones (none while the prompt is being read); `finish_reason` is set on a request's last update.
-    If they were asked for, `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens
-    that follow the ones already told; the prompt's first token has none.
+    `waited` is how long the request was in the engine before its first step began, in seconds. If they were asked for,
+    `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
+    already told; the prompt's first token has none.
     """
 
     request_id: str
@@ -147,6 +152,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0
     tokens: list[int] = []
     finish_reason: FinishReason | None = None
+    waited: float = 0.0
     logprobs: list[Logprob] = []
     prompt_logprobs: list[Logprob] = []
 
@@ -158,6 +164,30 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
     cost: StepCost | None = None
 
 
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine holds, requests and KV pages (`cached` ones are idle and can be evicted), and has done so far:
+    preemptions, and pairs of queries and keys (see `density.PairCount`)."""
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    preemptions: int = 0
+    causal_pairs: int = 0
+    computed_pairs: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """The engine lives; sent every `HEARTBEAT_SECONDS`, whatever it computes.
+
+    `step_seconds` is how long the running step has taken so far, 0 between steps; `stats` is as of the last step.
+    """
+
+    step_seconds: float
+    stats: Stats
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A request ends in an error: `invalid` is the caller's fault, `internal` the server's."""
 
@@ -167,7 +197,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 ToEngine = EngineConfig | Generate | Cancel
-FromEngine = Started | StartFailed | Updates | Failed
+FromEngine = Started | StartFailed | Updates | Failed | Heartbeat
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)

@@ -12,6 +12,10 @@ class PagePool:
 
     `reserve` promises pages without naming them, so that a request which has been let in can always grow to its end;
     `take` names them when they are needed, and evicts idle pages when none is free.
+
+    What is left in a page of a request that did not finish may be no number. Kernels read whole tiles, past a
+    sequence's end, and rely on a weight of 0 there, which makes 0 of a number only: a `suspect` page has to be cleaned
+    between being handed out and being computed with (`unclean`).
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -24,6 +28,8 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = [0] * num_pages
         self._promised = 0
+        self._suspect: set[int] = set()
+        self._unclean: list[int] = []
 
     @property
     def num_free(self) -> int:
@@ -68,6 +74,24 @@ class PagePool:
         pages = [self._free.pop() if self._free else self.cache.evict() for _ in range(count)]
         for page in pages:
             self._holders[page] = 1
+        if self._suspect:
+            unclean = self._suspect.intersection(pages)
+            self._suspect -= unclean
+            self._unclean += sorted(unclean)
+        return pages
+
+    def suspect(self, pages: list[int]) -> None:
+        """Note that these pages may hold what is no number."""
+        self._suspect.update(pages)
+
+    def trust(self, pages: list[int]) -> None:
+        """Note that these pages hold numbers: an answer that depends on all of them has been drawn."""
+        if self._suspect:
+            self._suspect.difference_update(pages)
+
+    def unclean(self) -> list[int]:
+        """The pages that were handed out since the last call and have to be cleaned before the next step."""
+        pages, self._unclean = self._unclean, []
         return pages
 
     def take_over(self, page: int) -> None:
@@ -88,6 +112,7 @@ class PagePool:
 
     def spoil(self, pages: list[int]) -> None:
         """See that nobody takes over what these pages, held, idle or free, contain: it may be wrong."""
+        self.suspect(pages)
         for page in pages:
             if self.cache.is_named(page):
                 self.cache.forget(page)

@@ -1,7 +1,8 @@
 """The engine process: `python -m longreach.engine.process FD`, started by `EngineClient` and by nothing else.
 
-Three threads share two queues. The reader turns frames into messages, the main thread computes, the writer sends: the
-engine never waits for a slow owner. The process ends when its socket closes, and the kernel ends it if its parent dies.
+Four threads share two queues. The reader turns frames into messages, the main thread computes, the writer sends: the
+engine never waits for a slow owner. The fourth sends heartbeats, so that a long step does not look like a dead engine.
+The process ends when its socket closes, and the kernel ends it if its parent dies.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 from .engine import Engine
+from .errors import DeviceLostError
 from .messages import (
+    HEARTBEAT_SECONDS,
     LENGTH_BYTES,
     Cancel,
     EngineConfig,
     FromEngine,
     Generate,
+    Heartbeat,
     StartFailed,
     ToEngine,
     encode_frame,
@@ -32,6 +37,8 @@ from .messages import (
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+
+EXIT_DEVICE_LOST = 3
 
 
 def main() -> None:
@@ -51,8 +58,15 @@ def main() -> None:
         return
     assert isinstance(config, EngineConfig), f"expected a config first, got {type(config).__name__}"
     engine = _start(config, connection, outbox)
-    if engine is not None:
+    if engine is None:
+        return
+    threading.Thread(target=_beat, args=(engine, outbox), name="heartbeat", daemon=True).start()
+    try:
         _serve(engine, inbox, outbox)
+    except DeviceLostError as error:
+        logger.critical("the device is lost: %s", error)
+        logging.shutdown()
+        os._exit(EXIT_DEVICE_LOST)  # an orderly end would wait for the device
 
 
 def _start(config: EngineConfig, connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]) -> Engine | None:
@@ -104,6 +118,12 @@ def _write(connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]) -> 
             connection.sendall(encode_frame(outbox.get()))
         except (BrokenPipeError, ConnectionResetError):
             return  # the owner is gone; the reader has seen it too and ends the process
+
+
+def _beat(engine: Engine, outbox: queue.SimpleQueue[FromEngine]) -> None:
+    while True:
+        outbox.put(Heartbeat(engine.step_seconds, engine.stats))
+        time.sleep(HEARTBEAT_SECONDS)
 
 
 def _die_with_parent() -> None:

@@ -29,6 +29,7 @@ class Request:
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
+        waited: seconds from its arrival to its first step, once that has begun.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
@@ -47,6 +48,7 @@ class Request:
     promised_pages: int = 0
     row: int = -1
     preempted: bool = False
+    waited: float | None = None
     finish_reason: FinishReason | None = None
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)

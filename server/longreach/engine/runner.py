@@ -16,6 +16,7 @@ from longreach_patches import KVPages, LoadedModel, PagedStep
 
 from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
+from .errors import DeviceLostError
 from .graphs import DecodeGraphs
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
@@ -76,8 +77,27 @@ class Runner:
         if draws:
             how = SamplingTensors.of(draws, self._vocab_size)
             tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
-            self._remember(drawing, tokens)
-        return _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
+        result = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
+        self._remember(drawing, tokens)  # last: until then the step can be launched again
+        return result
+
+    def clean(self, pages: list[int]) -> None:
+        """Fill pages with zeros."""
+        self._pages.clear(pages)
+
+    def recover(self) -> None:
+        """Give cached memory back after a step that failed.
+
+        Raises:
+            DeviceLostError: the error was one that CUDA does not recover from.
+        """
+        if self._loaded.device.type == "cpu":
+            return
+        try:
+            torch.cuda.synchronize(self._loaded.device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # torch's errors of CUDA are among them
+            raise DeviceLostError(str(error).strip().partition("\n")[0]) from error
 
     def _drawing_rows(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The rows that tokens are drawn from: the last ones of each chunk, where others are there to be scored."""
@@ -90,7 +110,7 @@ class Runner:
 
     def _remember(self, drawing: list[Chunk], tokens: torch.Tensor) -> None:
         """Keep the last token of each request, which the next step may take up before the host knows it."""
-        if not self.overlaps:
+        if not self.overlaps or not drawing:
             return
         rows = np.array([chunk.request.row for chunk in drawing])
         last = np.cumsum([chunk.num_draws for chunk in drawing]) - 1

@@ -52,6 +52,7 @@ class Scheduler:
         self.step_time = StepTime()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
+        self.preemptions = 0
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
@@ -206,6 +207,7 @@ class Scheduler:
             self._release(victim, now + self.limits.resume_seconds)
             victim.computed = victim.reach = 0
             victim.preempted = True
+            self.preemptions += 1
             self.waiting[victim.id] = victim
             if victim is request:
                 return False

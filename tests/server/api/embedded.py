@@ -49,7 +49,7 @@ class EmbeddedServer:
     @property
     def engine(self) -> EngineClient:
         """The engine's owner."""
-        engine, _ = self.service.require_ready()
+        engine = self.service._engine
         assert isinstance(engine, EngineClient)
         return engine
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Update
+from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Stats, Update
 
 EOS_ID = 1
 
@@ -44,6 +44,7 @@ class EchoEngine:
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
         self.info = started() if info is None else info
+        self.stats = Stats(pages=64, free_pages=48, cached_pages=8, causal_pairs=100, computed_pairs=40)
         self.on_death: Callable[[], None] | None = None
         self.answer: Callable[[Generate], list[int]] = lambda request: [token for token in request.prompt if token]
         self.hold_prefill = False
@@ -51,10 +52,12 @@ class EchoEngine:
         self.failure: Exception | None = None
         self.requests: list[Generate] = []
         self.cached = 0
+        self.waited = 0.0
         self.full: QueueFullError | None = None
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.stopped = False
+        self.stalled = False
         self._prefill_chunk = prefill_chunk
         self._dead = False
 
@@ -67,6 +70,11 @@ class EchoEngine:
     def alive(self) -> bool:
         """As `EngineClient.alive`."""
         return not self._dead and not self.stopped
+
+    @property
+    def responsive(self) -> bool:
+        """As `EngineClient.responsive`."""
+        return not self.stalled
 
     def admit(self, prompt_tokens: int) -> None:
         """As `EngineClient.admit`."""
@@ -110,7 +118,7 @@ class EchoEngine:
     async def _updates(self, request: Generate) -> AsyncGenerator[Update, None]:
         n = len(request.prompt)
         for computed in range(self._prefill_chunk, n, self._prefill_chunk):
-            yield Update(request_id=request.request_id, prompt_tokens=n, computed=computed)
+            yield Update(request_id=request.request_id, prompt_tokens=n, computed=computed, waited=self.waited)
             await self._while(lambda: self.hold_prefill)
         await self._while(lambda: self.hold_prefill)
         ends = request.stop_token_ids[:1]
@@ -130,6 +138,7 @@ class EchoEngine:
                 cached=self.cached,
                 tokens=[token],
                 finish_reason=finish,
+                waited=self.waited,
                 logprobs=[] if request.logprobs is None else [_logprob(token, request.logprobs)],
                 prompt_logprobs=_prompt_logprobs(request) if count == 1 else [],
             )

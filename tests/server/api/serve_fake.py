@@ -1,12 +1,15 @@
 """The whole server process around a fake engine: `serve_fake MODEL PORT SCENARIO [SETTING=VALUE ...]`.
 
-Scenarios: `ok`; `slow_load` (never becomes ready); `bad_load`; `stuck` (no request ends by itself); `dies` (the engine
-dies when a request has been running for a moment).
+Scenarios: `ok`; `slow_load` (never becomes ready); `bad_load`; `stuck` (no request ends by itself). In the others the
+first engine is stuck, too, and dies when two requests have been running for a moment: `dies_once` (the next is sound),
+`never_again` (no other can start), `dies` (the next ones die when they have just started).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import sys
 
 import uvloop
@@ -17,25 +20,32 @@ from longreach.engine.messages import EngineConfig
 
 from tests.server.api.fake_engine import EchoEngine
 
+log = logging.getLogger(__name__)
+
+DYING = ("dies_once", "never_again", "dies")
+
 
 async def main(model: str, port: str, scenario: str, *settings: str) -> int:
     """Serve until the end; return the exit status."""
+    count = itertools.count(1)
 
     async def start(config: EngineConfig) -> EchoEngine:
+        number = next(count)
+        log.info("engine %d starts", number)
         if scenario == "slow_load":
             await asyncio.sleep(600)
-        if scenario == "bad_load":
+        if scenario == "bad_load" or (scenario == "never_again" and number > 1):
             raise EngineStartError("model.safetensors is cut short: download it again")
         engine = EchoEngine()
-        if scenario in ("stuck", "dies"):
+        if number == 1 and scenario in ("stuck", *DYING):
             engine.hold_decode_after = 2
-        if scenario == "dies":
-            dying = asyncio.create_task(die_when_busy(engine))
+        if scenario == "dies" or (number == 1 and scenario in DYING):
+            dying = asyncio.create_task(die(engine, when_running=2 if number == 1 else 0))
             dying.add_done_callback(lambda task: task.result())
         return engine
 
-    async def die_when_busy(engine: EchoEngine) -> None:
-        while len(engine.running) < 2:  # noqa: ASYNC110
+    async def die(engine: EchoEngine, when_running: int) -> None:
+        while len(engine.running) < when_running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         engine.die()

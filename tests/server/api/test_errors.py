@@ -16,6 +16,7 @@ from longreach.api.chat_prompt import Chat
 from longreach.api.service import Service
 from longreach.config import load_settings
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
+from longreach.text.detokenizer import Detokenizer
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
@@ -338,7 +339,7 @@ def last_error(events: str) -> dict[str, Any]:
         (RequestFailedError("the prompt is odd", "invalid"), 400, "invalid_value", None),
         (RequestFailedError("secret path /root/x", "internal"), 500, "internal_error", "false"),
         (QueueFullError("filled up meanwhile", 5), 429, "queue_full", None),
-        (EngineDeadError("exit status 9"), 503, "engine_dead", None),
+        (EngineDeadError("exit status 9"), 503, "engine_dead", "false"),
         (ZeroDivisionError("secret path /root/x"), 500, "internal_error", "false"),
     ],
 )
@@ -394,10 +395,52 @@ def test_the_death_of_the_engine_ends_every_request(server: LiveServer, stream: 
         with sock:
             answer = _rest(sock.makefile("rb")) if stream else sock.makefile("rb").readline()
             assert b"engine_dead" in answer if stream else b" 503 " in answer
-    for path in ("/health", "/ready"):
-        assert server.http.get(path).status_code == 503
-        assert server.http.get(path).json() == {"status": "dead"}
+    check_phase(server, "restarting", health=503)
+    error_of(server.complete(), 503, "engine_restarting")
+    server.service.give_up()
+    check_phase(server, "dead", health=503)
     error_of(server.complete(), 503, "engine_dead")
+
+
+def check_phase(server: LiveServer, phase: str, health: int, ready: int = 503) -> None:
+    """What the probes say."""
+    for path, status in (("/health", health), ("/ready", ready)):
+        response = server.http.get(path)
+        assert (response.status_code, response.json()) == (status, {"status": phase})
+
+
+def test_an_engine_that_does_not_respond_gets_no_requests_until_it_does(server: LiveServer) -> None:
+    check_phase(server, "ready", health=200, ready=200)
+    server.engine.stalled = True
+    check_phase(server, "stalled", health=503)
+    error_of(server.complete(), 503, "engine_stalled")
+    server.engine.stalled = False
+    assert server.complete().status_code == 200
+
+
+def test_an_exception_in_the_text_of_one_request_is_nobody_elses(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Detokenizer.push
+
+    def push(self: Detokenizer, token: int) -> str:
+        if token == 77:
+            raise IndexError("secret")
+        return plain(self, token)
+
+    monkeypatch.setattr(Detokenizer, "push", push)
+    server.engine.hold_decode_after = 2
+    with server.connect(orjson.dumps({"model": MODEL, "prompt": [5] * 6, "stream": True})) as sock:
+        eventually(lambda: len(server.engine.running) == 1)
+        server.engine.hold_decode_after = None
+        assert b'"finish_reason":"stop"' in _rest(sock.makefile("rb"))
+        for stream in (False, True):
+            response = server.complete(prompt=[5, 77, 5], stream=stream)
+            error = last_error(response.text) if stream else error_of(response, 500, "internal_error")
+            assert error["code"] == "internal_error"
+            assert "secret" not in response.text
+    assert server.complete(prompt=[5, 6]).status_code == 200
+    eventually(lambda: not server.engine.running)
 
 
 def test_an_unexpected_exception_is_a_500_without_internals(

@@ -161,8 +161,9 @@ def test_sigterm_drains_then_ends_what_is_left_and_exits_0(model_dir: Path, proc
     eventually(lambda: "engine took request 3" in process.log)
     process.process.send_signal(signal.SIGTERM)
     eventually(lambda: "finishing" in process.log)
-    health = httpx2.get(f"{url}/health")  # a balancer still learns the truth
-    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    for path, status in (("health", 200), ("ready", 503)):  # a balancer still learns the truth
+        answer = httpx2.get(f"{url}/{path}")
+        assert (answer.status_code, answer.json()) == (status, {"status": "draining"})
     error_of(process.post(url), 503, "shutting_down")
     first, second, whole = calls.join()
     for stream in (first, second):
@@ -189,15 +190,34 @@ def test_a_request_that_ends_within_the_grace_is_not_cut(model_dir: Path, proces
     assert process.wait() == 0
 
 
-def test_the_engines_death_ends_requests_and_the_process_with_1(model_dir: Path, processes: list[Process]) -> None:
-    process = Process(model_dir, "dies")
+def test_an_engine_that_dies_ends_its_requests_and_is_replaced(model_dir: Path, processes: list[Process]) -> None:
+    process = Process(model_dir, "dies_once")
     processes.append(process)
     url = process.url(after="ready:")
     stream, whole = Calls(process, url, True, False).join()
     assert last_error(stream.text)["code"] == "engine_dead"
     error_of(whole, 503, "engine_dead")
+    assert whole.headers["x-should-retry"] == "false"  # it might be what the engine died of
+    eventually(lambda: "ready again" in process.log)
+    assert httpx2.get(f"{url}/ready").status_code == 200
+    assert process.post(url).status_code == 200
+    assert "Traceback" not in process.log
+    process.process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("scenario", ["dies", "never_again"])
+def test_engines_that_die_one_after_the_other_end_the_process_with_1(
+    model_dir: Path, processes: list[Process], scenario: str
+) -> None:
+    process = Process(model_dir, scenario, "max_engine_restarts=2")
+    processes.append(process)
+    url = process.url(after="ready:")
+    Calls(process, url, True, True).join()
     assert process.wait() == 1
-    assert len([line for line in process.lines if "ERROR" in line]) == 1
+    assert "engine 3 starts" in process.log
+    assert "engine 4 starts" not in process.log
+    assert "ERROR   longreach.api.server: the engine process has died 3 times in a row; giving up" in process.log
     assert "Traceback" not in process.log
 
 

@@ -46,6 +46,7 @@ OPERATIONS = [
     "GET /health",
     "GET /ready",
     "GET /version",
+    "GET /metrics",
 ]
 
 

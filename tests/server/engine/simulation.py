@@ -13,6 +13,7 @@ from collections.abc import Callable
 from longreach.engine.messages import Generate, Logprob
 from longreach.engine.plan import StepPlan
 from longreach.engine.request import PENDING, Request
+from longreach.engine.sampler import NOT_A_NUMBER
 from longreach.engine.step_time import StepCost
 
 
@@ -50,7 +51,9 @@ class SimulatedRunner:
         self.now = 0.0
         self.computed_tokens = 0
         self.steps = 0
-        self.after_step: Callable[[], None] = lambda: None
+        self.after_step: Callable[[StepPlan], None] = lambda plan: None
+        self.broken: set[str] = set()  # requests whose numbers break the next time that they draw
+        self.not_numbers: set[int] = set()  # pages that hold what is no number
         self.before_result: Callable[[], None] = lambda: None
         self._page_size = page_size
         self._vocabulary = vocabulary
@@ -71,13 +74,21 @@ class SimulatedRunner:
         drawn = {}
         scores = [(chunk.request, position) for chunk in plan.chunks for position in chunk.scored]
         for chunk in plan.chunks:
+            read = chunk.request.pages[: -(-chunk.end // self._page_size)]
+            clean = chunk.request.id in self.broken or not self.not_numbers.intersection(read)
+            assert clean, "a step reads a page that was to be cleaned"
             tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
             states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(tokens)]
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+        self.after_step(plan)
+        for chunk in plan.chunks:
+            if chunk.num_draws:
                 self._drawn[chunk.request.row] = drawn[chunk.request.id][-1]
-        self.after_step()
+                if chunk.request.id in self.broken:
+                    drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
+                    self.not_numbers.update(chunk.request.pages[chunk.start // self._page_size :])
 
         def result() -> dict[str, list[int]]:
             self.before_result()
@@ -86,6 +97,14 @@ class SimulatedRunner:
             return drawn
 
         return result
+
+    def clean(self, pages: list[int]) -> None:
+        """As `StepRunner.clean`: what the pages held is gone."""
+        self._contents = {slot: state for slot, state in self._contents.items() if slot[0] not in pages}
+        self.not_numbers.difference_update(pages)
+
+    def recover(self) -> None:
+        """As `StepRunner.recover`: there is no device that could be lost."""
 
     def _write(self, request: Request, position: int, token: int) -> bytes:
         before = b"" if position == 0 else self._contents[self._slot(request, position - 1)]

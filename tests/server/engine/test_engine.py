@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 import torch
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
+from longreach.engine.errors import DeviceLostError
 from longreach.engine.messages import EngineConfig, Failed, Generate, Logprob, Sampling, Started, Update, Updates
 from longreach.engine.plan import StepPlan
 from longreach.engine.speculation import MAX_DRAFTS
+from longreach_patches import KVPages
 from transformers import AutoModelForCausalLM
 
 from .conftest import ids
@@ -222,6 +225,26 @@ def test_a_preempted_request_tells_each_logprob_once(model_dir: Path) -> None:
         assert ([s.token for s in of_prompt], [s.token for s in of_answer]) == (prompt[1:], tokens[name])
 
 
+def test_penalties_and_logprobs_are_the_same_one_step_ahead(model_dir: Path) -> None:
+    """What depends on the tokens before waits for them, and what is told of a step is told with it."""
+    how = Sampling(temperature=0.0, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.5)
+    told = []
+    for overlaps in (False, True):
+        engine, _ = build(model_dir)
+        engine._runner.overlaps = overlaps
+        one = spec("penalized", ids(40, seed=1), max_tokens=30, logprobs=1, prompt_logprobs=0)
+        engine.submit(msgspec.structs.replace(one, sampling=how))
+        engine.submit(spec("scored", ids(60, seed=2), 1.0, max_tokens=30, logprobs=0, prompt_logprobs=1))
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        of_prompt, of_answer = scores(updates["scored"])
+        assert ([s.token for s in of_prompt], [s.token for s in of_answer]) == (ids(60, seed=2)[1:], tokens["scored"])
+        told.append(tokens)
+    assert told[0] == told[1]
+    engine.submit(spec("penalized", ids(40, seed=1), max_tokens=30))
+    assert drain(engine)[0]["penalized"] != told[0]["penalized"], "penalties change nothing"
+
+
 class _Countdown:
     """A grammar of exactly `length` tokens, of the even ids; it breaks down where `fails`."""
 
@@ -240,8 +263,10 @@ class _Countdown:
         return self._left == 0
 
 
-def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Path) -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Path, overlaps: bool) -> None:
     engine, _ = build(model_dir)
+    engine._runner.overlaps = overlaps
     engine._start_grammar = lambda text: _Countdown(5, fails=text == "bad")
     for name, grammar in (("even", "good"), ("stuck", "bad"), ("free", None)):
         engine.submit(spec(name, ids(30, seed=1), 1.0, grammar=grammar, speculate=4))
@@ -294,32 +319,204 @@ def test_what_cannot_run_fails_as_the_callers_fault(model_dir: Path) -> None:
     assert not engine.has_work
 
 
-class _Broken:
-    """Stands in for the runner: one request's logits are not numbers, then a step raises."""
+class _Faulty:
+    """Stands in for the runner: `fault` may raise before a step; what it reads is looked at."""
 
     def __init__(self, engine: Engine) -> None:
-        self._real = engine._runner
+        self.real = engine._runner
         self.overlaps = False
-        self.steps = 0
+        self.fault: Callable[[StepPlan], None] = lambda plan: None
+        self.dirty_reads = 0
 
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
-        self.steps += 1
-        if self.steps == 3:
+        self.fault(plan)
+        for chunk in plan.chunks:
+            self.dirty_reads += any(self.pages.values[0][page].isnan().any() for page in chunk.request.pages)
+        return self.real.launch(plan)
+
+    @property
+    def pages(self) -> KVPages:
+        return self.real._pages
+
+    def clean(self, pages: list[int]) -> None:
+        self.real.clean(pages)
+
+    def recover(self) -> None:
+        self.real.recover()
+
+
+@pytest.fixture
+def faulty(model_dir: Path) -> tuple[Engine, _Faulty]:
+    """An engine whose steps fail as the test says."""
+    engine, _ = build(model_dir, prefix_cache=False)
+    engine._runner = _Faulty(engine)  # type: ignore[assignment]
+    for values in engine._runner.pages.values:  # type: ignore[attr-defined]
+        values.zero_()  # memory on a CPU comes as it is
+    return engine, engine._runner  # type: ignore[return-value]
+
+
+def names_in(plan: StepPlan) -> set[str]:
+    return {chunk.request.id for chunk in plan.chunks}
+
+
+def test_a_step_that_fails_costs_only_the_request_that_makes_it_fail(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+    specs = [spec(f"r{n}", ids(5, seed=n), temperature=1.0) for n in range(7)]
+    for one in specs:
+        engine.submit(one)
+    expected = drain(engine)[0]
+
+    def fail_one(plan: StepPlan) -> None:
+        if "r3" in names_in(plan) and any(c.request.id == "r3" and c.request.generated == 4 for c in plan.chunks):
             raise RuntimeError("boom")
-        drawn = self._real.launch(plan)()
-        return lambda: {name: [-1] if name == "bad" else tokens for name, tokens in drawn.items()}
 
-
-def test_a_bad_row_fails_alone_and_a_bad_step_does_not_stop_the_engine(model_dir: Path) -> None:
-    engine, _ = build(model_dir)
-    engine._runner = _Broken(engine)
-    engine.submit(spec("bad", ids(5, seed=6)))
-    engine.submit(spec("good", ids(5, seed=7)))
+    runner.fault = fail_one
+    for one in specs:
+        engine.submit(one)
     tokens, _, failures = drain(engine)
-    assert [(f.request_id, f.kind) for f in failures] == [("bad", "internal"), ("good", "internal")]
-    assert len(tokens["good"]) == 2
-    engine.submit(spec("later", ids(5, seed=7)))
-    assert len(drain(engine)[0]["later"]) == 12
+    assert [(f.request_id, f.kind) for f in failures] == [("r3", "internal")]
+    assert tokens.pop("r3") == expected.pop("r3")[:4]
+    assert tokens == expected
+    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+
+
+def test_a_step_for_which_memory_is_short_goes_on_in_parts(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+
+    def out_of_memory(plan: StepPlan) -> None:
+        if plan.num_tokens > 15:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    runner.fault = out_of_memory
+    for n in range(5):
+        engine.submit(spec(f"small{n}", ids(4, seed=n)))
+    engine.submit(spec("large", ids(60, seed=9)))
+    tokens, _, failures = drain(engine)
+    assert [failure.request_id for failure in failures] == ["large"]
+    assert {name: len(own) for name, own in tokens.items() if own} == {f"small{n}": 12 for n in range(5)}
+
+
+def test_a_lost_device_ends_the_process_instead_of_one_request_after_the_other(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+
+    def lost() -> None:
+        raise DeviceLostError("an illegal memory access was encountered")
+
+    def fault(plan: StepPlan) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    runner.fault, runner.recover = fault, lost  # type: ignore[method-assign]
+    engine.submit(spec("a", ids(5, seed=1)))
+    with pytest.raises(DeviceLostError):
+        engine.step()
+
+
+def test_an_error_that_shows_late_ends_the_requests_of_its_step_only(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+    launch, recovered = runner.launch, []
+
+    def late(plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        result = launch(plan)
+        return result if recovered or "b" not in names_in(plan) else broken
+
+    def broken() -> dict[str, list[int]]:
+        raise RuntimeError("boom")
+
+    runner.launch, runner.recover = late, lambda: recovered.append(True)  # type: ignore[method-assign]
+    for name in "ab":
+        engine.submit(spec(name, ids(5, seed=1)))
+    assert {failed.request_id for failed in drain(engine)[2]} == {"a", "b"}
+    assert recovered
+    engine.submit(spec("c", ids(5, seed=1)))
+    assert len(drain(engine)[0]["c"]) == 12
+
+
+def test_a_row_that_is_no_number_fails_alone_and_leaves_no_trace_in_its_pages(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+    good = spec("good", ids(20, seed=7), max_tokens=30)
+    engine.submit(good)
+    expected = drain(engine)[0]["good"]
+    engine.submit(good)
+    engine.submit(spec("bad", ids(40, seed=6)))
+    while "bad" not in engine.scheduler.running or engine.scheduler.running["bad"].generated < 2:
+        engine.step()
+    pages = list(engine.scheduler.running["bad"].pages)
+    for values in runner.pages.values:
+        values[pages] = float("nan")
+    _, _, failures = drain(engine)
+    assert [(f.request_id, f.message) for f in failures] == [("bad", "the model's output was not a number")]
+    runner.dirty_reads = 0
+    many = [spec(f"later{n}", ids(100, seed=n), max_tokens=20) for n in range(8)] + [good]
+    for one in many:
+        engine.submit(one)
+    seen: set[int] = set()
+    tokens: list[int] = []
+    while engine.has_work:
+        for news in engine.step():
+            assert isinstance(news, Updates)
+            tokens += [token for update in news.updates if update.request_id == "good" for token in update.tokens]
+        seen.update(page for request in engine.scheduler.running.values() for page in request.pages)
+    assert seen.issuperset(pages), "the pages were not used again"
+    assert runner.dirty_reads == 0
+    assert tokens == expected
+
+
+def test_pages_of_a_request_that_went_away_are_cleaned_too(faulty: tuple[Engine, _Faulty]) -> None:
+    engine, runner = faulty
+    engine.submit(spec("gone", ids(100, seed=6)))
+    engine.step()
+    pages = list(engine.scheduler.running["gone"].pages)
+    runner.pages.values[0][pages] = float("nan")  # nothing has been drawn: nobody knows
+    engine.cancel("gone")
+    engine.submit(spec("next", ids(100, seed=6)))
+    tokens, _, failures = drain(engine)
+    assert not failures
+    assert len(tokens["next"]) == 12
+    assert runner.dirty_reads == 0
+
+
+def test_a_request_that_cannot_be_taken_fails_alone(faulty: tuple[Engine, _Faulty], monkeypatch: Any) -> None:
+    engine, _ = faulty
+
+    def broken(request: object) -> None:
+        raise KeyError("boom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "add", broken)
+        failed = engine.submit(spec("a", ids(5, seed=1)))
+    assert failed is not None
+    assert (failed.request_id, failed.kind) == ("a", "internal")
+    engine.submit(spec("b", ids(5, seed=1)))
+    assert len(drain(engine)[0]["b"]) == 12
+
+
+def test_stats_and_the_wait_before_the_first_step_are_told(model_dir: Path) -> None:
+    engine, _ = build(model_dir, max_num_seqs=1)
+    now = iter(range(10**6))
+    engine._clock = lambda: float(next(now))
+    assert engine.stats.free_pages == engine.stats.pages == engine.scheduler.pool.num_pages
+    for name in ("first", "second"):
+        engine.submit(spec(name, ids(30, seed=1), max_tokens=4))
+    assert (engine.stats.running, engine.stats.waiting) == (0, 2)
+    assert engine.step_seconds == 0
+    engine.step()
+    assert (engine.stats.running, engine.stats.waiting) == (1, 1)
+    assert engine.stats.free_pages < engine.stats.pages
+    _, updates, _ = drain(engine)
+    first, second = updates["first"][0].waited, updates["second"][0].waited
+    assert 0 < first < second
+    assert {update.waited for update in updates["second"]} == {second}
+    assert (engine.stats.running, engine.stats.waiting) == (0, 0)
+    assert engine.stats.free_pages + engine.stats.cached_pages == engine.stats.pages
+
+
+def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -> None:
+    engine, _ = build(model_dir, prefix_cache=False)
+    engine.submit(spec("a", ids(60, seed=2), max_tokens=5))
+    drain(engine)
+    queries = range(60 + 4)  # the last token is not computed
+    assert engine.stats.causal_pairs == 2 * sum(q + 1 for q in queries)
+    assert engine.stats.computed_pairs == sum(q + 1 for q in queries) + sum(min(q + 1, 9) for q in queries)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from longreach.engine.engine import Engine
 from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate, Sampling, Updates
 from longreach.engine.pages import PagePool
+from longreach.engine.plan import StepPlan
 from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
@@ -32,7 +33,7 @@ class _Noisy(SimulatedRunner):
         self.after_step = self.jitter
         self.before = 0.0
 
-    def jitter(self) -> None:
+    def jitter(self, plan: StepPlan) -> None:
         self.now += (self.now - self.before) * self._noise.uniform(-0.03, 0.03)
         self.before = self.now
 

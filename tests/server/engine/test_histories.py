@@ -16,6 +16,7 @@ from longreach.engine.engine import Engine
 from longreach.engine.limits import Limits
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
+from longreach.engine.plan import StepPlan
 from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
@@ -23,6 +24,7 @@ from longreach.engine.step_time import StepCost
 from .simulation import SimulatedRunner, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
+LOGGERS = ("longreach.engine.engine", "longreach.engine.isolation")
 # Documents that begin alike, that differ at once, and one that repeats itself.
 DOCUMENTS = [
     [1] * 40 + [2] * 40,
@@ -56,9 +58,12 @@ class Histories(RuleBasedStateMachine):
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
-        self.fail_step = self.fail_result = False
+        self.too_large: int | None = None
+        self.doomed: set[str] = set()
+        self.fail_result = self.failed_result = False
         self.runner.before_result = self.while_a_result_is_fetched
-        logging.getLogger("longreach.engine.engine").setLevel(logging.CRITICAL)
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
     @rule(
         target=requests,
@@ -115,9 +120,17 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.runner.now += seconds
 
-    @rule()
-    def fail_the_next_step(self) -> None:
-        self.fail_step = True
+    @rule(size=st.integers(1, ROWS))
+    def steps_of_more_requests_fail(self, size: int) -> None:
+        self.too_large = size
+
+    @rule(name=consumes(requests))
+    def fail_one(self, name: str) -> None:
+        self.doomed.add(name)
+
+    @rule(name=consumes(requests))
+    def break_the_numbers_of_one(self, name: str) -> None:
+        self.runner.broken.add(name)
 
     @rule()
     def fail_the_next_result(self) -> None:
@@ -130,9 +143,12 @@ class Histories(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def step(self) -> None:
+        self.failed_result = False
         before, in_flight = self.runner.steps, self.engine._in_flight
         for news in self.engine.step():
             if isinstance(news, Failed):
+                wrong = news.request_id in self.doomed | self.runner.broken
+                assert wrong or self.failed_result, "it did nothing wrong"
                 assert self.alive.pop(news.request_id, None) is not None
                 continue
             for update in news.updates:
@@ -151,17 +167,19 @@ class Histories(RuleBasedStateMachine):
         moved = self.runner.steps > before or in_flight is not None
         assert moved or not self.alive, "requests are there and nothing is computed"
 
-    def while_a_step_runs(self) -> None:
+    def while_a_step_runs(self, plan: StepPlan) -> None:
+        if self.too_large is not None and len(plan.chunks) > self.too_large:
+            raise RuntimeError("a step that is too large")
+        self.too_large = None
+        if any(chunk.request.id in self.doomed for chunk in plan.chunks):
+            raise RuntimeError("a request that cannot be computed")
         if self.cancel_in_step is not None:
             self.cancel(self.cancel_in_step)
             self.cancel_in_step = None
-        if self.fail_step:
-            self.fail_step = False
-            raise RuntimeError("a step that fails on purpose")
 
     def while_a_result_is_fetched(self) -> None:
         if self.fail_result:
-            self.fail_result = False
+            self.fail_result, self.failed_result = False, True
             raise RuntimeError("a step that fails after it was launched, on purpose")
 
     @invariant()
@@ -173,7 +191,8 @@ class Histories(RuleBasedStateMachine):
             assert scheduler.pool.num_available == scheduler.pool.num_pages
 
     def teardown(self) -> None:
-        logging.getLogger("longreach.engine.engine").setLevel(logging.NOTSET)
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.NOTSET)
         for _ in range(5000):
             if not self.engine.has_work:
                 break

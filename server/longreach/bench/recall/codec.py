@@ -51,7 +51,7 @@ class Codec:
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids (n,) int64 of `text`, no special tokens added."""
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+        return np.array(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int64)
 
     def decode(self, ids: np.ndarray) -> str:
         """Text of `ids`, special tokens written out."""

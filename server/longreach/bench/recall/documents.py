@@ -79,7 +79,7 @@ def _mixture(drawer: Drawer, items: int, length: int, size: float) -> list[Item]
     if draw < 0.07:
         template = compound.pair_template(drawer)
         return [compound.pair(drawer, template) for _ in range(max(1, min(items, int(size * length / 100))))]
-    if draw < 0.12:
+    if draw < 0.14:
         return [compound.chain(drawer, rng.randint(0, 3)) for _ in range(max(1, items // 3))]
     share = rng.choice((0.0, 0.2, 0.6))
     return [_compound(drawer, length, size) if rng.random() < share else drawer.fact() for _ in range(items)]
@@ -88,11 +88,11 @@ def _mixture(drawer: Drawer, items: int, length: int, size: float) -> list[Item]
 def _compound(drawer: Drawer, length: int, size: float) -> Item:
     rng = drawer.rng
     draw = rng.random()
-    if draw < 0.35:
+    if draw < 0.38:
         return compound.repeated(drawer, rng.randint(2, 4))
-    if draw < 0.55:
+    if draw < 0.63:
         return compound.chain(drawer, rng.randint(1, 3))
-    if draw < 0.75:
+    if draw < 0.77:
         return compound.counted(drawer, rng.randint(1, max(2, int(9 * size))))
     if draw < 0.85:
         return compound.frequent(drawer, rng.randint(10, max(12, int(min(300, length // 12) * size))))

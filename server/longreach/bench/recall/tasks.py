@@ -97,6 +97,9 @@ class Sampler:
         marks = turns - 1 if form == "chat" else 0
         fixed = len(opening) + marks + sum(len(s.ids) for part in placed for s in part)
         room = spec.length - fixed - sum(len(q.before) + len(q.after) for part in asked for q in part)
+        while room < 8 * turns and len(most := max(asked, key=len)) > 1:
+            dropped = most.pop()
+            room += len(dropped.before) + len(dropped.after)
         if room < 8 * turns:
             return None
 
@@ -241,16 +244,17 @@ class Sampler:
 
 
 def training_spec(rng: random.Random, length: int) -> Spec:
-    """A draw of the training distribution: one to 64 items, as many questions as fit well, some asked midway."""
+    """A draw of the training distribution: many facts and about as many questions, or a few in much text; some asked
+    midway, some before the document.
+    """
+    most = max(2, min(256, length // 40))
+    few = rng.random() < 0.3
+    items = _log_uniform(rng, most) if few else rng.randint(max(2, most // 3), most)
     if rng.random() < 0.05:
-        return Spec(length, items=_log_uniform(rng, max(2, min(64, length // 40))), absent=0.05, early=True)
-    return Spec(
-        length,
-        items=_log_uniform(rng, max(2, min(64, length // 40))),
-        questions=rng.randint(1, max(2, min(64, length // 64))),
-        absent=0.05,
-        turns=rng.choice((1, 1, 1, 2, 3)),
-    )
+        return Spec(length, items=items, absent=0.08, early=True)
+    # Fewer questions than facts: one that was asked before is answered by looking it up among the answers.
+    questions = rng.randint(max(1, items // 2), items)
+    return Spec(length, items=items, questions=questions, absent=0.08, turns=rng.choice((1, 1, 1, 2, 3)))
 
 
 def _log_uniform(rng: random.Random, most: int) -> int:

@@ -1,0 +1,73 @@
+"""A look at the weight files before anything is built from them: which file is broken, and how.
+
+The loader of transformers reports most of these faults too, but for the directory as a whole, and it casts weights of
+any type to the model's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from .errors import ModelLoadError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_WEIGHT_TYPES = {"F64", "F32", "F16", "BF16"}
+
+
+def check_weights(directory: Path) -> Path:
+    """Check the headers of a model directory's safetensors files; no weights are read.
+
+    Returns the file that says which tensors there are: the index, or the only file.
+
+    Raises:
+        ModelLoadError: a file is missing, cut short or no safetensors file; a tensor is not where the index says, or is
+            of a type that is no weight's. The message names the file.
+    """
+    index = directory / INDEX
+    if not index.is_file():
+        if not (directory / SINGLE).is_file():
+            raise ModelLoadError(f"{directory}: there is no {SINGLE} and no {INDEX}; other formats are not read")
+        _check_file(directory / SINGLE, set())
+        return directory / SINGLE
+    expected: dict[str, set[str]] = {}
+    for tensor, name in _weight_map(index).items():
+        expected.setdefault(name, set()).add(tensor)
+    for name, tensors in sorted(expected.items()):
+        path = directory / name
+        if Path(name).name != name or not path.is_file():
+            raise ModelLoadError(f"{index}: it names {name!r}, which is no file of this directory; download it again")
+        _check_file(path, tensors)
+    return index
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if all(isinstance(name, str) for name in found.values()):
+            return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{index}: no readable weight_map ({type(error).__name__})") from error
+    raise ModelLoadError(f"{index}: the weight_map has values that are no file names")
+
+
+def _check_file(path: Path, expected: set[str]) -> None:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (OSError, SafetensorError) as error:
+        size = path.stat().st_size
+        raise ModelLoadError(
+            f"{path}: not a whole safetensors file ({size} bytes: {error}); download it again"
+        ) from error
+    if missing := sorted(expected - types.keys()):
+        raise ModelLoadError(f"{path}: the tensor {missing[0]}, which {INDEX} says is in it, is missing")
+    for name, kind in types.items():
+        if kind not in _WEIGHT_TYPES:
+            raise ModelLoadError(
+                f"{path}: the tensor {name} is of type {kind}; only {', '.join(sorted(_WEIGHT_TYPES))} are supported"
+            )

@@ -1,0 +1,48 @@
+"""Keeping an engine running: the first start, and another engine for each one that dies, up to a point."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from longreach.api.service import Service, StartEngine
+from longreach.engine.errors import EngineDeadError, EngineStartError
+
+log = logging.getLogger(__name__)
+
+# An engine that has run for so long was sound: its death is the first in a row.
+_STEADY_SECONDS = 60.0
+
+
+async def keep_running(
+    service: Service,
+    start_engine: StartEngine,
+    announce: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Load the model, `announce` that it is ready, and replace engines that die. Ends only by raising.
+
+    Raises:
+        TokenizerError: the tokenizer cannot be used.
+        EngineStartError: the first engine never became ready.
+        EngineDeadError: more than `--max-engine-restarts` died one after the other.
+    """
+    await service.load(start_engine)
+    announce()
+    deaths, ready_at = 0, clock()
+    while True:
+        await service.died.wait()
+        deaths = 1 if clock() - ready_at >= _STEADY_SECONDS else deaths + 1
+        limit = service.settings.max_engine_restarts
+        if deaths > limit:
+            service.give_up()
+            raise EngineDeadError(f"the engine process has died {deaths} times in a row; giving up")
+        log.error("the engine process has died; starting another (%d of at most %d in a row)", deaths, limit)
+        try:
+            await service.restart(start_engine)
+        except EngineStartError as error:
+            log.error("the engine cannot start: %s", error)
+            continue  # `died` is still set: this counts as another death
+        ready_at = clock()
+        log.info("ready again")

@@ -1,0 +1,1 @@
+"""`longreach chat`: a conversation with a server, in a terminal."""

@@ -1,0 +1,148 @@
+"""One turn of a conversation over `/v1/chat/completions`: what the server says, as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import orjson
+
+_TIMEOUT = httpx.Timeout(10, read=600)
+
+Message = dict[str, str]  # role and content
+
+
+class ChatError(Exception):
+    """The server is not there, or refused or broke off a turn; the message is for the person at the terminal."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """So many of the prompt's tokens have been read, some of them found in the cache."""
+
+    processed: int
+    cached: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Words:
+    """A piece of the answer, or of the reasoning before it."""
+
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The turn is over. Times are in seconds since it was sent; tokens are as the server counts them."""
+
+    finish_reason: str
+    first_token: float | None
+    total: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed of the tokens after the first, if there are any."""
+        if self.first_token is None or self.completion_tokens < 2 or self.total <= self.first_token:
+            return None
+        return (self.completion_tokens - 1) / (self.total - self.first_token)
+
+
+class ChatClient:
+    """A server and the model that it serves.
+
+    Raises:
+        ChatError: no such server answers at `url`, or it does not take the key.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._clock = clock
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, transport=transport)
+        try:
+            answer = self._http.get("/v1/models")
+            if answer.status_code != 200:
+                raise ChatError(f"{url}: {_refusal(answer)}")
+            [model, *_] = answer.json()["data"]
+            self.model: str = model["id"]
+            self.max_model_len: int | None = model.get("max_model_len")
+        except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
+            raise ChatError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def ask(
+        self, messages: list[Message], max_tokens: int | None = None
+    ) -> Generator[Reading | Words | Finished, None, None]:
+        """Send a conversation and yield what comes; the last is `Finished`. Closing it early ends the server's work.
+
+        Raises:
+            ChatError: the server refused the conversation, failed midway, or is gone.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,
+        }
+        if max_tokens is not None:
+            body["max_completion_tokens"] = max_tokens
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise ChatError(_refusal(response))
+                yield from self._events(response)
+        except httpx.HTTPError as error:
+            raise ChatError(f"the server went away: {error or type(error).__name__}") from None
+
+    def _events(self, response: httpx.Response) -> Iterator[Reading | Words | Finished]:
+        sent, first, finish, usage = self._clock(), None, None, {}
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunk = orjson.loads(line[6:])
+            if "error" in chunk:
+                raise ChatError(chunk["error"]["message"])
+            if progress := chunk.get("prompt_progress"):
+                yield Reading(progress["processed"], progress["cache"], progress["total"])
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                finish = choice.get("finish_reason") or finish
+                for member in ("reasoning_content", "content"):
+                    if text := choice["delta"].get(member):
+                        first = self._clock() if first is None else first
+                        yield Words(text, reasoning=member == "reasoning_content")
+        if finish is None:
+            raise ChatError("the server's answer ended without an end")
+        yield Finished(
+            finish,
+            None if first is None else first - sent,
+            self._clock() - sent,
+            usage.get("prompt_tokens", 0),
+            (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+            usage.get("completion_tokens", 0),
+        )
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        return response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return f"the server answered {response.status_code} without an error object"

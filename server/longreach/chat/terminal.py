@@ -1,0 +1,189 @@
+"""The conversation at the terminal: what is typed, what is shown, and the few commands between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from longreach.chat.client import ChatClient, ChatError, Finished, Message, Reading, Words
+from longreach.errors import quoted
+
+HELP = """\
+/file PATH   put a text file in front of the next message
+/clear       begin a new conversation
+/help        show this
+/quit        leave; so does Ctrl-D
+Ctrl-C ends the answer that is being written."""
+
+MAX_FILE_BYTES = 32 * 2**20
+
+
+class Conversation:
+    """Messages so far, and the files that wait for the next one."""
+
+    def __init__(self, system: str | None = None) -> None:
+        self._system = system
+        self.messages: list[Message] = []
+        self.files: list[str] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+        self.files = []
+
+    def attach(self, path: Path) -> int:
+        """Read a text file for the next message; the number of its characters.
+
+        Raises:
+            ChatError: it cannot be read, is no UTF-8 text, or is too long for a request.
+        """
+        shown = quoted(str(path), 256)
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise ChatError(f"{shown} has more than {MAX_FILE_BYTES} bytes")
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise ChatError(f"{shown} is no UTF-8 text") from None
+        except OSError as error:
+            raise ChatError(f"{shown}: {error.strerror}") from None
+        self.files.append(text)
+        return len(text)
+
+    def say(self, text: str) -> None:
+        """Add a message, behind the files that wait for it."""
+        self.messages.append({"role": "user", "content": "\n\n".join([*self.files, text])})
+        self.files = []
+
+    def unsay(self) -> None:
+        """Take back a message that was not answered."""
+        self.messages.pop()
+
+    def answered(self, text: str) -> None:
+        """Add an answer."""
+        self.messages.append({"role": "assistant", "content": text})
+
+
+class Terminal:
+    """Reads lines, does what they say, and shows the answers.
+
+    `read` gives the next line and raises EOFError at the end.
+    """
+
+    def __init__(
+        self,
+        client: ChatClient,
+        conversation: Conversation,
+        console: Console,
+        read: Callable[[str], str] = input,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._client = client
+        self._conversation = conversation
+        self._console = console
+        self._read = read
+        self._max_tokens = max_tokens
+
+    def run(self) -> None:
+        """Go on until `/quit` or the end of what is read."""
+        self._console.print(f"{self._client.model}: /help for help", style="dim", highlight=False)
+        while True:
+            try:
+                line = self._read("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                self._console.print()
+                return
+            if line == "/quit":
+                return
+            try:
+                self._do(line)
+            except ChatError as error:
+                self._console.print(str(error), style="red", markup=False, highlight=False)
+
+    def _do(self, line: str) -> None:
+        command, _, argument = line.partition(" ")
+        if not line:
+            return
+        if command == "/clear":
+            self._conversation.clear()
+            self._note("a new conversation")
+        elif command == "/help":
+            self._note(HELP)
+        elif command == "/file":
+            if not argument.strip():
+                raise ChatError("/file needs a path: /file book.txt")
+            path = Path(argument.strip()).expanduser()
+            self._note(f"{path.name}: {self._conversation.attach(path)} characters, in front of the next message")
+        elif line.startswith("/"):
+            raise ChatError(f"there is no command {quoted(command)}; /help lists those there are")
+        else:
+            self._turn(line)
+
+    def _turn(self, line: str) -> None:
+        self._conversation.say(line)
+        answer = ""
+        try:
+            with contextlib.closing(self._client.ask(self._conversation.messages, self._max_tokens)) as events:
+                for event in self._shown(events):
+                    if isinstance(event, Words) and not event.reasoning:
+                        answer += event.text
+                    elif isinstance(event, Finished):
+                        self._console.print()
+                        self._note(summary(event))
+        except KeyboardInterrupt:
+            self._console.print()
+            self._note("stopped")
+        except ChatError:
+            if not answer:
+                self._conversation.unsay()
+                raise
+            self._console.print()
+            self._conversation.answered(answer)
+            raise
+        if answer:
+            self._conversation.answered(answer)
+        else:
+            self._conversation.unsay()
+
+    def _shown(self, events: Iterator[Reading | Words | Finished]) -> Iterator[Reading | Words | Finished]:
+        """Pass events on: a bar while the prompt is read, which goes away before the first word."""
+        columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,} tokens"))
+        bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
+        task: TaskID | None = None
+        try:
+            for event in events:
+                if isinstance(event, Reading) and self._console.is_terminal:
+                    if task is None:
+                        bar.start()
+                        task = bar.add_task("reading", total=event.total)
+                    bar.update(task, completed=event.processed, total=event.total)
+                elif task is not None:
+                    bar.stop()
+                if isinstance(event, Words):
+                    style = "dim" if event.reasoning else None
+                    self._console.print(event.text, end="", style=style, markup=False, highlight=False, soft_wrap=True)
+                yield event
+        finally:
+            if task is not None:
+                bar.stop()
+
+    def _note(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def summary(turn: Finished) -> str:
+    """A turn's numbers in one line."""
+    parts = []
+    if turn.first_token is not None:
+        parts.append(f"first token {turn.first_token:.2f} s")
+    if turn.tokens_per_second is not None:
+        parts.append(f"{turn.tokens_per_second:.1f} tokens/s")
+    cached = f" ({turn.cached_tokens:,} cached)" if turn.cached_tokens else ""
+    parts += [f"prompt {turn.prompt_tokens:,} tokens{cached}", f"answer {turn.completion_tokens:,} tokens"]
+    if turn.finish_reason != "stop":
+        parts.append(f"ended by {turn.finish_reason}")
+    return " · ".join(parts)

@@ -1,0 +1,35 @@
+"""How much of attention was computed: pairs of a query and a key, of those that causality allows. Plain numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .plan import StepPlan
+
+
+class PairCount:
+    """Pairs since the start, over all layers; their ratio is the attention's density.
+
+    `reach` has one entry a layer: how many keys a query sees at most (a window and its sinks), None for all.
+    """
+
+    def __init__(self, reach: Iterable[int | None] = (None,)) -> None:
+        self._layers = Counter(reach)
+        self.causal = 0
+        self.computed = 0
+
+    def add(self, plan: StepPlan) -> None:
+        """Count a step."""
+        for chunk in plan.chunks:
+            causal = _pairs(chunk.start, chunk.end, None)
+            for reach, layers in self._layers.items():
+                self.causal += layers * causal
+                self.computed += layers * (causal if reach is None else _pairs(chunk.start, chunk.end, reach))
+
+
+def _pairs(start: int, end: int, reach: int | None) -> int:
+    """The sum over queries `start` to `end` of the keys each sees: itself, all before it, at most `reach`."""
+    turn = end if reach is None else min(max(reach, start), end)  # from here on a query sees `reach` keys
+    grown = (turn - start) * (start + turn + 1) // 2
+    return grown + (end - turn) * (reach or 0)

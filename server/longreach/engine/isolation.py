@@ -1,0 +1,68 @@
+"""A step that fails costs the requests that make it fail, and nobody else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from .plan import Chunk, StepPlan
+from .request import Request
+
+logger = logging.getLogger(__name__)
+
+# Waits for a step's end: the `num_draws` tokens (or NOT_A_NUMBER) of each request whose chunk draws any.
+Result = Callable[[], dict[str, list[int]]]
+
+
+class StepRunner(Protocol):
+    """What computes plans; `runner.Runner`, or a stand-in.
+
+    `overlaps` says whether `launch` returns before the step has ended, so that the next one can be planned meanwhile.
+    Steps are computed in the order in which they are launched.
+    """
+
+    overlaps: bool
+
+    def launch(self, plan: StepPlan) -> Result:
+        """Start a step. A token that the plan knows as PENDING is what its request drew in the step before.
+
+        Chunks of a launch that raised may be launched again: they write the same to the same places.
+        """
+        ...
+
+    def clean(self, pages: list[int]) -> None:
+        """See that these pages hold numbers in the steps to come; what they held is not needed."""
+        ...
+
+    def recover(self) -> None:
+        """Make ready for the next step after one that failed.
+
+        Raises:
+            DeviceLostError: nothing can be computed any more.
+        """
+        ...
+
+
+def launch_apart(runner: StepRunner, plan: StepPlan) -> tuple[tuple[Chunk, ...], Result, list[Request]]:
+    """Launch a plan; if that fails, its halves, and so on down to the requests that fail alone.
+
+    Returns the chunks that were launched, their result, and the requests that failed. Of a step of n requests of which
+    one is bad, about 2 log2(n) parts are launched again; a step that was too large for the memory goes on in two.
+
+    Raises:
+        DeviceLostError: as `StepRunner.recover`.
+    """
+    try:
+        return plan.chunks, runner.launch(plan), []
+    except Exception:  # whatever it was: a kernel, the memory, the sampling of one row
+        requests = [chunk.request for chunk in plan.chunks]
+        shown = ", ".join(request.id for request in requests[:8]) + (", ..." if len(requests) > 8 else "")
+        logger.exception("a step of %d tokens failed (requests: %s)", plan.num_tokens, shown)
+    runner.recover()
+    if len(requests) == 1:
+        return (), dict, requests
+    middle = len(requests) // 2
+    first, first_result, first_failed = launch_apart(runner, StepPlan(plan.chunks[:middle]))
+    second, second_result, second_failed = launch_apart(runner, StepPlan(plan.chunks[middle:]))
+    return first + second, lambda: first_result() | second_result(), first_failed + second_failed
