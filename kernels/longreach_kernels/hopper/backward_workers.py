@@ -40,10 +40,18 @@ def _read_counter(counter):
 
 
 @gluon.jit
+def _follow_reads():
+    """What the tensor memory accelerator does from here on comes after what this thread has read."""
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _wait_for_writes():
     """Until the warp's bulk writes are done, not only their reads of shared memory (as after `tma.store_wait`)."""
     gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; fence.proxy.async; bar.warp.sync 0xffffffff; mov.u32 $0, 0;",
+        "cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 $0, 0;",
         "=r",
         [],
         dtype=gl.int32,
@@ -136,9 +144,10 @@ def accumulate(
             before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
         counter = counters + place
         part = i % PARTS
-        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         while _read_counter(counter) < before:
             pass
+        _follow_reads()
+        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         for c in gl.static_range(CONSUMERS):
             row = (place * CONSUMERS + c) * PART_ROWS
             if before == 0:  # the buffer holds nothing yet
