@@ -323,7 +323,7 @@ def decode_kernel(
     units. `counters`, all 0 before and after: the queue's next item, programs that are done, and for each (sequence, KV
     head) the splits that are done."""
     WARPS: gl.constexpr = gl.num_warps()
-    MESSAGES: gl.constexpr = 2 if D == 256 else 4  # as many as fit
+    MESSAGES: gl.constexpr = 4 if D < 256 and k_desc.dtype != gl.float8e4nv else 2  # as many as fit
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)

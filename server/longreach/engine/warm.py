@@ -35,7 +35,7 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
     for tokens, context in ((_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)):
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
-            _compute(loaded, pages, chunk, max(chunk, context))
+            _compute(loaded, pages, chunk, max(chunk, min(context, most)))
     if loaded.device.type == "cuda":
         torch.cuda.synchronize(loaded.device)
     logger.info("warmed up in %.1f s", time.perf_counter() - start)
