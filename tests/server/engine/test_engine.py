@@ -338,6 +338,9 @@ class _Faulty:
     def pages(self) -> KVPages:
         return self.real._pages
 
+    def take_seconds(self) -> float | None:
+        return self.real.take_seconds()
+
     def clean(self, pages: list[int]) -> None:
         self.real.clean(pages)
 
