@@ -111,12 +111,37 @@ class KVPages:
         """Tokens that fit into all pages together."""
         return self.num_pages * self.shape.page_size
 
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        return self._storage.device
+
+    @property
+    def words_per_page(self) -> int:
+        """Words of 8 bytes that one page takes in all layers together; page sizes are multiples of 16 tokens."""
+        return self.shape.bytes_per_page // 8
+
     def clear(self, pages: list[int]) -> None:
         """Fill these pages with zeros, in all layers."""
+        self._storage.view(torch.uint8).index_fill_(2, self._ids(pages), 0)  # as bytes: not every dtype can be filled
+
+    def read(self, pages: list[int]) -> torch.Tensor:
+        """The contents of these pages, in all layers, as a new tensor (len(pages), words_per_page) int64."""
+        return self._by_page().index_select(0, self._ids(pages)).flatten(1)
+
+    def write(self, pages: list[int], contents: torch.Tensor) -> None:
+        """Give pages the `contents` (len(pages), words_per_page) int64 that `read` gave of others of this shape."""
+        by_page = self._by_page()
+        by_page.index_copy_(0, self._ids(pages), contents.view(len(pages), *by_page.shape[1:]))
+
+    def _ids(self, pages: list[int]) -> torch.Tensor:
         ids = torch.tensor(pages)
-        if self._storage.is_cuda:
-            ids = ids.pin_memory().to(self._storage.device, non_blocking=True)
-        self._storage.view(torch.uint8).index_fill_(2, ids, 0)  # as bytes: not every dtype can be filled
+        return ids.pin_memory().to(self.device, non_blocking=True) if self._storage.is_cuda else ids
+
+    def _by_page(self) -> torch.Tensor:
+        """All contents (num_pages, 2 * layers, words) int64: as words, since not every dtype can be indexed."""
+        words = self._storage.view(torch.uint8).flatten(0, 1).flatten(2).view(torch.int64)
+        return words.transpose(0, 1)
 
 
 @dataclass(frozen=True)

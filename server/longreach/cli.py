@@ -322,6 +322,7 @@ def serve(**flags: Any) -> None:
     "max_batched_tokens",
     "page_size",
     "kv_cache_memory",
+    "kv_offload_bytes",
     "gpu_memory_utilization",
 )
 def plan(

@@ -158,6 +158,9 @@ class Settings(BaseSettings):
     kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
         None, ge=2**20, le=2**44, description="Memory for KV pages: 4GiB, 512MiB, a number of bytes, or auto."
     )
+    kv_offload_bytes: Bytes = Field(
+        0, ge=0, le=2**44, description="Host memory for KV pages that make room for others: 64GiB; 0: they are lost."
+    )
     gpu_memory_utilization: Real = Field(
         0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."
     )
@@ -254,6 +257,7 @@ class Settings(BaseSettings):
             max_batched_tokens=self.max_batched_tokens,
             page_size=self.page_size,
             kv_cache_bytes=self.kv_cache_memory,
+            kv_offload_bytes=self.kv_offload_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=self.cuda_graphs,
             random_weights=self.random_weights,

@@ -13,7 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from longreach.config import parse_bytes
-from longreach.engine.capacity import Capacity, Demand, available_host_bytes, default_batched_tokens, readable
+from longreach.engine.capacity import (
+    Capacity,
+    Demand,
+    available_host_bytes,
+    default_batched_tokens,
+    host_slots,
+    readable,
+)
 from longreach.engine.messages import EngineConfig
 from longreach.errors import quoted
 
@@ -26,7 +33,10 @@ _TABLE_WIDTH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One way to serve the model. Sizes are bytes on each device; `problem` says why nothing fits."""
+    """One way to serve the model. Sizes are bytes on each device; `problem` says why nothing fits.
+
+    `host_kv_tokens` are what host memory keeps of the tokens that are evicted.
+    """
 
     device: str
     gpus: int
@@ -36,6 +46,7 @@ class Row:
     step_bytes: int
     kv_bytes_per_token: int
     capacity: Capacity | None
+    host_kv_tokens: int = 0
     problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,6 +98,8 @@ class Forecast:
         console.print(
             "Sizes are those on each device. longest: tokens of prompt and answer; at once: how many of those."
         )
+        for row in {row.kv_dtype: row for row in self.rows if row.host_kv_tokens}.values():
+            console.print(f"Host memory keeps {row.host_kv_tokens:,} tokens ({row.kv_dtype}) that are evicted.")
         for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
             console.print(f"-: {problem}", highlight=False)
 
@@ -130,6 +143,10 @@ def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool
     else:
         room = demand.host_room(memory)
     capacity, problem = None, None
+    page_bytes = part.pages.bytes_per_page
+    # Of another machine's memory nothing is known; this one's is also what a CPU's pages take.
+    available = config.kv_offload_bytes if on_gpu else memory - room // page_bytes * page_bytes
+    slots = host_slots(config, count * page_bytes, available)
     try:
         capacity = demand.fit(room)
     except ValueError as error:
@@ -143,6 +160,7 @@ def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool
         step_bytes=demand.step_bytes,
         kv_bytes_per_token=demand.token_bytes,
         capacity=capacity,
+        host_kv_tokens=slots * config.page_size,
         problem=problem,
     )
 

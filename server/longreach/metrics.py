@@ -211,6 +211,20 @@ class _EngineCollector:
         for state, count in (("held", used), ("cached", stats.cached_pages), ("free", stats.free_pages)):
             pages.add_metric((*self._names, state), count)
         yield pages
+        places = GaugeMetricFamily(
+            "longreach:kv_host_pages", "Places for KV pages in host memory by state.", labels=(*_LABELS, "state")
+        )
+        free = stats.host_pages - stats.used_host_pages
+        for state, count in (("used", stats.used_host_pages), ("free", free)):
+            places.add_metric((*self._names, state), count)
+        yield places
+        for name, text, count in (
+            ("vllm:kv_offload_store_bytes", "Bytes of KV pages copied to host memory.", stats.stored_pages),
+            ("vllm:kv_offload_load_bytes", "Bytes of KV pages copied back from host memory.", stats.restored_pages),
+        ):
+            copied = CounterMetricFamily(name, text, labels=_LABELS)
+            copied.add_metric(self._names, count * info.page_bytes)
+            yield copied
         pairs = CounterMetricFamily(
             "longreach:attention_pairs",
             "Pairs of a query and a key a layer: all that causality allows, and those that attention computed; their "

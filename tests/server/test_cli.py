@@ -29,6 +29,7 @@ FLAGS = [
     "--keep-alive-seconds",
     "--kv-cache-dtype",
     "--kv-cache-memory",
+    "--kv-offload-bytes",
     "--log-level",
     "--max-batched-tokens",
     "--max-body-bytes",

@@ -21,6 +21,8 @@ from .batch import BatchBuilder
 from .density import PairCount
 from .engine import Engine
 from .graphs import DecodeGraphs
+from .host_pages import HostPages
+from .host_store import HostStore
 from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
@@ -58,7 +60,17 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         rehearsal = rehearse(loaded, config.page_size, demand.step_tokens, demand.step_rows)
     sized = demand.fit(_room(config, loaded, demand, rehearsal))
     fitting_len = sized.max_model_len
-    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
+    page_bytes = footprint.pages.bytes_per_page
+    own = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
+    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - own)
+    limits = Limits(
+        config.max_num_seqs,
+        batched_tokens,
+        fitting_len,
+        config.max_itl,
+        config.resume_seconds,
+        restored_pages=capacity.restored_pages(config.max_itl, page_bytes),
+    )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
@@ -70,18 +82,18 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
             graphs.capture()
     if on_gpu:
         warm(loaded, pages, limits)
-    pool = PagePool(sized.num_pages, config.page_size)
+    pool = PagePool(sized.num_pages, config.page_size, HostPages(slots) if slots else None)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
     types = str(loaded.dtype), str(kv_dtype)
     hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
-    started = _started(loaded, pages, limits)
-    runner = Runner(loaded, pages, builder, drawn, graphs)
+    started = _started(loaded, pages, limits, slots * config.page_size)
+    runner = Runner(loaded, pages, builder, drawn, graphs, host=HostStore(pages, slots) if slots else None)
     bands = [mask.band for mask in layer_masks(loaded.config)]
     pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
     return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs), started
 
 
-def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
+def _started(loaded: LoadedModel, pages: KVPages, limits: Limits, host_kv_tokens: int) -> Started:
     backend = loaded.patched.backend
     eos = getattr(loaded.patched.model.generation_config, "eos_token_id", None)
     return Started(
@@ -89,6 +101,8 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
         max_batched_tokens=limits.max_batched_tokens,
         kv_tokens=pages.num_tokens,
         page_size=pages.shape.page_size,
+        page_bytes=pages.shape.bytes_per_page,
+        host_kv_tokens=host_kv_tokens,
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
         model_type=loaded.config.model_type,

@@ -27,6 +27,10 @@ _GPU_RESERVE_BYTES = 1 << 30
 # What a CUDA context with the kernels' code takes, and the matrix library's workspace in a step.
 _GPU_CONTEXT_BYTES = 640 << 20
 _GPU_MATMUL_BYTES = 64 << 20
+# What copies between a GPU and pinned host memory are counted to move at least: PCIe 4.0, 16 lanes, one direction.
+_LINK_BYTES_PER_SECOND = 20e9
+# The part of the bound on inter-token delay that bringing pages back may take; those they replace may take as much.
+_LINK_SHARE = 0.5
 
 
 def default_batched_tokens(on_gpu: bool) -> int:
@@ -139,6 +143,32 @@ class Demand:
                 "no memory is left for the KV cache; use a smaller model or raise --gpu-memory-utilization"
             )
         return Capacity(num_pages, self.page_size, longest)
+
+
+def host_slots(config: EngineConfig, page_bytes: int, available: int) -> int:
+    """Pages of `page_bytes` that host memory keeps as `config` says, `available` bytes of it being there.
+
+    Raises:
+        ValueError: it is less than a page, more than is there, or for nothing; the message names the fix.
+    """
+    size = config.kv_offload_bytes
+    if not size:
+        return 0
+    if not config.prefix_cache:
+        raise ValueError("--kv-offload-bytes keeps pages of the prefix cache; leave out --no-prefix-cache")
+    if size < page_bytes:
+        raise ValueError(f"--kv-offload-bytes: one page takes {page_bytes} bytes, got {size}; give more, or 0 for none")
+    if size > available:
+        raise ValueError(
+            f"--kv-offload-bytes: {readable(size)} are more than the {readable(max(0, available))} of host memory that "
+            "can be had; give less"
+        )
+    return size // page_bytes
+
+
+def restored_pages(max_itl: float, page_bytes: int) -> int:
+    """How many pages a step may bring back from the host without holding up running answers beyond `max_itl`."""
+    return max(1, int(_LINK_SHARE * max_itl * _LINK_BYTES_PER_SECOND / page_bytes))
 
 
 def available_host_bytes() -> int:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from .constraint import Constraint
 from .density import PairCount
+from .host_pages import PageMoves
 from .isolation import Result, StepRunner, launch_apart
 from .messages import Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
@@ -49,6 +50,7 @@ class Engine:
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._step_began: float | None = None
+        self._stored = self._restored = 0
         self.stats = self._take_stats()
 
     @property
@@ -98,15 +100,32 @@ class Engine:
     def _step(self, start: float) -> list[Updates | Failed]:
         before, self._in_flight = self._in_flight, None
         plan = self.scheduler.plan(start)
-        if unclean := self.scheduler.pool.unclean():
-            self._runner.clean(unclean)
-        news = [] if plan is None else self._launch(plan, start)
+        news = self._move_pages()
+        news += [] if plan is None else self._launch(plan, start)
         if before is not None:
             news += self._settle(before)
         if self._in_flight is not None and not self._runner.overlaps:
             news += self._settle(self._in_flight)
             self._in_flight = None
         return news
+
+    def _move_pages(self) -> list[Updates | Failed]:
+        """Have pages copied and cleaned for the step that has been planned; without them it goes on, too."""
+        pool = self.scheduler.pool
+        moves = pool.moves()
+        try:
+            self._runner.move(moves)
+        except Exception:  # whatever it was, it ends the requests whose pages were brought back, and not the server
+            if not moves.copies:
+                raise
+            logger.exception("%d pages could not be copied between device and host", moves.copies)
+            self._runner.recover()
+            self._runner.move(PageMoves([], moves.unclean, [], []))
+            return self._fail(self.scheduler.lost(moves), _NOT_COMPUTED)
+        pool.arrived()
+        self._stored += len(moves.evicted) + len(moves.saved)
+        self._restored += len(moves.restored)
+        return []
 
     def _launch(self, plan: StepPlan, start: float) -> list[Updates | Failed]:
         """Start a step, without the requests that make it fail."""
@@ -172,6 +191,10 @@ class Engine:
             pages=pool.num_pages,
             free_pages=pool.num_free,
             cached_pages=pool.cache.num_idle,
+            host_pages=0 if pool.host is None else pool.host.num_slots,
+            used_host_pages=0 if pool.host is None else pool.host.num_used,
+            stored_pages=self._stored,
+            restored_pages=self._restored,
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
             computed_pairs=self._pairs.computed,

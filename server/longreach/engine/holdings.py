@@ -36,27 +36,41 @@ class Holdings:
             request.cached = request.computed
         return True
 
-    def take_over(self, request: Request) -> None:
-        """Take the next pages from the prefix cache in place of promised ones, as far as it has them."""
+    def take_over(self, request: Request, restorable: int) -> bool:
+        """Take the next pages from the prefix cache in place of promised ones, as far as it or the host has them.
+
+        At most `restorable` pages of all requests are brought back from the host before the next `PagePool.moves`.
+        Returns whether the request has to wait for such pages before it computes.
+        """
         if request.computed % self._size:
-            return
+            return False
         assert len(request.pages) * self._size == request.computed, request.id
+        waits = False
         for digest in request.digests[request.computed // self._size : self._most_shared(request)]:
-            if (page := self.pool.cache.find(digest)) is None:
-                return
-            self.pool.take_over(page)
+            if self.pool.is_restored(digest):
+                return True  # somebody else has it brought back
+            if (page := self.pool.cache.find(digest)) is not None:
+                self.pool.take_over(page)
+            elif self.pool.host is not None and digest in self.pool.host:
+                if self.pool.num_restored >= restorable:
+                    return True
+                page = self.pool.restore(digest)
+                waits = True
+            else:
+                break
             request.pages.append(page)
             request.promised_pages -= 1
             request.computed += self._size
             if not request.preempted:
                 request.cached = request.computed
+        return waits
 
     def reach(self, request: Request) -> int:
         """Where a request stands, counting the pages that it could take over; looks further than last time only."""
         if request.computed % self._size:
             return request.computed
         page = max(request.computed, request.reach) // self._size
-        while page < self._most_shared(request) and self.pool.cache.find(request.digests[page]) is not None:
+        while page < self._most_shared(request) and self.pool.has(request.digests[page]):
             page += 1
         request.reach = page * self._size
         return request.reach
@@ -117,6 +131,9 @@ class Holdings:
     def spoil(self, request: Request) -> None:
         """See that nobody takes over what a request holds, since it may be wrong."""
         self.pool.spoil(request.pages)
+        if self.pool.host is not None:  # by name, too: of contents that others have on the device its page has no name
+            for digest in request.digests[: len(request.pages)]:
+                self.pool.host.forget(digest)
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""

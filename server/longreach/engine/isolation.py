@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from .host_pages import PageMoves
 from .plan import Chunk, StepPlan
 from .request import Request
 
@@ -36,8 +37,14 @@ class StepRunner(Protocol):
         """
         ...
 
-    def clean(self, pages: list[int]) -> None:
-        """See that these pages hold numbers in the steps to come; what they held is not needed."""
+    def move(self, moves: PageMoves) -> None:
+        """Copy and clean pages for the step that is launched next, or never; called once for each plan.
+
+        All that was launched before is done before. What is `evicted` is copied and what is `unclean` cleaned before
+        any step to come. What is `restored` or `saved` may be copied beside the next step, but before the next call
+        of `move` and the steps behind it take effect. Copies of one kind do not depend on each other; those of a
+        kind that comes first in `PageMoves` are made first.
+        """
         ...
 
     def recover(self) -> None:

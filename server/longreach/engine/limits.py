@@ -12,7 +12,7 @@ class Limits:
 
     `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
     the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
-    place from the start.
+    place from the start; `restored_pages` how many pages a step may bring back from the host.
     """
 
     max_num_seqs: int
@@ -21,6 +21,7 @@ class Limits:
     max_itl: float = math.inf
     resume_seconds: float = 0.0
     promised_tokens: int = 1024
+    restored_pages: int = 64
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""
@@ -29,5 +30,7 @@ class Limits:
                 f"max_num_seqs ({self.max_num_seqs}) must be at least 1 and at most max_batched_tokens "
                 f"({self.max_batched_tokens}): every running request needs a token a step"
             )
+        if self.restored_pages < 1:
+            raise ValueError(f"restored_pages must be at least 1, got {self.restored_pages}")
         if not self.max_itl > 0:
             raise ValueError(f"max_itl must be positive, got {self.max_itl}")

@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_batched_tokens: int | None = None
     page_size: int = 128
     kv_cache_bytes: int | None = None
+    kv_offload_bytes: int = 0
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
     random_weights: bool = False
@@ -101,12 +102,17 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer."""
+    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
+
+    `host_kv_tokens` is what host memory keeps of the pages that are evicted; `page_bytes` what one page takes.
+    """
 
     max_model_len: int
     max_batched_tokens: int
     kv_tokens: int
     page_size: int
+    page_bytes: int
+    host_kv_tokens: int
     vocab_size: int
     eos_token_ids: list[int]
     model_type: str
@@ -165,14 +171,19 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine holds, requests and KV pages (`cached` ones are idle and can be evicted), and has done so far:
-    preemptions, and pairs of queries and keys (see `density.PairCount`)."""
+    """What the engine holds, requests, KV pages (`cached` ones are idle and can be evicted) and places for them in host
+    memory, and has done so far: pages copied to the host (`stored`) and back, preemptions, and pairs of queries and
+    keys (see `density.PairCount`)."""
 
     running: int = 0
     waiting: int = 0
     pages: int = 0
     free_pages: int = 0
     cached_pages: int = 0
+    host_pages: int = 0
+    used_host_pages: int = 0
+    stored_pages: int = 0
+    restored_pages: int = 0
     preemptions: int = 0
     causal_pairs: int = 0
     computed_pairs: int = 0

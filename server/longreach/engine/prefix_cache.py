@@ -13,6 +13,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain, islice
 
 # The part of all pages that pages with a second use may fill before the oldest of them lose their protection.
 _PROTECTED_SHARE = 1 / 2
@@ -94,6 +95,10 @@ class PrefixCache:
         self._page_of[digest], self._digest_of[page] = page, digest
         return True
 
+    def name_of(self, page: int) -> bytes | None:
+        """The name of a page that has one."""
+        return self._digest_of.get(page)
+
     def reuse(self, page: int) -> None:
         """A request takes the page over."""
         self._reused.add(page)
@@ -131,14 +136,16 @@ class PrefixCache:
         for page in [page for page in expired if page in self._reused]:
             self._protect(page)
 
-    def evict(self) -> int:
-        """Give up one idle page; there must be one."""
-        for queue in (self._probation, self._protected, self._retained):
-            if queue:
-                page = next(iter(queue))
-                self.forget(page)
-                return page
-        raise AssertionError("no page is idle")
+    def evict(self) -> tuple[int, bytes]:
+        """Give up one idle page, which had this name; there must be one."""
+        [(page, digest)] = self.coldest(1)
+        self.forget(page)
+        return page, digest
+
+    def coldest(self, count: int) -> list[tuple[int, bytes]]:
+        """The idle pages that would be given up next, the next one first, at most `count`, with their names."""
+        pages = islice(chain(self._probation, self._protected, self._retained), count)
+        return [(page, self._digest_of[page]) for page in pages]
 
     def forget(self, page: int) -> None:
         """Take the name from a page, held or idle; nobody will take it over any more."""

@@ -18,6 +18,8 @@ from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
 from .errors import DeviceLostError
 from .graphs import DecodeGraphs
+from .host_pages import PageMoves
+from .host_store import HostStore
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
 from .sampler import SamplingTensors, sample
@@ -55,6 +57,7 @@ class Runner:
         builder: BatchBuilder,
         drawn: torch.Tensor,
         graphs: DecodeGraphs | None,
+        host: HostStore | None = None,
     ) -> None:
         self.overlaps = loaded.device.type == "cuda"
         self._loaded = loaded
@@ -62,6 +65,7 @@ class Runner:
         self._builder = builder
         self._drawn = drawn
         self._graphs = graphs
+        self._host = host
         self._vocab_size = loaded.config.vocab_size
         self._seconds: float | None = None
 
@@ -97,9 +101,12 @@ class Runner:
         seconds, self._seconds = self._seconds, None
         return seconds
 
-    def clean(self, pages: list[int]) -> None:
-        """Fill pages with zeros."""
-        self._pages.clear(pages)
+    def move(self, moves: PageMoves) -> None:
+        """As `StepRunner.move`."""
+        if self._host is not None:
+            self._host.move(moves)
+        elif moves.unclean:
+            self._pages.clear(moves.unclean)
 
     def recover(self) -> None:
         """Give cached memory back after a step that failed.

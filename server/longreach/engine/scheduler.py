@@ -12,7 +12,8 @@ wanted before they are known; `settle` says what they are. If one of them ends i
 for it is dropped.
 
 There are no phases: a prompt that begins like an earlier one takes over the pages that the prefix cache has, at any
-moment, and waits where the next page is being computed by a request before it.
+moment, and waits where the next page is being computed by a request before it. Pages that the host has are brought back
+beside a step, in which their request computes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import math
 
 from .holdings import Holdings
+from .host_pages import PageMoves
 from .limits import Limits
 from .order import rank, seconds_for_prompts
 from .pages import PagePool
@@ -56,7 +58,6 @@ class Scheduler:
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
-        self._early: list[int] = []  # pages that others may have although the step that fills them is in flight
         self._blocked = False  # the next in line could not be let in, and nothing has changed since
 
     @property
@@ -97,7 +98,7 @@ class Scheduler:
             for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
                 end = min(chunk.end - len(chunk.drafts), request.known)
                 if self._holdings.offer(request, chunk.start, end):
-                    self._early += request.pages
+                    self.pool.early.update(request.pages)
             self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
@@ -133,7 +134,7 @@ class Scheduler:
         """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
         plan = self._in_flight.pop(0)
         if not self._in_flight:
-            self._early.clear()
+            self.pool.early.clear()
         for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is not request:
@@ -154,12 +155,17 @@ class Scheduler:
     def abandon(self) -> list[Request]:
         """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
         plan = self._in_flight.pop(0)
-        self.pool.spoil(self._early)
-        self._early.clear()
+        self.pool.spoil(self.pool.early)
+        self.pool.early.clear()
         requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
         for request in requests:
             self.discard(request)
         return requests
+
+    def lost(self, moves: PageMoves) -> list[Request]:
+        """The copies of pages for the next step failed; the requests that cannot go on without them."""
+        wrong = self.pool.lost(moves)
+        return [request for request in self.running.values() if not wrong.isdisjoint(request.pages)]
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
@@ -247,7 +253,8 @@ class Scheduler:
             start = reach[request.id]
             if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
                 continue
-            self._holdings.take_over(request)
+            if self._holdings.take_over(request, self.limits.restored_pages):
+                continue
             start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
             if limit < 1:
                 continue

@@ -22,6 +22,8 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         max_batched_tokens=64,
         kv_tokens=4 * max_model_len,
         page_size=64,
+        page_bytes=1000,
+        host_kv_tokens=64 * 32,
         vocab_size=vocab_size,
         eos_token_ids=[EOS_ID],
         model_type="llama",
@@ -44,7 +46,17 @@ class EchoEngine:
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
         self.info = started() if info is None else info
-        self.stats = Stats(pages=64, free_pages=48, cached_pages=8, causal_pairs=100, computed_pairs=40)
+        self.stats = Stats(
+            pages=64,
+            free_pages=48,
+            cached_pages=8,
+            host_pages=32,
+            used_host_pages=20,
+            stored_pages=30,
+            restored_pages=5,
+            causal_pairs=100,
+            computed_pairs=40,
+        )
         self.on_death: Callable[[], None] | None = None
         self.answer: Callable[[Generate], list[int]] = lambda request: [token for token in request.prompt if token]
         self.hold_prefill = False

@@ -79,6 +79,8 @@ def test_a_request_is_counted_once_with_its_tokens_and_times(server: LiveServer)
         "vllm:num_requests_running": 0,
         "vllm:kv_cache_usage_perc": 0.125,
         "vllm:num_preemptions_total": 0,
+        "vllm:kv_offload_store_bytes_total": 30_000,
+        "vllm:kv_offload_load_bytes_total": 5000,
     }
     assert {name: value(samples, name) for name in expected} == expected
     assert value(samples, "vllm:request_success_total", finished_reason="length") == 2
@@ -88,6 +90,8 @@ def test_a_request_is_counted_once_with_its_tokens_and_times(server: LiveServer)
         assert (short, long) == ((3, 1) if name.startswith("inter") else (1, 1)), name
     states = {state: value(samples, "longreach:kv_pages", state=state) for state in ("held", "cached", "free")}
     assert states == {"held": 8, "cached": 8, "free": 48}
+    places = {state: value(samples, "longreach:kv_host_pages", state=state) for state in ("used", "free")}
+    assert places == {"used": 20, "free": 12}
     computed = value(samples, "longreach:attention_pairs_total", kind="computed")
     assert computed / value(samples, "longreach:attention_pairs_total", kind="causal") == 0.4
 

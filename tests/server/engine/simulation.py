@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from longreach.engine.host_pages import PageMoves
 from longreach.engine.messages import Generate, Logprob
 from longreach.engine.plan import StepPlan
 from longreach.engine.request import PENDING, Request
 from longreach.engine.sampler import NOT_A_NUMBER
 from longreach.engine.step_time import StepCost
+
+NO_MOVES = PageMoves([], [], [], [])
 
 
 def _state(previous: bytes, salt: str, token: int) -> bytes:
@@ -61,6 +64,13 @@ class SimulatedRunner:
         self._seconds: float | None = None
         self._contents: dict[tuple[int, int], bytes] = {}
         self._drawn: dict[int, int] = {}  # by row
+        # Before a move takes place; it may raise, and then nothing of it does.
+        self.before_move: Callable[[PageMoves], None] = lambda moves: None
+        self.moves = self.copied = 0
+        self._host: dict[int, tuple[dict[int, bytes], bool]] = {}  # by slot: contents, and whether they are no numbers
+        self._late = NO_MOVES
+        self._arriving: set[int] = set()
+        self._leaving: set[int] = set()
 
     def clock(self) -> float:
         """Seconds of simulated time."""
@@ -78,6 +88,9 @@ class SimulatedRunner:
             read = chunk.request.pages[: -(-chunk.end // self._page_size)]
             clean = chunk.request.id in self.broken or not self.not_numbers.intersection(read)
             assert clean, "a step reads a page that was to be cleaned"
+            assert self._arriving.isdisjoint(read), "a step reads a page that is on its way from the host"
+            written = chunk.request.pages[chunk.start // self._page_size : -(-chunk.end // self._page_size)]
+            assert self._leaving.isdisjoint(written), "a step writes to a page that is on its way to the host"
             tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
             states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(tokens)]
             if chunk.num_draws:
@@ -106,10 +119,45 @@ class SimulatedRunner:
         seconds, self._seconds = self._seconds, None
         return seconds
 
-    def clean(self, pages: list[int]) -> None:
-        """As `StepRunner.clean`: what the pages held is gone."""
-        self._contents = {slot: state for slot, state in self._contents.items() if slot[0] not in pages}
-        self.not_numbers.difference_update(pages)
+    def move(self, moves: PageMoves) -> None:
+        """As `StepRunner.move`; what is restored or saved is copied as late as it may be, before the move after it."""
+        self._copy_late()
+        self.before_move(moves)
+        self.moves += 1
+        self.copied += moves.copies
+        self._save(moves.evicted)
+        self._contents = {slot: state for slot, state in self._contents.items() if slot[0] not in moves.unclean}
+        self.not_numbers.difference_update(moves.unclean)
+        self._late = moves
+        for _, page in moves.restored:
+            self._arriving.add(page)
+        self._leaving.update(page for page, _ in moves.saved)
+
+    def _copy_late(self) -> None:
+        for slot, page in self._late.restored:
+            self._forget(page)
+            states, wrong = self._host[slot]
+            self._contents |= {(page, offset): state for offset, state in states.items()}
+            self.not_numbers |= {page} if wrong else set()
+        self._save(self._late.saved)
+        self._late = NO_MOVES
+        self._arriving.clear()
+        self._leaving.clear()
+
+    def _save(self, copies: list[tuple[int, int]]) -> None:
+        for page, slot in copies:
+            states = {
+                offset: self._contents[page, offset]
+                for offset in range(self._page_size)
+                if (page, offset) in self._contents
+            }
+            assert len(states) == self._page_size, "a page is kept that is not full"
+            self._host[slot] = states, page in self.not_numbers
+
+    def _forget(self, page: int) -> None:
+        for offset in range(self._page_size):
+            self._contents.pop((page, offset), None)
+        self.not_numbers.discard(page)
 
     def recover(self) -> None:
         """As `StepRunner.recover`: there is no device that could be lost."""

@@ -14,6 +14,7 @@ import torch
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
+from longreach.engine.host_pages import PageMoves
 from longreach.engine.messages import EngineConfig, Failed, Generate, Logprob, Sampling, Started, Update, Updates
 from longreach.engine.plan import StepPlan
 from longreach.engine.speculation import MAX_DRAFTS
@@ -338,8 +339,8 @@ class _Faulty:
     def take_seconds(self) -> float | None:
         return self.real.take_seconds()
 
-    def clean(self, pages: list[int]) -> None:
-        self.real.clean(pages)
+    def move(self, moves: PageMoves) -> None:
+        self.real.move(moves)
 
     def recover(self) -> None:
         self.real.recover()

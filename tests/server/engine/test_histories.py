@@ -13,6 +13,7 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from longreach.engine.engine import Engine
+from longreach.engine.host_pages import HostPages, PageMoves
 from longreach.engine.limits import Limits
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
@@ -45,11 +46,22 @@ class Histories(RuleBasedStateMachine):
         max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
         promised=st.sampled_from([0, 1, 5, 100]),
         overlaps=st.booleans(),
+        slots=st.sampled_from([0, 1, 7, 40, 200]),
+        restored=st.sampled_from([1, 3, 100]),
     )
-    def start(self, pages: int, page_size: int, max_itl: float, promised: int, overlaps: bool) -> None:
+    def start(
+        self,
+        pages: int,
+        page_size: int,
+        max_itl: float,
+        promised: int,
+        overlaps: bool,
+        slots: int,
+        restored: int,
+    ) -> None:
         self.page_size = page_size
-        pool = PagePool(pages * 4 // page_size, page_size)
-        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised)
+        pool = PagePool(pages * 4 // page_size, page_size, HostPages(slots) if slots else None)
+        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, restored)
         self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps=overlaps)
         self.runner.after_step = self.while_a_step_runs
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
@@ -61,6 +73,8 @@ class Histories(RuleBasedStateMachine):
         self.too_large: int | None = None
         self.doomed: set[str] = set()
         self.fail_result = self.failed_result = False
+        self.fail_moves = self.failed_moves = False
+        self.runner.before_move = self.while_pages_are_moved
         self.runner.before_result = self.while_a_result_is_fetched
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -107,6 +121,19 @@ class Histories(RuleBasedStateMachine):
         self.scores[spec.request_id] = [] if scored else spec.prompt[1:]
         return spec.request_id
 
+    @rule(
+        target=requests, documents=st.lists(st.sampled_from(range(3)), min_size=2, max_size=4), count=st.integers(1, 30)
+    )
+    def read_in_turn(self, documents: list[int], count: int):
+        """Long prompts, one after the other, each of which makes the cache give up another; the last goes on."""
+        names = []
+        for index in documents:
+            names.append(self.add(DOCUMENTS[index], 70, 2, False, 0, 0, "", False))
+            for _ in range(count):
+                self.step()
+                self.engine.scheduler.check()
+        return names[-1]
+
     @rule(name=consumes(requests))
     def cancel(self, name: str) -> None:
         self.engine.cancel(name)
@@ -136,6 +163,10 @@ class Histories(RuleBasedStateMachine):
     def fail_the_next_result(self) -> None:
         self.fail_result = True
 
+    @rule()
+    def fail_the_next_copies(self) -> None:
+        self.fail_moves = True
+
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -143,12 +174,12 @@ class Histories(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def step(self) -> None:
-        self.failed_result = False
-        before, in_flight = self.runner.steps, self.engine._in_flight
+        self.failed_result = self.failed_moves = False
+        before, in_flight = self.runner.steps + self.runner.copied, self.engine._in_flight
         for news in self.engine.step():
             if isinstance(news, Failed):
                 wrong = news.request_id in self.doomed | self.runner.broken
-                assert wrong or self.failed_result, "it did nothing wrong"
+                assert wrong or self.failed_result or self.failed_moves, "it did nothing wrong"
                 assert self.alive.pop(news.request_id, None) is not None
                 continue
             for update in news.updates:
@@ -164,7 +195,7 @@ class Histories(RuleBasedStateMachine):
                 assert not update.tokens or len(self.scores[update.request_id]) == len(spec.prompt) - 1
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
-        moved = self.runner.steps > before or in_flight is not None
+        moved = self.runner.steps + self.runner.copied > before or self.failed_moves or in_flight is not None
         assert moved or not self.alive, "requests are there and nothing is computed"
 
     def while_a_step_runs(self, plan: StepPlan) -> None:
@@ -176,6 +207,11 @@ class Histories(RuleBasedStateMachine):
         if self.cancel_in_step is not None:
             self.cancel(self.cancel_in_step)
             self.cancel_in_step = None
+
+    def while_pages_are_moved(self, moves: PageMoves) -> None:
+        if self.fail_moves and moves.copies:
+            self.fail_moves, self.failed_moves = False, True
+            raise RuntimeError("copies that fail, on purpose")
 
     def while_a_result_is_fetched(self) -> None:
         if self.fail_result:

@@ -1,0 +1,288 @@
+"""Pages that are evicted are kept in host memory and brought back: which, in which order, and when it goes wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from longreach.engine import capacity
+from longreach.engine.engine import Engine
+from longreach.engine.host_pages import HostPages, PageMoves
+from longreach.engine.host_store import HostStore
+from longreach.engine.limits import Limits
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
+from longreach.engine.pages import PagePool
+from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.scheduler import Scheduler
+from longreach_patches import KVPages, KVScales, PageShape
+
+from .simulation import NO_MOVES, SimulatedRunner, expected_stream
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def test_the_slot_used_longest_ago_is_given_up_first() -> None:
+    host = HostPages(3)
+    slots = {name: host.keep(name) for name in (b"a", b"b", b"c")}
+    assert sorted(slots.values()) == [0, 1, 2]  # type: ignore[type-var]
+    host.unpin()
+    assert host.keep(b"a") is None, "it is here already"
+    assert host.read(b"b") == slots[b"b"]
+    host.unpin()
+    assert host.keep(b"d") == slots[b"c"]
+    assert [name in host for name in (b"a", b"b", b"c", b"d")] == [True, True, False, True]
+    host.check()
+
+
+def test_within_a_step_no_slot_is_given_two_contents_or_taken_from_who_reads_it() -> None:
+    host = HostPages(2)
+    host.keep(b"old")
+    host.unpin()
+    host.read(b"old")
+    assert host.keep(b"new") is not None
+    assert host.keep(b"one more") is None
+    assert b"old" in host
+    host.unpin()
+    assert host.keep(b"one more") is not None
+    host.check()
+
+
+def test_what_is_forgotten_makes_place() -> None:
+    host = HostPages(1)
+    slot = host.keep(b"a")
+    assert slot is not None
+    host.forget(b"a")
+    host.forget(b"never there")
+    assert (b"a" in host, host.num_used, host.keep(b"b")) == (False, 0, slot)
+    host.forget_slots({slot})
+    assert host.num_used == 0
+    host.unpin()
+    host.check()
+    with pytest.raises(ValueError, match="num_slots"):
+        HostPages(0)
+
+
+def fill(pool: PagePool, names: list[bytes]) -> list[int]:
+    """Let a request fill so many pages and go."""
+    assert pool.reserve(len(names), [])
+    pages = pool.take(len(names))
+    for page, name in zip(pages, names, strict=True):
+        pool.cache.name(page, name)
+    pool.release(pages, 0)
+    return pages
+
+
+def test_a_page_is_copied_when_it_is_evicted_or_before_and_not_twice() -> None:
+    pool = PagePool(4, 1, HostPages(8))
+    pages = dict(zip(b"abcd", fill(pool, [b"a", b"b", b"c", b"d"]), strict=True))
+    first = pool.moves()
+    # Nothing was free any more: what comes next is saved ahead, of one document the end first.
+    assert (first.evicted, [page for page, _ in first.saved]) == ([], [pages[name] for name in b"dcba"])
+    fill(pool, [b"e", b"f"])
+    moves = pool.moves()
+    assert moves.evicted == []
+    assert pool.host is not None
+    assert all(name in pool.host for name in (b"c", b"d"))
+    pool.check([], [])
+
+
+def test_without_a_copy_an_evicted_page_is_copied_first_and_comes_back_from_there() -> None:
+    pool = PagePool(2, 1, HostPages(8))
+    fill(pool, [b"a"])
+    assert pool.moves() == NO_MOVES, "there was place"
+    fill(pool, [b"x", b"y"])
+    moves = pool.moves()
+    [(page, slot)] = moves.evicted
+    assert pool.reserve(1, [])
+    back = pool.restore(b"a")
+    assert pool.cache.find(b"a") is None, "it is not there yet"
+    assert pool.is_restored(b"a")
+    assert pool.moves().restored == [(slot, back)]
+    pool.arrived()
+    assert pool.cache.find(b"a") == back
+    pool.check([[back]], [0])
+    assert page in (0, 1)
+
+
+def test_what_a_step_in_flight_computes_is_not_kept() -> None:
+    pool = PagePool(1, 1, HostPages(8))
+    [page] = fill(pool, [b"a"])
+    pool.early.add(page)
+    assert pool.moves().saved == []
+    fill(pool, [b"b"])
+    assert pool.host is not None
+    assert pool.moves().evicted == []
+    assert b"a" not in pool.host
+
+
+def test_what_is_spoiled_is_forgotten_by_the_host_too() -> None:
+    pool = PagePool(1, 1, HostPages(8))
+    [page] = fill(pool, [b"a"])
+    pool.moves()
+    assert pool.host is not None
+    assert b"a" in pool.host
+    pool.spoil([page])
+    assert b"a" not in pool.host
+    pool.check([], [])
+
+
+def engine_with(slots: int, pages: int = 12, **limits: Any) -> tuple[Engine, SimulatedRunner]:
+    runner = SimulatedRunner(4, overlaps=True)
+    pool = PagePool(pages, 4, HostPages(slots))
+    bounds = {"max_num_seqs": 4, "max_batched_tokens": 16, "max_model_len": 48} | limits
+    return Engine(Scheduler(pool, Limits(**bounds), PageHasher(4, "m")), runner, runner.clock), runner
+
+
+def prompt_of(name: str, document: int, length: int = 40) -> Generate:
+    tokens = [document] * length
+    return Generate(request_id=name, prompt=tokens, max_tokens=3, sampling=Sampling(seed=1))
+
+
+def drain(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int], list[Failed]]:
+    """Tokens and cached tokens by request, and failures."""
+    tokens: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
+    failures = []
+    for _ in range(500):
+        if not engine.has_work:
+            return tokens, cached, failures
+        for news in engine.step():
+            if isinstance(news, Failed):
+                failures.append(news)
+                continue
+            for update in news.updates:
+                tokens.setdefault(update.request_id, []).extend(update.tokens)
+                cached[update.request_id] = update.cached
+        engine.scheduler.check()
+    raise AssertionError("requests are stuck")
+
+
+def ask(engine: Engine, spec: Generate) -> tuple[int, list[Failed]]:
+    """The cached tokens of one request alone, whose answer is the plain one unless it fails."""
+    assert engine.submit(spec) is None
+    tokens, cached, failures = drain(engine)
+    if not failures:
+        assert tokens[spec.request_id] == expected_stream(spec, 1, 3)
+    return cached.get(spec.request_id, 0), failures
+
+
+def test_a_prompt_that_was_evicted_comes_back_and_counts_as_cached() -> None:
+    engine, runner = engine_with(slots=100)
+    for number in range(4):
+        assert ask(engine, prompt_of(f"r{number}", number))[0] == 0
+    computed = runner.computed_tokens
+    assert ask(engine, prompt_of("again", 0))[0] == 36
+    assert runner.computed_tokens == computed + 4 + 2  # the last page of the prompt, and the answer but for its end
+    assert engine.stats.restored_pages == 9
+    assert engine.stats.stored_pages >= 20
+    assert 0 < engine.stats.used_host_pages <= engine.stats.host_pages == 100
+
+
+def test_a_step_brings_back_no_more_than_it_may_and_others_go_on_meanwhile() -> None:
+    engine, runner = engine_with(slots=100, pages=24, restored_pages=2)
+    for number in range(6):
+        ask(engine, prompt_of(f"r{number}", number))
+    seen: list[tuple[int, int]] = []
+    real = runner.launch
+    moved: list[PageMoves] = []
+    runner.before_move = moved.append
+
+    def launch(plan: Any) -> Callable[[], dict[str, list[int]]]:
+        seen.append((len(moved[-1].restored), plan.num_decodes))
+        return real(plan)
+
+    runner.launch = launch  # type: ignore[method-assign]
+    writer = Generate(request_id="writer", prompt=[7] * 4, max_tokens=20, sampling=Sampling(seed=1))
+    engine.submit(writer)
+    engine.step()
+    engine.submit(prompt_of("again", 0))
+    drain(engine)
+    assert sum(len(moves.restored) for moves in moved) == 9
+    assert max(len(moves.restored) for moves in moved) == 2
+    assert sum(restored > 0 and decodes == 1 for restored, decodes in seen) == 5, "the answer waited for pages"
+
+
+def test_two_prompts_that_want_the_same_page_bring_it_back_once() -> None:
+    engine, _ = engine_with(slots=100, pages=24)
+    for number in range(6):
+        ask(engine, prompt_of(f"r{number}", number))
+    for name in ("one", "two"):
+        engine.submit(prompt_of(name, 0))
+    _, cached, failures = drain(engine)
+    assert not failures
+    assert cached == {"one": 36, "two": 36}
+    assert engine.stats.restored_pages == 9
+
+
+@pytest.mark.parametrize("kind", ["restored", "saved", "evicted"])
+def test_copies_that_fail_cost_only_the_request_whose_pages_came_back(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    engine, runner = engine_with(slots=100)
+    for number in range(3):
+        ask(engine, prompt_of(f"r{number}", number))
+    failed: list[PageMoves] = []
+
+    def fail(moves: PageMoves) -> None:
+        wanted = moves.evicted if kind == "evicted" else moves.restored if kind == "restored" else moves.saved
+        if wanted and not failed and (kind == "restored" or not moves.restored):
+            failed.append(moves)
+            raise RuntimeError("the copy failed, on purpose")
+
+    if kind == "evicted":  # nothing was saved ahead
+        assert engine.scheduler.pool.host is not None
+        engine.scheduler.pool.host.forget_slots(set(range(100)))
+    runner.before_move = fail
+    _, failures = ask(engine, prompt_of("again", 0 if kind == "restored" else 5))
+    assert [failure.kind for failure in failures] == (["internal"] if kind == "restored" else [])
+    assert failed
+    runner.before_move = lambda moves: None
+    for number in (0, 1, 2, 5):  # nobody gets what was not copied
+        assert ask(engine, prompt_of(f"later{number}", number))[1] == []
+    assert engine.scheduler.pool.num_available == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("device", DEVICES)
+def test_pages_come_back_bit_by_bit_and_only_they_change(dtype: torch.dtype, device: str) -> None:
+    on = torch.device(device)
+    scales = KVScales(torch.ones(3, 2, device=on), torch.ones(3, 2, device=on)) if dtype.itemsize == 1 else None
+    pages = KVPages(PageShape(3, 2, 8, dtype, 16), 9, on, scales)
+    raw = pages._storage.view(torch.uint8)
+    raw.copy_(torch.randint(256, raw.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8))
+    before = raw.clone()
+    store = HostStore(pages, 5)
+    store._batch = 2  # several batches
+    store.move(PageMoves([(1, 4), (7, 0), (3, 2)], [7, 1], [], [(8, 1)]))
+    assert not raw[:, :, [1, 7]].any()
+    store.move(PageMoves([], [], [(4, 0), (0, 7), (2, 2), (1, 5)], []))
+    store.move(NO_MOVES)  # what comes after it finds the copies done
+    for page, source in ((0, 1), (7, 7), (2, 3), (5, 8), (3, 3), (4, 4), (6, 6), (8, 8)):
+        assert torch.equal(raw[:, :, page], before[:, :, source]), page
+    assert not raw[:, :, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_offload_bytes": 1000, "prefix_cache": False}, "leave out --no-prefix-cache"),
+        ({"kv_offload_bytes": 99}, "one page takes 100 bytes"),
+        ({"kv_offload_bytes": 5001}, "more than the 4.9 KiB of host memory"),
+    ],
+)
+def test_host_memory_that_cannot_be_had_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        capacity.host_slots(EngineConfig(model="m", **changes), 100, 5000)
+
+
+def test_host_memory_becomes_slots_and_its_speed_bounds_a_step() -> None:
+    assert capacity.host_slots(EngineConfig(model="m"), 100, 0) == 0
+    assert capacity.host_slots(EngineConfig(model="m", kv_offload_bytes=999), 100, 5000) == 9
+    page = 128 * 128 * 1024
+    assert capacity.restored_pages(0.05, page) * page <= 0.5 * 0.05 * 20e9
+    assert capacity.restored_pages(0.05, page) == 29
+    assert capacity.restored_pages(1e-9, page) == 1
