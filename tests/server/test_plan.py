@@ -112,6 +112,17 @@ def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
     assert kv_tokens[1] < kv_tokens[0] - 30_000
 
 
+def test_host_memory_is_planned_in_tokens(llama: Path) -> None:
+    arguments = ["--gpu-memory", "80GiB", "--kv-cache-dtype", "auto,fp8", "--kv-offload-bytes", "64GiB"]
+    assert [row["host_kv_tokens"] for row in plan(llama, *arguments)["rows"]] == [2**19, 2**20]
+    printed = CliRunner().invoke(cli.app, ["plan", str(llama), *arguments])
+    assert "Host memory keeps 1,048,576 tokens (float8_e4m3fn) that are evicted." in printed.stdout
+    [row] = plan(EMBEDDED_MODEL, "--device", "cpu", "--kv-offload-bytes", "64MiB")["rows"]
+    engine, started = build_engine(EngineConfig(model=str(EMBEDDED_MODEL), device="cpu", kv_offload_bytes=64 << 20))
+    assert row["host_kv_tokens"] == started.host_kv_tokens > 0
+    assert engine.stats.host_pages * started.page_size == started.host_kv_tokens
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -122,6 +133,8 @@ def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
         (["--kv-cache-dtype", "int4"], "kv_cache_dtype must be auto or fp8, got 'int4'"),
         (["--max-model-len", "1M"], "longer than the 131072 positions"),
         (["--page-size", "3"], "--page-size:"),
+        (["--kv-offload-bytes", "64"], "--kv-offload-bytes: one page takes 16777216 bytes, got 64"),
+        (["--device", "cpu", "--kv-offload-bytes", "8192GiB"], "--kv-offload-bytes: 8192.0 GiB are more than"),
         (["--device", "cpu", "--gpu-memory", "80GiB"], "say nothing about a CPU"),
     ],
 )

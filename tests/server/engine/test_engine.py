@@ -529,6 +529,7 @@ def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -
             r"100.0 KiB and 32.0 KiB are there; .* --max-model-len 64",
         ),
         ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
+        ({"kv_offload_bytes": 2**43}, r"--kv-offload-bytes: 8192.0 GiB are more than the .* of host memory"),
         ({"max_num_seqs": 100}, "max_num_seqs"),
         ({"attention_backend": "hopper"}, r"backend: .hopper. takes fp16 or bf16"),
     ],
@@ -542,3 +543,6 @@ def test_the_length_that_really_fits_is_announced(model_dir: Path) -> None:
     _, started = build(model_dir, kv_cache_bytes=1 << 15)
     assert started.max_model_len == started.kv_tokens == 64
     assert (started.attention_backend, started.dtype, started.eos_token_ids) == ("cpu", "float32", [2])
+    assert started.host_kv_tokens == 0
+    _, started = build(model_dir, kv_offload_bytes=5 * 16 * 512 + 1)
+    assert (started.page_bytes, started.host_kv_tokens) == (16 * 512, 5 * 16)
