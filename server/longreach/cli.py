@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from longreach import __version__
+from longreach.bench.load_command import load
 from longreach.config import Settings, flag, load_settings, unknown_variables
 from longreach.errors import ConfigError
 
@@ -32,6 +33,7 @@ def main() -> None:
 
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench.command()(load)
 
 
 @bench.command()
@@ -127,7 +129,7 @@ def latency(
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
 ) -> None:
     """Time to the first token and between tokens, by prompt length, of a server that runs or is started."""
-    sizes = {"lengths": lengths, "concurrency": concurrency, "repeats": repeats, "max_tokens": max_tokens}
+    sizes = {"lengths": lengths, "concurrencies": str(concurrency), "repeats": repeats, "max_tokens": max_tokens}
     _compare(target, [], ["latency"], sizes, serve_flags=serve_flags, out=out, plot=plot)
 
 
