@@ -4,8 +4,9 @@
     python benchmarks/aiperf.py http://127.0.0.1:8000 --tokenizer server/longreach/default_model \\
         --aiperf aiperf-env/bin/aiperf --preset lengths --lengths 1k,4k,16k --out aiperf-results
 
-Presets: `lengths` sends one prompt at a time, `poisson` at --rate a second, `prefix` gives all prompts one beginning that
-makes up nine tenths of them. What AIPerf writes stays in a folder for each length below OUT.
+Presets: `lengths` sends one prompt at a time, `poisson` at --rate a second, `prefix` gives all prompts one beginning
+that makes up nine tenths of them. Prompts are others in each run, so that a prefix cache does not know them. What AIPerf
+writes stays in a folder for each length below OUT.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def command(executable: str, length: int, model: str, folder: Path, args: argpar
         *("--endpoint-type", "completions", "--streaming", "--use-server-token-count", "--use-legacy-max-tokens"),
         *("--isl-stddev", "0", "--osl", str(args.max_tokens), "--osl-stddev", "0"),
         *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
-        *("--request-count", str(args.requests), "--random-seed", "7"),
+        *("--request-count", str(args.requests)),
         *("--artifact-dir", str(folder.resolve()), "--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"),
         *PRESETS[args.preset](length, args),
     ]

@@ -21,7 +21,8 @@ folder.mkdir(parents=True)
 (folder / "args.json").write_text(json.dumps(args))
 times = {{"p50": 1.0, "p90": 2.0, "p99": 3.0}}
 tags = ("time_to_first_token", "inter_token_latency", "request_latency")
-(folder / "profile_export_aiperf.json").write_text(json.dumps({{"request_count": {{"avg": 4}}, **dict.fromkeys(tags, times)}}))
+summary = {{"request_count": {{"avg": 4}}, **dict.fromkeys(tags, times)}}
+(folder / "profile_export_aiperf.json").write_text(json.dumps(summary))
 sys.exit({status})
 """
 
