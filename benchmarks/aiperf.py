@@ -5,7 +5,7 @@
         --aiperf aiperf-env/bin/aiperf --preset lengths --lengths 1k,4k,16k --out aiperf-results
 
 Presets: `lengths` sends one prompt at a time, `poisson` at --rate a second, `prefix` gives all prompts one beginning
-that makes up nine tenths of them. Prompts are others in each run, so that a prefix cache does not know them. What AIPerf
+that makes up nine tenths of them. Prompts are others in each run, so that no prefix cache knows them. What AIPerf
 writes stays in a folder for each length below OUT.
 """
 
