@@ -221,6 +221,24 @@ def version() -> None:
     typer.echo(__version__)
 
 
+# What the engine is built from, and so which kernels it launches.
+_ENGINE_SETTINGS = (
+    "model",
+    "device",
+    "dtype",
+    "kv_cache_dtype",
+    "attention_backend",
+    "max_model_len",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "page_size",
+    "kv_cache_memory",
+    "gpu_memory_utilization",
+    "cuda_graphs",
+    "random_weights",
+)
+
+
 def _with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option for each of these fields of `Settings`, or all; MODEL is its argument.
 
@@ -312,6 +330,33 @@ def serve(**flags: Any) -> None:
     from longreach.api.server import run  # FastAPI and the tokenizer take most of a second to import
 
     sys.exit(run(settings, unknown_variables()))
+
+
+@app.command()
+@_with_settings(*_ENGINE_SETTINGS)
+def warmup(**flags: Any) -> None:
+    """Compile the GPU kernels that a model needs into Triton's cache, so that a server that starts compiles nothing.
+
+    Give the settings that the server will have: they, the GPU and the versions decide which kernels are needed.
+    """
+    settings = _settings(flags)
+
+    from longreach_patches import PatchError
+
+    from longreach.engine.warmup import warm_up
+
+    try:
+        warmth = warm_up(settings.engine_config())
+    except (ValueError, PatchError) as error:
+        raise _refused(error) from None
+    typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")
+    if warmth.cache is None:
+        typer.echo("nothing to compile: this backend has no kernels of its own")
+        return
+    typer.echo(
+        f"{warmth.compiled} kernels compiled, {warmth.found} found in {warmth.cache}; {warmth.requests} requests, "
+        f"{warmth.seconds:.1f} s"
+    )
 
 
 @app.command()
