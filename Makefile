@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test loadtest soak check format lock docker-check clean
+.PHONY: help install serve test loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,8 +59,11 @@ lock: ## resolve the dependencies anew (torch and its triton stay as named here)
 	{ grep '^#' requirements.lock; .lock-venv/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > .lock-new
 	mv .lock-new requirements.lock && rm -rf .lock-venv
 
-docker-check: install ## lint the Dockerfile and build the CPU image with buildah
+docs: install ## build the documentation into site/
+	$(BIN)/python docs/site.py site
+
+docker-check: install ## lint and validate what is deployed, build the CPU image with buildah and run it
 	docker/check
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
