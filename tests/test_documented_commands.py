@@ -31,9 +31,10 @@ SMALLER = {
     "bench throughput": "--batches 2x300 --batch-tokens 4",
     "bench compare": "--peers transformers --suites latency --lengths 300 --repeats 1 --max-tokens 4",
     "bench load": "--lengths 600 --repeats 1 --max-tokens 4 --rates 20 --arrivals 2 --arrival-lengths 50 --recall 1",
+    "bench load http": "--lengths 600 --repeats 1 --max-tokens 4 --arrivals 2 --arrival-lengths 50",
     "bench load tiny": "--lengths 600 --repeats 1 --max-tokens 4",
     "bench recall": "--lengths 1024 --count 1 --depths 1 --tasks single",
-    "serve": "--port 0 --max-model-len 2k",
+    "longreach serve ": "--port 0 --max-model-len 2k",
     "aiperf.py": "--lengths 64",
 }
 ALL = commands()

@@ -343,10 +343,10 @@ def warmup(**flags: Any) -> None:
 
     from longreach_patches import PatchError
 
-    from longreach.engine.warmup import warm_up
+    from longreach.engine.compile_ahead import compile_ahead
 
     try:
-        warmth = warm_up(settings.engine_config())
+        warmth = compile_ahead(settings.engine_config())
     except (ValueError, PatchError) as error:
         raise _refused(error) from None
     typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")

@@ -50,7 +50,7 @@ class Warmth:
     seconds: float = 0.0
 
 
-def warm_up(config: EngineConfig) -> Warmth:
+def compile_ahead(config: EngineConfig) -> Warmth:
     """Compile the kernels of `config`'s model on its device; on a CPU there is nothing to do, and no model is loaded.
 
     Raises:

@@ -14,12 +14,12 @@ from longreach import cli
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate
-from longreach.engine.warmup import compiled_kernels, exercise
+from longreach.engine.compile_ahead import compiled_kernels, exercise
 from typer.testing import CliRunner
 
 
 def test_a_cpu_compiles_nothing_and_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longreach.engine.warmup.build_engine", lambda config: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("longreach.engine.compile_ahead.build_engine", lambda config: pytest.fail("a model was loaded"))
     result = CliRunner().invoke(cli.app, ["warmup", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert "attention backend: cpu (tensors are on the CPU" in result.stdout
@@ -49,7 +49,7 @@ def test_requests_of_every_kind_all_end(model_dir: Path, monkeypatch: pytest.Mon
     assert {request.sampling.temperature for request in sent if len(request.prompt) == 15} == {0, 0.8, 1.0}
 
 
-def test_a_request_that_fails_fails_the_warm_up(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_fails_fails_the_compile_ahead(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, started = build_engine(EngineConfig(model=str(model_dir), kv_cache_bytes=1 << 20, page_size=16))
     failed = Failed(request_id="warmup-1", kind="internal", message="no such kernel")
     monkeypatch.setattr(Engine, "submit", lambda self, request: failed)
