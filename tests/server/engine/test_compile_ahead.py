@@ -12,9 +12,9 @@ import pytest
 import torch
 from longreach import cli
 from longreach.engine.build import build_engine
+from longreach.engine.compile_ahead import compiled_kernels, exercise
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate
-from longreach.engine.compile_ahead import compiled_kernels, exercise
 from typer.testing import CliRunner
 
 
