@@ -39,7 +39,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.set_xscale("log", base=2)
         plot(axis, result)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
-        axis.set_xlabel("prompt tokens", fontsize=9)
+        axis.set_xlabel(axis.get_xlabel() or "prompt tokens", fontsize=9)
         axis.grid(visible=True, which="both", alpha=0.25)
         axis.legend(frameon=False, fontsize=7)
     for axis in list(axes.flat)[len(panels) :]:
@@ -73,6 +73,7 @@ def _itl(axis: Any, result: dict[str, Any]) -> None:
         rows = cold_rows(policy)
         contexts = [row["prompt_tokens"] + row["max_tokens"] // 2 for row in rows]
         _band(axis, contexts, rows, "itl_s", 1e3, policy["name"])
+    axis.set_xlabel("tokens of context")
     _log_y(axis)
 
 
