@@ -16,7 +16,7 @@ _PATH = "/v1/attention/policies"
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy as a request carries it, and what it is called; dense attention is what a request without one gets."""
+    """A policy as a request carries it, and what it is called; None where the server has no policies."""
 
     name: str
     attention: dict[str, Any] | None
@@ -29,8 +29,6 @@ def chosen(url: str, texts: Sequence[str], api_key: str | None = None) -> list[P
         ValueError: a text is no JSON object, or names a policy that the server at `url` has not.
     """
     names = [DENSE, *(text for text in texts if text != DENSE)]
-    if len(names) == 1:
-        return [Policy(DENSE, None)]
     known = _known(url, api_key)
     if ALL in names:
         names = [DENSE, *(name for name in known if name != DENSE), *(n for n in names[1:] if n != ALL)]
@@ -38,8 +36,8 @@ def chosen(url: str, texts: Sequence[str], api_key: str | None = None) -> list[P
 
 
 def _parsed(text: str, known: list[str]) -> Policy:
-    if text == DENSE:
-        return Policy(DENSE, None)
+    if text == DENSE and not known:
+        return Policy(DENSE, None)  # a server that knows but one attention; ours may have another default
     attention: Any = {"policy": text}
     if text.startswith("{"):
         try:
