@@ -26,7 +26,7 @@ def chosen(url: str, texts: Sequence[str], api_key: str | None = None) -> list[P
     """The policies named by `texts`, dense first whether it is named or not, since the others are compared with it.
 
     Raises:
-        ValueError: a text is no JSON object, or names a policy that the server at `url` has not.
+        ValueError: a text is no JSON object, or names a policy that the server at `url` has not, or no server is there.
     """
     names = [DENSE, *(text for text in texts if text != DENSE)]
     known = _known(url, api_key)
@@ -57,5 +57,7 @@ def _known(url: str, api_key: str | None) -> list[str]:
         if answer.status_code == 404:
             return []
         return [policy["policy"] for policy in answer.raise_for_status().json()["data"]]
+    except httpx.TransportError as error:
+        raise ValueError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
     except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{url}{_PATH} does not list policies: {error or type(error).__name__}") from None
