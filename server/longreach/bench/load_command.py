@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,7 @@ def load(
     ] = None,
     machine: Annotated[str | None, typer.Option(help="What a server elsewhere runs on, for the report.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.md and OUT.png.")] = None,
+    plot: Annotated[bool, typer.Option(help="Draw OUT.png; needs matplotlib.")] = True,
 ) -> None:
     """Load a server by context length: TTFT, ITL, end to end and goodput; cold, cached, at once and as they come.
 
@@ -61,6 +63,8 @@ def load(
     try:
         if out is not None and not out.parent.is_dir():
             raise ValueError(f"--out: there is no directory {out.parent}")
+        if out is not None and plot and find_spec("matplotlib") is None:
+            raise ValueError("--out: the plot needs matplotlib: pip install 'longreach[bench]', or add --no-plot")
         if recall < 0:
             raise ValueError(f"--recall: give a number of prompts, or 0, got {recall}")
         subject = Subject(target, attention or (), recall, tokenizer, shlex.split(serve_flags), api_key, machine)
@@ -72,8 +76,9 @@ def load(
         typer.echo(load_report.table(result))
         if out is not None:
             picture = out.with_name(out.name + ".png")
-            draw(result, picture)
-            out.with_name(out.name + ".md").write_text(load_report.report(result, picture.name))
+            out.with_name(out.name + ".md").write_text(load_report.report(result, picture.name if plot else None))
+            if plot:
+                draw(result, picture)
     except ValueError as error:
         for line in str(error).splitlines():
             typer.echo(f"longreach: error: {line}", err=True)

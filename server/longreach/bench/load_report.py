@@ -9,9 +9,10 @@ from .fit import PowerLaw, power_law
 _PARTS = ("p50", "p90", "p99")
 
 
-def report(result: dict[str, Any], picture: str) -> str:
-    """A page: what was measured, the tables, and the picture beside it."""
-    return f"# Load test by context length\n\n{table(result)}\n![Load test by context length]({picture})\n"
+def report(result: dict[str, Any], picture: str | None) -> str:
+    """A page: the tables, and the picture beside it if there is one."""
+    page = f"# Load test by context length\n\n{table(result)}"
+    return page if picture is None else f"{page}\n![Load test by context length]({picture})\n"
 
 
 def table(result: dict[str, Any]) -> str:

@@ -189,6 +189,21 @@ def test_wrong_arguments_are_a_line_and_status_2(arguments: list[str], message: 
     assert message in result.stderr
 
 
+def test_a_plot_that_cannot_be_drawn_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("longreach.bench.load_command.find_spec", lambda name: None)
+    sizes = ["--lengths", "50", "--repeats", "1", "--max-tokens", "4"]
+    with server() as (url, bodies):
+        arguments = ["bench", "load", url, *sizes, "--out", str(tmp_path / "here")]
+        refused = CliRunner().invoke(cli.app, arguments)
+        assert (refused.exit_code, bodies) == (2, [])
+        assert "or add --no-plot" in refused.stderr
+        assert CliRunner().invoke(cli.app, [*arguments, "--no-plot"]).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here.json", "here.md"]
+    assert ".png" not in (tmp_path / "here.md").read_text()
+
+
 def test_the_command_serves_a_model_and_writes_report_and_picture(tmp_path: Path) -> None:
     """The real command on the embedded model: latency, arrivals, and facts found in a prompt."""
     arguments = ["bench", "load", "--lengths", "600,1200", "--repeats", "1", "--max-tokens", "4", "--recall", "2"]
