@@ -1,7 +1,7 @@
 """Sparse patterns as rules on blocks: for sequences that grow, of any length, without a layout.
 
-A `BlockSparse` layout takes memory quadratic in a length that has to be known. A rule is computed where it is asked for,
-and says the same of a pair of positions whatever the length of the sequence and wherever a chunk of it begins. The
+A `BlockSparse` layout takes memory quadratic in a length that has to be known. A rule is computed where it is asked
+for, and says the same of a pair of positions whatever the length of the sequence and wherever a chunk of it begins. The
 patterns are those of `longreach_kernels.patterns`, all causal, and a query always sees the keys of its own block up to
 itself. Blocks are of `BLOCK` positions, counted from position 0.
 """
@@ -178,7 +178,7 @@ class BigBird(BlockRule):
 
 
 def _hash(x: Tensor, seed: int) -> Tensor:
-    """Numbers from 0 to 2^40 - 1 that look random, of int64: two rounds of multiply and xor-shift (as in MurmurHash3)."""
+    """Numbers from 0 to 2^40 - 1 that look random, int64: two rounds of multiply and xor-shift, as in MurmurHash3."""
     x = x ^ (seed * 0x9E3779B1)
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         x = (x ^ ((x >> 31) & 0x1FFFFFFFF)) * multiplier

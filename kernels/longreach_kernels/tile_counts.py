@@ -47,9 +47,7 @@ class TileCount:
 
     def __mul__(self, times: int) -> TileCount:
         """The same for so many heads or layers."""
-        return TileCount(
-            self.tiles * times, self.pairs * times, self.causal_tiles * times, self.causal_pairs * times
-        )
+        return TileCount(self.tiles * times, self.pairs * times, self.causal_tiles * times, self.causal_pairs * times)
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,7 @@
 """Rules on blocks agree with the patterns of the same name, with themselves at any length, and with their counts."""
 
+import itertools
+
 import pytest
 import torch
 from longreach_kernels import Causal, Window, attention
@@ -70,12 +72,12 @@ def test_lists_of_a_chunk_hold_the_rows_of_the_whole(rule, chunk):
     for head in range(rule.heads):
         for i in range(tiles):
             for tile, bits in lists.row(head * tiles + i):
-                inside = slice(i * 64, min((i + 1) * 64, length)), slice(tile * 64, min((tile + 1) * 64, start + length))
+                rows = slice(i * 64, min((i + 1) * 64, length))
+                keys = slice(tile * 64, min((tile + 1) * 64, start + length))
                 shown = torch.ones(64, 64, dtype=torch.bool)
                 if bits >= 0:
                     shown = ((lists.bits[bits][..., None] >> torch.arange(32)) & 1).flatten(1).bool()
-                size = [s.stop - s.start for s in inside]
-                found[head][inside] = shown[: size[0], : size[1]]
+                found[head, rows, keys] = shown[: rows.stop - rows.start, : keys.stop - keys.start]
     assert torch.equal(found, everything(rule, start + length)[:, start:])
 
 
@@ -105,7 +107,7 @@ def test_counts_are_those_of_the_whole_matrix_and_of_work(mask):
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_counts_of_the_parts_of_a_sequence_add_up(mask):
     cuts = [0, 3 * TILE, 3 * TILE, 8 * TILE, LENGTH]
-    parts = [tile_count(mask, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [tile_count(mask, a, b) for a, b in itertools.pairwise(cuts)]
     assert sum(parts[1:], parts[0]) == tile_count(mask, 0, LENGTH)
     odd = [tile_count(mask, a, b) for a, b in ((0, 700), (700, 701), (701, LENGTH))]
     assert sum(part.pairs for part in odd) == tile_count(mask, 0, LENGTH).pairs

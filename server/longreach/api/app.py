@@ -11,7 +11,18 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import chat, completions, errors, monitoring, openapi, reference, responses, routes, tokens
+from longreach.api import (
+    attention,
+    chat,
+    completions,
+    errors,
+    monitoring,
+    openapi,
+    reference,
+    responses,
+    routes,
+    tokens,
+)
 from longreach.api.auth import OPEN_PATHS
 from longreach.api.metering import current_record
 from longreach.api.record import RequestRecord, request_id_from
@@ -36,7 +47,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokens, routes, monitoring, reference):
+    for module in (completions, chat, responses, tokens, attention, routes, monitoring, reference):
         app.include_router(module.router)
     openapi.install(app)
     errors.install(app)

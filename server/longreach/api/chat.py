@@ -32,6 +32,7 @@ from longreach.api.objects import (
 )
 from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
+from longreach.api.schema.attention import POLICIES
 from longreach.api.schema.chat import ChatRequest
 from longreach.api.schema.formats import NamedTool
 from longreach.api.scored import chat_logprobs
@@ -44,7 +45,9 @@ from longreach.text.tokenizer import Tokenizer
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk))
+@router.post(
+    "/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk, nested=POLICIES)
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer the last message of a chat, in one answer or as a stream of events."""
     call = await receive(request, ChatRequest)

@@ -20,6 +20,7 @@ from longreach.api.generation import TextDelta
 from longreach.api.objects import Completion, CompletionChoice, CompletionLogprobs, PromptProgress, Usage
 from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
+from longreach.api.schema.attention import POLICIES
 from longreach.api.schema.completions import CompletionRequest
 from longreach.api.scored import completion_logprobs
 from longreach.api.stream import sse_data
@@ -33,7 +34,7 @@ router = APIRouter()
 _MAX_WHOLE_SCORED = 65536
 
 
-@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True))
+@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True, nested=POLICIES))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
     call = await receive(request, CompletionRequest)

@@ -33,6 +33,7 @@ from longreach.api.response_objects import (
     ResponseUsage,
     Status,
 )
+from longreach.api.schema.attention import POLICIES
 from longreach.api.schema.responses import InputMessage, ResponseRequest
 from longreach.api.stream import sse_data
 from longreach.engine.messages import FinishReason
@@ -42,7 +43,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/responses",
-    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage,)),
+    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage, *POLICIES)),
 )
 async def create_response(request: Request) -> Response:
     """Answer a text or a chat, in one answer or as a stream of events."""

@@ -24,6 +24,7 @@ from .graphs import DecodeGraphs
 from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
+from .policies import LayerPolicies
 from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
@@ -77,10 +78,14 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
 
         start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
-    runner = Runner(loaded, pages, builder, drawn, graphs)
-    bands = [mask.band for mask in layer_masks(loaded.config)]
-    pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, start_grammar=start_grammar), started
+    own = layer_masks(loaded.config)
+    policies = LayerPolicies(own, loaded.config.num_attention_heads, config.attention_dense_layers)
+    runner = Runner(loaded, pages, builder, drawn, graphs, policies)
+    bands = [mask.band for mask in own]
+    pairs = PairCount((None if band.window is None else band.window + band.sinks for band in bands), policies.pairs)
+    scheduler = Scheduler(pool, limits, hasher)
+    engine = Engine(scheduler, runner, pairs=pairs, start_grammar=start_grammar, check_policy=policies.check)
+    return engine, started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .constraint import Constraint
 from .history import TokenCounts
-from .messages import FinishReason, Generate, Logprob
+from .messages import DENSE, FinishReason, Generate, Logprob
 from .speculation import PromptLookup
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
@@ -66,6 +67,11 @@ class Request:
     def id(self) -> str:
         """The caller's id."""
         return self.spec.request_id
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether its queries see all that the model's own masks let through."""
+        return self.spec.attention == DENSE
 
     @property
     def prompt_tokens(self) -> int:

@@ -114,8 +114,7 @@ class Scheduler:
         if streams is None:
             return None
         chunks = streams + self._prompts(streams)
-        chunks.sort(key=lambda chunk: chunk.length != 1)
-        return StepPlan(tuple(chunks)) if chunks else None
+        return StepPlan.of(chunks) if chunks else None
 
     def advance(self, plan: StepPlan) -> None:
         """Record that `plan` is being computed: the next one may be planned."""
