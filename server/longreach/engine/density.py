@@ -19,12 +19,12 @@ class PairCount:
     def __init__(
         self,
         reach: Iterable[int | None] = (None,),
-        under: Callable[[AttentionPolicy, int, int], int] | None = None,
+        under: Callable[[AttentionPolicy, int, int], float] | None = None,
     ) -> None:
         self._layers = Counter(reach)
         self._under = under
         self.causal = 0
-        self.computed = 0
+        self.computed = 0.0  # heads of one layer may differ: it counts their mean
 
     def add(self, plan: StepPlan) -> None:
         """Count a step."""

@@ -182,7 +182,7 @@ class Engine:
             cached_pages=pool.cache.num_idle,
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
-            computed_pairs=self._pairs.computed,
+            computed_pairs=round(self._pairs.computed),
         )
 
 

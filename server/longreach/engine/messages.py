@@ -122,7 +122,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer."""
+    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
+
+    `dense_share` is the share of the full layers that no attention policy touches.
+    """
 
     max_model_len: int
     max_batched_tokens: int
@@ -137,6 +140,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention_backend: str
     backend_reason: str
     load_seconds: float
+    dense_share: float = 0.0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

@@ -79,7 +79,7 @@ class StepPlan:
     @property
     def work(self) -> Work:
         """What the step costs, as the model of step time counts it."""
-        return Work.of_step((chunk.start, chunk.length) for chunk in self.chunks)
+        return Work.of_step((chunk.start, chunk.length, chunk.request.reach_under) for chunk in self.chunks)
 
     @property
     def num_decodes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
-from longreach_kernels import Mask, PagedBatch
+from longreach_kernels import Causal, Mask, PagedBatch
 from longreach_kernels.block_rules import BLOCK, BlockRule
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.tile_counts import tile_count
@@ -16,6 +16,8 @@ from longreach_patches import StepGroup, masks_under
 from .batch import HostBatch
 from .messages import DENSE, AttentionPolicy
 from .transfer import upload
+
+CAUSAL = Causal().band
 
 # Policies come from callers: so many are remembered, with what was made of them.
 _REMEMBERED = 64
@@ -68,9 +70,15 @@ class LayerPolicies:
         self._known.move_to_end(policy)
         return self._known[policy]
 
-    def pairs(self, policy: AttentionPolicy, start: int, end: int) -> int:
+    def pairs(self, policy: AttentionPolicy, start: int, end: int) -> float:
         """Pairs that the queries at positions `start` to `end` compute, over all layers, as a mean of the heads."""
         return sum(layers * _pairs(mask, start, end) for mask, layers in Counter(self.masks(policy)).items())
+
+    @property
+    def dense_share(self) -> float:
+        """Of the layers that see everything, the share that no policy touches."""
+        full = [index for index, mask in enumerate(self._own) if mask.band == CAUSAL]
+        return len(self._dense_layers.intersection(full)) / len(full) if full else 1.0
 
     def groups(self, batch: HostBatch, paged: PagedBatch) -> tuple[StepGroup, ...]:
         """The groups of a step, whose sequences together are `paged`; none if all are dense."""
@@ -100,10 +108,10 @@ class LayerPolicies:
         )
 
 
-def _pairs(mask: Mask, start: int, end: int) -> int:
+def _pairs(mask: Mask, start: int, end: int) -> float:
     if end == start + 1 and isinstance(mask, BlockRule):  # an answer's next token: most often in the block of its last
-        return (_blocks_before(mask, start // BLOCK) * BLOCK) // mask.heads + start % BLOCK + 1
-    return tile_count(mask, start, end).pairs // mask.heads
+        return _blocks_before(mask, start // BLOCK) * BLOCK / mask.heads + start % BLOCK + 1
+    return tile_count(mask, start, end).pairs / mask.heads
 
 
 @lru_cache(maxsize=4096)

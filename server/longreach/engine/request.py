@@ -9,6 +9,7 @@ from .constraint import Constraint
 from .history import TokenCounts
 from .messages import DENSE, FinishReason, Generate, Logprob
 from .speculation import PromptLookup
+from .step_time import Reach
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
 PENDING = -1
@@ -27,6 +28,7 @@ class Request:
         arrived: when it came, in seconds on the engine's clock.
         cached: how many of its prompt's tokens were taken over from the prefix cache.
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
+        reach_under: how much its attention policy lets a query see, for predictions; None for everything.
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
@@ -47,6 +49,7 @@ class Request:
     digests: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
+    reach_under: Reach | None = None
     row: int = -1
     preempted: bool = False
     waited: float | None = None
