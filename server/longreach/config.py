@@ -18,9 +18,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from longreach.api.schema.attention import policy_of
 from longreach.engine.messages import AttentionPolicy, EngineConfig
 from longreach.errors import ConfigError, quoted
+from longreach.policies import policy_of
 
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"

@@ -15,10 +15,10 @@ from longreach.api.answering import json_response
 from longreach.api.mask_pictures import MAX_LENGTH
 from longreach.api.objects import AttentionPolicies, MaskPicture, PolicyInfo, PolicyParameter
 from longreach.api.openapi import documented
-from longreach.api.schema.attention import POLICIES, Policy, policy_with
 from longreach.api.schema.parse import as_api_error
 from longreach.api.service import Service
 from longreach.errors import InvalidRequestError, quoted
+from longreach.policies import POLICIES, Policy, policy_with
 
 router = APIRouter()
 
@@ -38,7 +38,7 @@ _MASK["openapi_extra"]["parameters"] = [
     _query("format", {"enum": ["json", "png"]}, "json, or png as with `Accept: image/png`."),
     *(
         _query(name, {"type": "string"}, "A parameter of some policies.")
-        for name in dict.fromkeys(name for kind in POLICIES for name in list(kind.model_fields)[1:])
+        for name in dict.fromkeys(name for kind in POLICIES for name in kind.parameters())
     ),
 ]
 

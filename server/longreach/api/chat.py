@@ -32,13 +32,13 @@ from longreach.api.objects import (
 )
 from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
-from longreach.api.schema.attention import POLICIES
 from longreach.api.schema.chat import ChatRequest
 from longreach.api.schema.formats import NamedTool
 from longreach.api.scored import chat_logprobs
 from longreach.api.service import Service
 from longreach.api.stream import sse_data
 from longreach.errors import InvalidRequestError
+from longreach.policies import POLICIES
 from longreach.text.answer_format import Call, Part
 from longreach.text.tokenizer import Tokenizer
 

@@ -20,12 +20,12 @@ from longreach.api.generation import TextDelta
 from longreach.api.objects import Completion, CompletionChoice, CompletionLogprobs, PromptProgress, Usage
 from longreach.api.openapi import documented
 from longreach.api.record import RequestRecord
-from longreach.api.schema.attention import POLICIES
 from longreach.api.schema.completions import CompletionRequest
 from longreach.api.scored import completion_logprobs
 from longreach.api.stream import sse_data
 from longreach.engine.messages import Logprob, Started
 from longreach.errors import InvalidRequestError
+from longreach.policies import POLICIES
 from longreach.text.tokenizer import Tokenizer
 
 router = APIRouter()

@@ -33,10 +33,10 @@ from longreach.api.response_objects import (
     ResponseUsage,
     Status,
 )
-from longreach.api.schema.attention import POLICIES
 from longreach.api.schema.responses import InputMessage, ResponseRequest
 from longreach.api.stream import sse_data
 from longreach.engine.messages import FinishReason
+from longreach.policies import POLICIES
 
 router = APIRouter()
 

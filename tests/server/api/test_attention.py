@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from longreach.api.schema import attention as schema
+from longreach import policies
 from longreach.config import load_settings
 from longreach.engine.messages import DENSE, AttentionPolicy
 from longreach.errors import ConfigError
@@ -213,4 +213,4 @@ def test_a_picture_of_the_longest_prompt_is_a_sample_and_holds_nobody_up(server:
 
 
 def test_blocks_are_those_of_the_kernels() -> None:
-    assert schema.BLOCK == block_rules.BLOCK
+    assert policies.BLOCK == block_rules.BLOCK

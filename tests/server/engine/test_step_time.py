@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from longreach.api.schema.attention import policy_of
 from longreach.engine.reach import reach_of
 from longreach.engine.step_time import StepCost, StepTime, Work
+from longreach.policies import policy_of
 from longreach_kernels import Window
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.tile_counts import tile_count
