@@ -6,7 +6,7 @@ every layer. A step without groups is dense, and computed as if there were none 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,16 +19,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class MassSample:
+    """Some of a group's queries, of which is measured what part of the dense attention's mass they keep.
+
+    Attributes:
+        rows: (R,) int64, which rows of the group's queries.
+        batch: the R queries as sequences of one query each, whose keys end at their own.
+        kept: for each layer that the policy changes, the part (R, Hq), fp32; filled by the step.
+    """
+
+    rows: Tensor
+    batch: PagedBatch
+    kept: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class StepGroup:
     """Rows ``start <= row < end`` of a step's tokens, which are those of `batch`'s sequences.
 
-    `masks` has what each layer computes, first to last; None stands for the layers' own.
+    `masks` has what each layer computes, first to last; None stands for the layers' own. `sample` says which queries
+    are measured.
     """
 
     start: int
     end: int
     batch: PagedBatch
     masks: tuple[Mask, ...] | None = None
+    sample: MassSample | None = None
 
 
 def masks_under(policy: Mask, own: tuple[Mask, ...], dense_layers: frozenset[int] = frozenset()) -> tuple[Mask, ...]:
@@ -56,5 +73,20 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
     parts = []
     for group in step.groups:
         mask = own if group.masks is None else group.masks[layer_index]
-        parts.append(paged_attention(q[group.start : group.end], *pages, group.batch, mask, **options))
+        queries = q[group.start : group.end]
+        if group.sample is None or mask == own:
+            parts.append(paged_attention(queries, *pages, group.batch, mask, **options))
+            continue
+        out, lse = paged_attention(queries, *pages, group.batch, mask, return_lse=True, **options)
+        group.sample.kept.append(_kept(queries, lse, pages, own, group.sample, options))
+        parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _kept(
+    q: Tensor, lse: Tensor, pages: tuple[Tensor, Tensor], own: Mask, sample: MassSample, options: dict[str, Any]
+) -> Tensor:
+    """The part of the dense softmax's mass on the keys that were seen, exactly: exp(lse - dense lse)."""
+    _, dense = paged_attention(q[sample.rows], *pages, sample.batch, own, return_lse=True, **options)
+    # Two kernels may round the same sum differently, to just above 1.
+    return torch.exp(lse[sample.rows] - dense).clamp(max=1.0)

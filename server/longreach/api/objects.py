@@ -19,13 +19,41 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class KeptMass(msgspec.Struct, frozen=True):
+    """What part of the dense softmax's mass lies on the keys that were seen, on a sample of the prompt's queries in all
+    heads of the layers that the policy changes, exactly: mean, 5th percentile, least."""
+
+    queries: int
+    mean: float
+    p5: float
+    min: float
+
+
+class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy that is not dense left out of the prompt, beside dense attention in all heads of all layers.
+
+    `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
+    are those of the tiles that were skipped. What came from the cache is not counted.
+    """
+
+    policy: str
+    parameters: dict[str, int | float | bool | list[int]]
+    density: float
+    tiles_visited: int
+    tiles_skipped: int
+    flops_saved: int
+    kv_bytes_saved: int
+    kept_mass: KeptMass | None
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of the prompts and of all answers."""
+    """Tokens of the prompts and of all answers, and what a sparse attention policy left out."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    attention: AttentionUsage | UnsetType = UNSET
 
 
 class PromptProgress(msgspec.Struct, frozen=True):

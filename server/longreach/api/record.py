@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from longreach.api.auth import ApiKey
+from longreach.engine.messages import AttentionUse
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -16,7 +17,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class RequestRecord:
     """Filled in by whoever learns something; nothing in it comes from the prompt's text.
 
-    `finish` is how a generation ended: stop, length, disconnected, or the code of an error.
+    `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `attention` is what its
+    prompts were computed with, unless that was dense.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class RequestRecord:
     output_tokens: int = 0
     first_token: float | None = None
     finish: str | None = None
+    attention: list[AttentionUse] = field(default_factory=list)
     _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def progressed(self, part: str, computed: int, cached: int) -> None:

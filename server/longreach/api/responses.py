@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from longreach.api.answering import stream_response, whole_response
 from longreach.api.asking import make_asks, tokens_left
+from longreach.api.attention_usage import attention_usage
 from longreach.api.call import receive
 from longreach.api.chat_parts import ChatReader
 from longreach.api.generation import TextDelta, generate_text
@@ -190,6 +191,7 @@ class _Response:
             output_tokens=output,
             output_tokens_details=ReasoningTokens(self._reasoning_tokens),
             total_tokens=prompt + output,
+            attention=attention_usage(record.attention),
         )
         wanted = None if asked.text is None else asked.text.format
         return ResponseObject(

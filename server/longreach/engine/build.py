@@ -59,7 +59,9 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     sized = demand.fit(_room(config, loaded, demand, rehearsal))
     fitting_len = sized.max_model_len
     own = layer_masks(loaded.config)
-    policies = LayerPolicies(own, loaded.config.num_attention_heads, config.attention_dense_layers)
+    policies = LayerPolicies(
+        own, loaded.config.num_attention_heads, footprint.pages, tuple(config.attention_dense_layers)
+    )
     limits = Limits(
         config.max_num_seqs,
         batched_tokens,
@@ -91,7 +93,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     bands = [mask.band for mask in own]
     pairs = PairCount((None if band.window is None else band.window + band.sinks for band in bands), policies.pairs)
     scheduler = Scheduler(pool, limits, hasher)
-    engine = Engine(scheduler, runner, pairs=pairs, start_grammar=start_grammar, check_policy=policies.check)
+    engine = Engine(scheduler, runner, pairs=pairs, start_grammar=start_grammar, policies=policies)
     return engine, started
 
 

@@ -6,12 +6,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from .constraint import Constraint
 from .density import PairCount
 from .isolation import Result, StepRunner, launch_apart
-from .messages import AttentionPolicy, Failed, Generate, Stats, Update, Updates
+from .messages import AttentionPolicy, AttentionUse, Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
@@ -20,6 +20,18 @@ from .scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _NOT_COMPUTED = "the model could not compute this request"
+
+
+class Policies(Protocol):
+    """What is known of attention policies where the model is; `policies.LayerPolicies`, or a stand-in."""
+
+    def check(self, policy: AttentionPolicy) -> None:
+        """Raise a ValueError, whose message is the caller's, for a policy that the model cannot have."""
+        ...
+
+    def use(self, request: Request) -> AttentionUse:
+        """What a request's prompt was computed with; takes what was measured of it."""
+        ...
 
 
 class _InFlight(NamedTuple):
@@ -33,8 +45,7 @@ class Engine:
 
     Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
     its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `start_grammar` makes
-    the constraint of a request with a grammar; `check_policy` raises a ValueError for an attention policy that the
-    model cannot have. `stats` and `step_seconds` may be read from another thread.
+    the constraint of a request with a grammar. `stats` and `step_seconds` may be read from another thread.
     """
 
     def __init__(
@@ -44,13 +55,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         pairs: PairCount | None = None,
         start_grammar: Callable[[str], Constraint] | None = None,
-        check_policy: Callable[[AttentionPolicy], None] | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._start_grammar = start_grammar
-        self._check_policy = check_policy
+        self._policies = policies
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._settled = 0.0  # when the last step was
@@ -72,8 +83,8 @@ class Engine:
         """Queue a request, or say why it can never run."""
         request = Request.of(spec, secrets.randbits(63), self._clock())
         try:
-            if self._check_policy is not None:
-                self._check_policy(spec.attention)
+            if self._policies is not None:
+                self._policies.check(spec.attention)
             if spec.grammar is not None:
                 if self._start_grammar is None:
                     raise ValueError("this engine was started without a tokenizer file, which grammars need")
@@ -150,12 +161,18 @@ class Engine:
         lengths = [chunk.request.known for chunk in here]
         self.scheduler.settle(drawn)
         updates = [
-            _update(chunk, length)
+            _update(chunk, length, self._use(chunk.request, length))
             for chunk, length in zip(here, lengths, strict=True)
             if (request := chunk.request).id in self.scheduler.running or request.finish_reason is not None
         ]
         cost = None if plan.num_decodes == len(plan.chunks) else self.scheduler.step_time.cost
         return [*failures, Updates(updates, cost)] if updates else failures
+
+    def _use(self, request: Request, length: int) -> AttentionUse | None:
+        """What the prompt of a request, of which `length` tokens were known before, was computed with; told once."""
+        if request.is_dense or self._policies is None or length != request.prompt_tokens or request.known == length:
+            return None
+        return self._policies.use(request)
 
     def _fail_stuck(self, chunks: list[Chunk]) -> list[Updates | Failed]:
         """End requests whose grammar could not say what may come next."""
@@ -192,7 +209,7 @@ def _failures(
     return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
 
 
-def _update(chunk: Chunk, length: int) -> Update:
+def _update(chunk: Chunk, length: int, use: AttentionUse | None) -> Update:
     """What a step has done for a request of which `length` tokens were known before."""
     request = chunk.request
     known, request.logprobs = request.logprobs, {}  # what is left over belongs to drafts that did not stand
@@ -206,4 +223,5 @@ def _update(chunk: Chunk, length: int) -> Update:
         waited=request.waited or 0.0,
         logprobs=[known[at] for at in range(length, request.known) if at in known],
         prompt_logprobs=[known[at] for at in chunk.scored],
+        attention=use,
     )

@@ -55,7 +55,7 @@ class AttentionPolicy(msgspec.Struct, frozen=True):
     """
 
     name: str = "dense"
-    parameters: tuple[tuple[str, int | float | tuple[int, ...]], ...] = ()
+    parameters: tuple[tuple[str, bool | int | float | tuple[int, ...]], ...] = ()
 
     @property
     def key(self) -> str:
@@ -161,6 +161,35 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float] = []
 
 
+class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the dense softmax's mass that lies on the keys a policy lets be seen: mean, 5th percentile and least
+    of the sampled `queries` of a prompt, over all heads of all layers that the policy changes."""
+
+    queries: int
+    mean: float
+    p5: float
+    least: float
+
+
+class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt was computed with under a policy that is not dense, beside what dense attention computes.
+
+    Pairs of a query and a key, and tiles of 128 by 128 of them, are summed over query heads and layers; the dense ones
+    are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in the
+    cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache. `kept_mass` is
+    None where no layer is changed.
+    """
+
+    policy: AttentionPolicy
+    pairs: int
+    dense_pairs: int
+    tiles: int
+    dense_tiles: int
+    flops_saved: int
+    kv_bytes_saved: int
+    kept_mass: KeptMass | None = None
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request after a step.
 
@@ -168,7 +197,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `tokens` are new ones (none while the prompt is being read); `finish_reason` is set on a request's last update.
     `waited` is how long the request was in the engine before its first step began, in seconds. If they were asked for,
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
-    already told; the prompt's first token has none.
+    already told; the prompt's first token has none. The update with the first token has the `attention` of a request
+    that is not dense.
     """
 
     request_id: str
@@ -180,6 +210,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     waited: float = 0.0
     logprobs: list[Logprob] = []
     prompt_logprobs: list[Logprob] = []
+    attention: AttentionUse | None = None
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

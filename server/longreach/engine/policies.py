@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 from longreach_kernels import Causal, Mask, PagedBatch
 from longreach_kernels.block_rules import BLOCK, BlockRule
 from longreach_kernels.policies import policy_mask
-from longreach_kernels.tile_counts import tile_count
-from longreach_patches import StepGroup, masks_under
+from longreach_kernels.tile_counts import TILE, TileCount, tile_count
+from longreach_patches import MassSample, PageShape, StepGroup, masks_under
 
 from .batch import HostBatch
-from .messages import DENSE, AttentionPolicy
+from .messages import DENSE, AttentionPolicy, AttentionUse, KeptMass
+from .request import Request
 from .transfer import upload
 
 CAUSAL = Causal().band
@@ -26,16 +27,17 @@ _REMEMBERED = 64
 class LayerPolicies:
     """The masks of one model's layers under every policy.
 
-    `own` are the layers' own masks, `heads` the query heads of each; in `dense_layers` every policy leaves the layer's
-    own mask as it is.
+    `own` are the layers' own masks, `heads` the query heads of each, `shape` that of their keys; no policy touches
+    `dense_layers`.
 
     Raises:
         ValueError: there is no such layer.
     """
 
-    def __init__(self, own: tuple[Mask, ...], heads: int, dense_layers: Iterable[int] = ()) -> None:
+    def __init__(self, own: tuple[Mask, ...], heads: int, shape: PageShape, dense_layers: Sequence[int] = ()) -> None:
         self._own = own
         self._heads = heads
+        self._shape = shape
         wrong = [layer for layer in dense_layers if not -len(own) <= layer < len(own)]
         if wrong:
             raise ValueError(
@@ -80,8 +82,38 @@ class LayerPolicies:
         full = [index for index, mask in enumerate(self._own) if mask.band == CAUSAL]
         return len(self._dense_layers.intersection(full)) / len(full) if full else 1.0
 
-    def groups(self, batch: HostBatch, paged: PagedBatch) -> tuple[StepGroup, ...]:
-        """The groups of a step, whose sequences together are `paged`; none if all are dense."""
+    def use(self, request: Request) -> AttentionUse:
+        """What a request's prompt was computed with; takes what was measured of it."""
+        policy = request.spec.attention
+        seen, dense = (
+            sum(
+                (
+                    tile_count(mask, request.cached, request.prompt_tokens) * (layers * self._heads // mask.heads)
+                    for mask, layers in Counter(masks).items()
+                ),
+                TileCount(),
+            )
+            for masks in (self.masks(policy), self._own)
+        )
+        kept, request.kept = request.kept, []
+        skipped = dense.tiles - seen.tiles
+        width = TILE * self._shape.head_dim
+        group = self._heads // self._shape.num_kv_heads
+        return AttentionUse(
+            policy=policy,
+            pairs=seen.pairs,
+            dense_pairs=dense.pairs,
+            tiles=seen.tiles,
+            dense_tiles=dense.tiles,
+            flops_saved=skipped * 4 * TILE * width,
+            kv_bytes_saved=skipped // group * 2 * width * self._shape.dtype.itemsize,
+            kept_mass=_kept_mass(kept),
+        )
+
+    def groups(
+        self, batch: HostBatch, paged: PagedBatch, samples: Sequence[MassSample | None]
+    ) -> tuple[StepGroup, ...]:
+        """The groups of a step, whose sequences together are `paged`, and the sample of each; none if all are dense."""
         if not batch.groups:
             return ()
         device = paged.context_lens.device
@@ -103,9 +135,22 @@ class LayerPolicies:
                     ),
                 ),
                 None if group.policy == DENSE else self.masks(group.policy),
+                sample,
             )
-            for group, cu_seqlens_q in zip(batch.groups, starts, strict=True)
+            for group, cu_seqlens_q, sample in zip(batch.groups, starts, samples, strict=True)
         )
+
+
+def _kept_mass(kept: list[np.ndarray]) -> KeptMass | None:
+    if not kept:
+        return None
+    values = np.concatenate(kept).astype(np.float64)
+    return KeptMass(
+        queries=len(values),
+        mean=float(values.mean()),
+        p5=float(np.quantile(values, 0.05)),
+        least=float(values.min()),
+    )
 
 
 def _pairs(mask: Mask, start: int, end: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from .constraint import Constraint
 from .history import TokenCounts
@@ -35,6 +36,8 @@ class Request:
         waited: seconds from its arrival to its first step, once that has begun.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
+        kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
+            sample of its prompt's queries, from when they are measured to when they are told.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
 
@@ -57,6 +60,7 @@ class Request:
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)
     constraint: Constraint | None = None
+    kept: list[Any] = field(default_factory=list)
     _lookup: PromptLookup | None = None
     _counts: TokenCounts | None = None
 

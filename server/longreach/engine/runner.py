@@ -18,6 +18,7 @@ from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
 from .errors import DeviceLostError
 from .graphs import DecodeGraphs
+from .kept_mass import StepSamples
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
 from .policies import LayerPolicies
@@ -71,18 +72,18 @@ class Runner:
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
-        logits = None
+        logits, samples = None, None
         if self._graphs is not None and not batch.groups and plan.is_decode_only:
             logits = self._graphs.replay(batch)
         if logits is None:
-            logits = self._eager(batch)
+            logits, samples = self._eager(plan, batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = logits.new_empty(0, dtype=torch.int64)
         if draws:
             how = SamplingTensors.of(draws, self._vocab_size)
             tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
-        result = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
+        result = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens), samples)
         self._remember(drawing, tokens)  # last: until then the step can be launched again
         return result
 
@@ -123,7 +124,7 @@ class Runner:
         # What is not a number ends its request one step late; until then it stands for some token.
         self._drawn[rows] = tokens[last].clamp(min=0)
 
-    def _eager(self, batch: HostBatch) -> torch.Tensor:
+    def _eager(self, plan: StepPlan, batch: HostBatch) -> tuple[torch.Tensor, StepSamples]:
         device = self._loaded.device
         long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
@@ -140,8 +141,12 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        groups = self._policies.groups(batch, paged)
-        return forward(self._loaded, PagedStep(self._pages, paged, slots, groups), input_ids, positions, logit_rows)
+        samples = StepSamples(plan, batch, paged)
+        groups = self._policies.groups(batch, paged, samples.samples)
+        step = PagedStep(self._pages, paged, slots, groups)
+        logits = forward(self._loaded, step, input_ids, positions, logit_rows)
+        samples.collect()
+        return logits, samples
 
 
 def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
@@ -155,15 +160,20 @@ def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
 
 
 class _Drawn:
-    """What a step has drawn by request, and the log-probabilities, on their way to the host."""
+    """What a step has drawn by request, the log-probabilities, and what was measured, on their way to the host."""
 
-    def __init__(self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs) -> None:
+    def __init__(
+        self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs, samples: StepSamples | None
+    ) -> None:
         self._drawing = drawing
         self._tokens = OnItsWay(tokens)
         self._logprobs = logprobs
+        self._samples = samples
 
     def __call__(self) -> dict[str, list[int]]:
         [drawn] = self._tokens.lists()
         self._logprobs.deliver()
+        if self._samples is not None:
+            self._samples.deliver()
         tokens = iter(drawn)
         return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from longreach import policies
-from longreach.config import load_settings
-from longreach.engine.messages import DENSE, AttentionPolicy
+from longreach.config import EMBEDDED_MODEL_NAME, load_settings
+from longreach.engine.messages import (
+    DENSE,
+    LENGTH_BYTES,
+    AttentionPolicy,
+    Generate,
+    encode_frame,
+    to_engine_decoder,
+)
 from longreach.errors import ConfigError
-from longreach_kernels import block_rules
+from longreach_kernels import Causal, Window, block_rules
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.work import work
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.embedded import EmbeddedServer
 
 WINDOW = AttentionPolicy("window", (("size", 100), ("sinks", 2)))
 
@@ -210,6 +220,98 @@ def test_a_picture_of_the_longest_prompt_is_a_sample_and_holds_nobody_up(server:
     assert told["exact"] is False
     assert 0 < told["density"] < 0.01
     assert len(gaps) > 5, "the loop did not turn while the mask was drawn"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB") as live:
+        yield live
+
+
+PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 60
+SPARSE = {"policy": "local_global", "window": 256, "global_tokens": 100}
+
+
+def usages(embedded: EmbeddedServer, **fields: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The usage that each endpoint tells for a prompt of its own, whole and streamed."""
+    shape: dict[str, Any] = {
+        "completions": {"prompt": PROMPT, "max_tokens": 3},
+        "chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3},
+        "responses": {"input": PROMPT, "max_output_tokens": 3},
+    }
+    for path, body in shape.items():
+        for stream in (False, True):
+            body = body | {"model": EMBEDDED_MODEL_NAME, "stream": stream, "cache_salt": f"{path}{stream}", **fields}
+            if stream and path != "responses":
+                body["stream_options"] = {"include_usage": True}
+            answer = embedded.http.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            told = answer.json() if not stream else None
+            for line in answer.text.splitlines() if stream else ():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    chunk = chunk.get("response", chunk)
+                    told = chunk if chunk.get("usage") else told
+            assert told is not None
+            yield f"{path} {stream}", told["usage"]
+
+
+def test_usage_says_what_a_policy_left_out_at_every_endpoint(embedded: EmbeddedServer) -> None:
+    mask = policy_mask("local_global", window=256, global_tokens=128)
+    for where, usage in usages(embedded, attention=SPARSE):
+        told, length = usage["attention"], usage.get("prompt_tokens") or usage["input_tokens"]
+        assert (told["policy"], told["parameters"]) == (
+            "local_global",
+            {"window": 256, "global_tokens": 128},
+        ), where
+        # Layers in turn have a window of 128, which the policy does not touch, and none; 4 heads, 2 of keys, of 64.
+        tile = {"tile_q": 128, "tile_k": 128}
+        own, full, sparse = (work(m, length, length, 64, **tile) for m in (Window(128), Causal(), mask))
+        assert told["tiles_visited"] == 16 * (own.tiles + sparse.tiles)
+        assert told["tiles_skipped"] == 16 * (full.tiles - sparse.tiles)
+        assert told["density"] == pytest.approx((own.pairs + sparse.pairs) / (own.pairs + full.pairs))
+        assert told["flops_saved"] == told["tiles_skipped"] * 4 * 64 * 128**2
+        assert told["kv_bytes_saved"] == told["tiles_skipped"] // 2 * 2 * 128 * 64 * 4
+        kept = told["kept_mass"]
+        assert kept["queries"] == 65
+        assert 0 <= kept["min"] <= kept["p5"] <= kept["mean"] <= 1
+        assert kept["min"] < 1
+
+
+def test_usage_of_several_answers_is_their_sum_and_dense_ones_tell_nothing(embedded: EmbeddedServer) -> None:
+    body = {"model": EMBEDDED_MODEL_NAME, "prompt": [PROMPT, PROMPT[:2000]], "max_tokens": 2, "cache_salt": "several"}
+    first, second, both = (
+        embedded.http.post("/v1/completions", json=body | {"attention": SPARSE} | more).json()["usage"]["attention"]
+        for more in ({"prompt": body["prompt"][0], "cache_salt": "1"}, {"prompt": body["prompt"][1]}, {})
+    )
+    # In the batch the second prompt begins like the first, and may share its pages.
+    assert first["tiles_visited"] < both["tiles_visited"] <= first["tiles_visited"] + second["tiles_visited"]
+    assert both["kept_mass"]["queries"] <= first["kept_mass"]["queries"] + second["kept_mass"]["queries"]
+    assert both["kept_mass"]["min"] <= min(first["kept_mass"]["min"], both["kept_mass"]["p5"])
+    assert all("attention" not in usage for _, usage in usages(embedded))
+    assert all("attention" not in usage for _, usage in usages(embedded, attention="dense"))
+
+
+def test_metrics_tell_density_and_kept_mass_by_policy(embedded: EmbeddedServer) -> None:
+    body = {"model": EMBEDDED_MODEL_NAME, "prompt": PROMPT, "max_tokens": 2, "cache_salt": "metrics"}
+    told = embedded.http.post("/v1/completions", json=body | {"attention": "strided:256"}).json()["usage"]["attention"]
+    samples: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(embedded.http.get("/metrics").text):
+        for sample in family.samples:
+            if sample.labels.get("policy") == "strided":
+                samples[sample.name, sample.labels.get("le", "")] = sample.value
+    assert samples["longreach:attention_density_count", ""] == 1
+    assert samples["longreach:attention_density_sum", ""] == pytest.approx(told["density"])
+    assert samples["longreach:attention_kept_mass_sum", ""] == pytest.approx(told["kept_mass"]["mean"])
+    assert samples["longreach:attention_kept_mass_min_sum", ""] == pytest.approx(told["kept_mass"]["min"])
+
+
+@pytest.mark.parametrize("kind", policies.POLICIES)
+def test_every_policy_travels_to_the_engine_and_stays_itself(kind: type[policies.Policy]) -> None:
+    policy = policies.policy_of(kind.name()).resolve()
+    sent = Generate(request_id="a", prompt=[1], max_tokens=1, attention=policy)
+    assert to_engine_decoder.decode(encode_frame(sent)[LENGTH_BYTES:]) == sent
+    policy_mask(policy.name, **dict(policy.parameters))
 
 
 def test_blocks_are_those_of_the_kernels() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -9,10 +10,13 @@ import pytest
 import torch
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
+from longreach.engine.kept_mass import sampled
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling
 from longreach.engine.policies import LayerPolicies
 from longreach_kernels import Causal, Window
 from longreach_kernels.policies import policy_mask
+from longreach_kernels.work import work
+from longreach_patches import PageShape
 from transformers import AutoModelForCausalLM, SmolLM3Config
 
 from .conftest import CONFIG, ids
@@ -20,6 +24,7 @@ from .test_engine import drain
 
 LENGTH = 700
 
+SHAPE = PageShape(num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float32, page_size=16)
 POLICIES = {
     "window": AttentionPolicy("window", (("size", 100), ("sinks", 3))),
     "a-shape": AttentionPolicy("a_shape", (("sinks", 50), ("window", 30))),
@@ -168,7 +173,7 @@ def test_layers_named_as_dense_stay_as_they_are(long_model_dir: Path) -> None:
 def test_a_layer_that_is_not_there_and_heads_that_cannot_be_told_apart_are_refused(long_model_dir: Path) -> None:
     with pytest.raises(ValueError, match=r"--attention-dense-layers: the model has layers 0 to 1, or -2 to -1.* 2"):
         build(long_model_dir, attention_dense_layers=[2])
-    policies = LayerPolicies((Causal(),), 3)
+    policies = LayerPolicies((Causal(),), 3, SHAPE)
     policies.check(POLICIES["strided"])
     with pytest.raises(ValueError, match=r"`attention`: the policy strided tells 2 groups of heads apart.* 3 heads"):
         policies.check(POLICIES["strided by head"])
@@ -176,7 +181,7 @@ def test_a_layer_that_is_not_there_and_heads_that_cannot_be_told_apart_are_refus
 
 def test_a_policy_that_the_model_cannot_have_ends_the_request(long_model_dir: Path) -> None:
     engine = build(long_model_dir)
-    engine._check_policy = LayerPolicies((Causal(),), 3).check
+    engine._policies = LayerPolicies((Causal(),), 3, SHAPE)
     failed = engine.submit(spec("a", POLICIES["strided by head"]))
     assert isinstance(failed, Failed)
     assert failed.kind == "invalid"
@@ -193,3 +198,69 @@ def test_pairs_are_counted_as_they_are_computed(long_model_dir: Path, policy: At
     heads = mask.shape[0] if mask.dim() == 3 else 1
     assert engine.stats.causal_pairs == 2 * int(own[0].sum())
     assert engine.stats.computed_pairs * heads == sum(int((mask & layer).sum()) for layer in own)
+
+
+def dense_mass(model_dir: Path, one: Generate, positions: list[int]) -> torch.Tensor:
+    """What the attention of fp64 eager layers, fed with the policy's own hidden states, has on the keys that are seen,
+    (positions, heads), in the one layer that the policy changes."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager", dtype=torch.float64).eval()
+    at = torch.arange(len(one.prompt))
+    mask = policy_mask(one.attention.name, **dict(one.attention.parameters)).allowed(at, at)
+    own = Causal().allowed(at, at)
+    window = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~(mask & Window(200).allowed(at, at)), -math.inf)
+    bias = {
+        "sliding_attention": window[None, None],
+        "full_attention": torch.zeros(own.shape, dtype=torch.float64).masked_fill(~own, -math.inf)[None, None],
+    }
+    with torch.no_grad():
+        weights = model(
+            torch.tensor([one.prompt]), attention_mask=bias, use_cache=False, output_attentions=True
+        ).attentions
+    return (weights[1][0] * mask).sum(-1).T[positions]
+
+
+def test_kept_mass_is_that_of_dense_attention_in_fp64(long_model_dir: Path) -> None:
+    """Of the layers, the policy changes the second alone: the first one's window is within the policy's."""
+    one = spec("a", AttentionPolicy("window", (("size", 210), ("sinks", 3))))
+    found = []
+    for tokens in (1024, 130):
+        engine = build(long_model_dir, max_batched_tokens=tokens)
+        engine.submit(one)
+        updates = drain(engine)[1]["a"]
+        [use] = [update.attention for update in updates if update.attention is not None]
+        assert next(update for update in updates if update.tokens).attention is use
+        found.append(use)
+    positions = sampled(LENGTH, 0, LENGTH)
+    assert len(positions) == 65
+    exact = dense_mass(long_model_dir, one, positions)
+    for use in found:
+        assert use.kept_mass is not None
+        assert use.kept_mass.queries == 65
+        assert use.kept_mass.mean == pytest.approx(exact.mean().item(), abs=1e-5)
+        assert use.kept_mass.p5 == pytest.approx(exact.quantile(0.05).item(), abs=1e-5)
+        assert use.kept_mass.least == pytest.approx(exact.min().item(), abs=1e-5)
+    assert exact.min() < 0.9
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_what_is_reported_is_the_work_of_the_masks(long_model_dir: Path, policy: AttentionPolicy) -> None:
+    engine = build(long_model_dir, max_batched_tokens=300)
+    engine.submit(spec("a", policy))
+    use = next(update.attention for update in drain(engine)[1]["a"] if update.tokens)
+    assert use is not None
+    tile = {"tile_q": 128, "tile_k": 128}
+    mask = policy_mask(policy.name, **dict(policy.parameters))
+    heads = [h * mask.heads // 4 for h in range(4)]
+    seen = [work(own & mask, LENGTH, LENGTH, 16, head=h, **tile) for own in (Causal(), Window(200)) for h in heads]
+    dense = [work(own, LENGTH, LENGTH, 16, **tile) for own in (Causal(), Window(200)) for h in heads]
+    assert (use.tiles, use.pairs) == (sum(w.tiles for w in seen), sum(w.pairs for w in seen))
+    assert (use.dense_tiles, use.dense_pairs) == (sum(w.tiles for w in dense), sum(w.pairs for w in dense))
+    skipped = use.dense_tiles - use.tiles
+    assert use.flops_saved == skipped * 4 * 128 * 128 * 16
+    assert use.kv_bytes_saved == skipped // 2 * 2 * 128 * 16 * 4
+
+
+def test_dense_requests_report_nothing(long_model_dir: Path) -> None:
+    engine = build(long_model_dir)
+    engine.submit(spec("a", DENSE, 200))
+    assert all(update.attention is None for update in drain(engine)[1]["a"])
