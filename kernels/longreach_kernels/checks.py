@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from .batch import PagedBatch
 from .masks import Mask
+from .tile_lists import TileLists
 
 FP8 = torch.float8_e4m3fn
 
@@ -87,3 +89,41 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Non
         raise ValueError(f"{name}: needs an int32 tensor (B + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device != device:
         raise ValueError(f"{name}: needs the device of q, {device}, got {cu_seqlens.device}")
+
+
+def check_lists(lists: TileLists, batch: PagedBatch, q: Tensor, tiles: tuple[int, int] | None) -> None:
+    """Check lists that a caller brings, by all that is known without waiting for the device; ``tiles``: the sizes that
+    the backend takes, None for any."""
+    heads = q.shape[1]
+    for name in ("first_row", "start", "partial", "tiles", "bit_index", "bits", "order"):
+        x = getattr(lists, name)
+        if x.dtype != torch.int32 or not x.is_contiguous():
+            raise ValueError(f"lists: needs a contiguous int32 tensor {name}, got {x.dtype} {tuple(x.shape)}")
+        if x.device != q.device:
+            raise ValueError(f"lists: needs {name} on the device of q, {q.device}, got {x.device}")
+    if tiles is not None and (lists.tile_q, lists.tile_k) != tiles:
+        raise ValueError(
+            f"lists: this backend takes tiles of {tiles[0]} queries and {tiles[1]} keys here, got {lists.tile_q} and "
+            f"{lists.tile_k}; list_tiles() says which"
+        )
+    if lists.tile_q < 1 or lists.tile_k < 32 or lists.tile_k % 32:
+        raise ValueError(f"lists: tiles need keys in multiples of 32, got {lists.tile_q} x {lists.tile_k}")
+    if lists.heads < 1 or heads % lists.heads:
+        raise ValueError(f"lists: the {lists.heads} heads that they tell apart do not divide the {heads} of q")
+    if lists.first_row.shape != (batch.size,):
+        raise ValueError(f"lists: needs first_row ({batch.size},), got {tuple(lists.first_row.shape)}")
+    rows = lists.partial.shape[0]
+    if lists.start.shape != (rows + 1,) or lists.order.shape != (rows,) or lists.partial.dim() != 1:
+        raise ValueError(
+            f"lists: {rows} rows in partial need {rows + 1} in start and {rows} in order, "
+            f"got {tuple(lists.start.shape)} and {tuple(lists.order.shape)}"
+        )
+    if lists.tiles.dim() != 1 or lists.bit_index.shape != lists.tiles.shape:
+        raise ValueError(
+            f"lists: needs one bit_index an entry of tiles, got {tuple(lists.bit_index.shape)} for "
+            f"{tuple(lists.tiles.shape)}"
+        )
+    if lists.bits.dim() != 3 or lists.bits.shape[1:] != (lists.tile_q, lists.tile_k // 32):
+        raise ValueError(
+            f"lists: needs bits (tables, {lists.tile_q}, {lists.tile_k // 32}), got {tuple(lists.bits.shape)}"
+        )
