@@ -46,19 +46,21 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims
 
 def kv_scales_of(k_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """The scales of fp8 pages; other pages have none."""
-    if k_pages.dtype != FP8:
-        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-            if scale is not None:
-                raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {k_pages.dtype}")
+    of_keys, of_values = kv_scale_of(k_pages, "k_scale", k_scale), kv_scale_of(k_pages, "v_scale", v_scale)
+    return None if of_keys is None or of_values is None else (of_keys, of_values)
+
+
+def kv_scale_of(pages: Tensor, name: str, scale: Tensor | None) -> Tensor | None:
+    """One of the scales, by its name: (Hkv,) fp32 for fp8 pages, None for others."""
+    if pages.dtype != FP8:
+        if scale is not None:
+            raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {pages.dtype}")
         return None
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        shape = (k_pages.shape[2],)
-        if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != k_pages.device:
-            got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
-            raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {k_pages.device}, got {got}")
-    assert k_scale is not None
-    assert v_scale is not None
-    return k_scale, v_scale
+    shape = (pages.shape[2],)
+    if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != pages.device:
+        got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
+        raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {pages.device}, got {got}")
+    return scale
 
 
 def options_of(
@@ -69,18 +71,29 @@ def options_of(
         raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
     if heads % mask.heads:
         raise ValueError(f"mask: the {mask.heads} heads that its layout tells apart do not divide the {heads} of q")
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    elif not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: must be positive and finite, got {scale}")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
+    scale = scale_of(q, scale)
+    check_softcap(softcap)
     if sink_logits is not None:
         if sink_logits.shape != (heads,):
             raise ValueError(f"sink_logits: needs one logit a query head, ({heads},), got {tuple(sink_logits.shape)}")
         if sink_logits.device != q.device:
             raise ValueError(f"sink_logits: needs the device of q, {q.device}, got {sink_logits.device}")
     return {"mask": mask, "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """The factor of the logits; by default ``D ** -0.5``."""
+    if scale is None:
+        return q.shape[-1] ** -0.5
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale: must be positive and finite, got {scale}")
+    return scale
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Check the cap of the logits."""
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
 
 
 def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
