@@ -6,7 +6,7 @@ from .footprint import Footprint
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
-from .policy_step import MassSample, StepGroup, masks_under
+from .policy_step import MassSample, StepGroup, TileChoice, masks_under
 
 __all__ = [
     "FAMILIES",
@@ -21,6 +21,7 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "StepGroup",
+    "TileChoice",
     "UnsupportedModelError",
     "layer_masks",
     "load_config",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from longreach_kernels import Mask, PagedBatch, paged_attention
 from longreach_kernels.block_rules import within_window
+from longreach_kernels.dynamic import Estimator, Target, select_tiles
+from longreach_kernels.tile_lists import TileLists
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -34,11 +36,30 @@ class MassSample:
 
 
 @dataclass(frozen=True)
+class TileChoice:
+    """Key tiles that are chosen in the step, as `longreach_kernels.dynamic.select_tiles` does.
+
+    Attributes:
+        target, estimator: how much is kept, and by which estimate.
+        prompt_lens: (B,) int32, tokens of each sequence's prompt.
+        layers: where tiles are chosen; the other layers compute their own masks.
+        visited: for each of these layers, (B,) the key tiles of each sequence, over its query tiles and KV heads;
+            filled by the step.
+    """
+
+    target: Target
+    estimator: Estimator
+    prompt_lens: Tensor
+    layers: frozenset[int]
+    visited: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class StepGroup:
     """Rows ``start <= row < end`` of a step's tokens, which are those of `batch`'s sequences.
 
-    `masks` has what each layer computes, first to last; None stands for the layers' own. `sample` says which queries
-    are measured.
+    `masks` has what each layer computes, first to last; None stands for the layers' own, but for those where tiles are
+    the `choice`'s. `sample` says which queries are measured.
     """
 
     start: int
@@ -46,6 +67,7 @@ class StepGroup:
     batch: PagedBatch
     masks: tuple[Mask, ...] | None = None
     sample: MassSample | None = None
+    choice: TileChoice | None = None
 
 
 def masks_under(policy: Mask, own: tuple[Mask, ...], dense_layers: frozenset[int] = frozenset()) -> tuple[Mask, ...]:
@@ -74,13 +96,37 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
     for group in step.groups:
         mask = own if group.masks is None else group.masks[layer_index]
         queries = q[group.start : group.end]
-        if group.sample is None or mask == own:
+        seen: dict[str, Any] = {"mask": mask}
+        if group.choice is not None and layer_index in group.choice.layers:
+            seen = {"lists": _choose(queries, pages[0], group, group.choice, options)}
+        elif mask == own or group.sample is None:
             parts.append(paged_attention(queries, *pages, group.batch, mask, **options))
             continue
-        out, lse = paged_attention(queries, *pages, group.batch, mask, return_lse=True, **options)
+        if group.sample is None:
+            parts.append(paged_attention(queries, *pages, group.batch, **seen, **options))
+            continue
+        out, lse = paged_attention(queries, *pages, group.batch, **seen, return_lse=True, **options)
         group.sample.kept.append(_kept(queries, lse, pages, own, group.sample, options))
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _choose(q: Tensor, k_pages: Tensor, group: StepGroup, choice: TileChoice, options: dict[str, Any]) -> TileLists:
+    lists = select_tiles(
+        q,
+        k_pages,
+        group.batch,
+        target=choice.target,
+        estimator=choice.estimator,
+        prompt_lens=choice.prompt_lens,
+        scale=options["scale"],
+        k_scale=options["k_scale"],
+        backend=options["backend"],
+    )
+    first = lists.first_row.long()
+    after = torch.cat([first[1:], first.new_full((1,), len(lists.start) - 1)])
+    choice.visited.append(lists.start[after] - lists.start[first])
+    return lists
 
 
 def _kept(

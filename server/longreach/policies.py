@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, ValidationError
+from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, core_schema
 
 from longreach.engine.messages import AttentionPolicy
@@ -63,6 +63,8 @@ class Policy(StrictModel):
         found: list[tuple[str, Any]] = []
         for name in self.parameters():
             value = getattr(self, name)
+            if value is None:
+                continue
             if name in self.IN_BLOCKS:
                 value = -(-value // BLOCK) * BLOCK
             found.append((name, tuple(sorted(set(value))) if isinstance(value, list) else value))
@@ -135,6 +137,35 @@ class VerticalSlashPolicy(Policy):
     slashes: Lines = Field([0, 128], description="Distances, rounded out to blocks; a query always sees its own block.")
 
 
+class DynamicPolicy(Policy):
+    """Key tiles chosen while the prompt is read, by an estimate of where each head's attention lies (XAttention, Xu et
+    al. 2025; FlashPrefill, 2026). The beginning, the neighbourhood and the end of the prompt are always read whole, and
+    the answer sees everything."""
+
+    policy: Literal["dynamic"]
+    recall: Annotated[float, Range(0.01, 1)] | None = Field(
+        None, description="Share of the estimated mass that the chosen tiles hold; 0.95 where no target is given."
+    )
+    density: Annotated[float, Range(0.001, 1)] | None = Field(
+        None, description="Share of the tiles that are chosen; the other target in place of `recall`."
+    )
+    speedup: Annotated[float, Range(1, 16)] | None = Field(
+        None, description="How many times faster attention should be, estimate included; the third possible target."
+    )
+    estimator: Literal["antidiagonal", "pooled"] = Field(
+        "antidiagonal", description="antidiagonal is the surer one, pooled the cheaper."
+    )
+
+    @model_validator(mode="after")
+    def _check_target(self) -> DynamicPolicy:
+        given = [name for name in ("recall", "density", "speedup") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise invalid(f"`{given[0]}` and `{given[1]}` cannot both be set")
+        if not given:
+            self.recall = 0.95
+        return self
+
+
 POLICIES: tuple[type[Policy], ...] = (
     DensePolicy,
     WindowPolicy,
@@ -143,6 +174,7 @@ POLICIES: tuple[type[Policy], ...] = (
     LocalGlobalPolicy,
     BigBirdPolicy,
     VerticalSlashPolicy,
+    DynamicPolicy,
 )
 BY_NAME = {kind.name(): kind for kind in POLICIES}
 

@@ -18,7 +18,7 @@ from longreach.api.openapi import documented
 from longreach.api.schema.parse import as_api_error
 from longreach.api.service import Service
 from longreach.errors import InvalidRequestError, quoted
-from longreach.policies import POLICIES, Policy, policy_with
+from longreach.policies import POLICIES, DynamicPolicy, Policy, policy_with
 
 router = APIRouter()
 
@@ -72,6 +72,8 @@ async def draw_mask(request: Request) -> Response:
         raise as_api_error(error.errors(include_url=False)) from None
     except PydanticCustomError as error:
         raise _refused("policy", error.message()) from None
+    if isinstance(policy, DynamicPolicy):
+        raise _refused("policy", "dynamic chooses by the prompt: what it left out is told with each answer, in `usage`")
     told, png = await service.masks.draw(policy.resolve(), int(length))
     if shape == "png" or _wants_png(request):
         return Response(png, media_type="image/png")
@@ -86,9 +88,10 @@ def policy_info(kind: type[Policy]) -> PolicyInfo:
 
 
 def _parameter(field: dict[str, Any]) -> PolicyParameter:
-    bounds = field.get("items", field)
+    bounds = field.get("items") or field.get("anyOf", [field])[0]
     return PolicyParameter(
-        type=f"list of {bounds['type']}" if "items" in field else field["type"],
+        type=f"list of {bounds['type']}" if "items" in field else bounds["type"],
+        values=field.get("enum", msgspec.UNSET),
         minimum=bounds.get("minimum", msgspec.UNSET),
         maximum=bounds.get("maximum", msgspec.UNSET),
         default=field["default"],

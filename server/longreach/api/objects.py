@@ -32,12 +32,14 @@ class KeptMass(msgspec.Struct, frozen=True):
 class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy that is not dense left out of the prompt, beside dense attention in all heads of all layers.
 
+    `density` is of pairs of a query and a key; under `dynamic`, whose tiles may be of another size, of tiles.
+
     `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
     are those of the tiles that were skipped. What came from the cache is not counted.
     """
 
     policy: str
-    parameters: dict[str, int | float | bool | list[int]]
+    parameters: dict[str, int | float | bool | str | list[int]]
     density: float
     tiles_visited: int
     tiles_skipped: int
@@ -232,6 +234,7 @@ class PolicyParameter(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter of an attention policy; the bounds of a list are those of its members."""
 
     type: str
+    values: list[str] | UnsetType = UNSET
     minimum: float | int | UnsetType = UNSET
     maximum: float | int | UnsetType = UNSET
     default: int | float | bool | str | list[int] | None
@@ -262,7 +265,7 @@ class MaskPicture(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     policy: str
-    parameters: dict[str, int | float | bool | list[int]]
+    parameters: dict[str, int | float | bool | str | list[int]]
     length: int
     block: int
     exact: bool

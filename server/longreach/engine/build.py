@@ -6,6 +6,7 @@ import functools
 import logging
 
 import torch
+from longreach_kernels import list_tiles
 from longreach_patches import (
     Footprint,
     KVPages,
@@ -61,7 +62,12 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     fitting_len = sized.max_model_len
     own = layer_masks(loaded.config)
     policies = LayerPolicies(
-        own, loaded.config.num_attention_heads, footprint.pages, tuple(config.attention_dense_layers)
+        own,
+        loaded.config.num_attention_heads,
+        footprint.pages,
+        tuple(config.attention_dense_layers),
+        tile=_tile(loaded, footprint),
+        step_tokens=batched_tokens,
     )
     limits = Limits(
         config.max_num_seqs,
@@ -98,6 +104,15 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     scheduler = Scheduler(pool, limits, hasher)
     engine = Engine(scheduler, runner, pairs=pairs, start_grammar=start_grammar, policies=policies)
     return engine, started
+
+
+def _tile(loaded: LoadedModel, footprint: Footprint) -> tuple[int, int]:
+    """Queries and keys of the tiles that the attention kernels take lists of."""
+    shape = footprint.pages
+    q = torch.empty((1, loaded.config.num_attention_heads, shape.head_dim), dtype=loaded.dtype, device=loaded.device)
+    size = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    pages = torch.empty(size, dtype=shape.dtype, device=loaded.device)
+    return list_tiles(q, pages, backend=loaded.patched.backend.name)
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from .messages import AttentionPolicy
+from .messages import DENSE, AttentionPolicy
 from .plan import StepPlan
 
 
@@ -29,13 +29,20 @@ class PairCount:
     def add(self, plan: StepPlan) -> None:
         """Count a step."""
         for chunk in plan.chunks:
+            if chunk.policy.is_dynamic:
+                continue  # `measured` when its prompt has been read
             causal = _pairs(chunk.start, chunk.end, None)
             self.causal += self._layers.total() * causal
-            if self._under is not None and not chunk.request.is_dense:
-                self.computed += self._under(chunk.request.spec.attention, chunk.start, chunk.end)
+            if self._under is not None and chunk.policy != DENSE:
+                self.computed += self._under(chunk.policy, chunk.start, chunk.end)
                 continue
             for reach, layers in self._layers.items():
                 self.computed += layers * (causal if reach is None else _pairs(chunk.start, chunk.end, reach))
+
+    def measured(self, start: int, end: int, computed: float) -> None:
+        """Count queries `start` to `end` of a dynamic policy, of which so many pairs were computed in all layers."""
+        self.causal += self._layers.total() * _pairs(start, end, None)
+        self.computed += computed
 
 
 def _pairs(start: int, end: int, reach: int | None) -> int:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 from .constraint import Constraint
 from .density import PairCount
 from .isolation import Result, StepRunner, launch_apart
-from .messages import AttentionPolicy, AttentionUse, Failed, Generate, Stats, Update, Updates
+from .messages import AttentionUse, Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
@@ -25,8 +25,10 @@ _NOT_COMPUTED = "the model could not compute this request"
 class Policies(Protocol):
     """What is known of attention policies where the model is; `policies.LayerPolicies`, or a stand-in."""
 
-    def check(self, policy: AttentionPolicy) -> None:
-        """Raise a ValueError, whose message is the caller's, for a policy that the model cannot have."""
+    heads: int  # of queries
+
+    def check(self, spec: Generate) -> None:
+        """Raise a ValueError, whose message is the caller's, for a request whose policy the model cannot have."""
         ...
 
     def use(self, request: Request) -> AttentionUse:
@@ -84,7 +86,7 @@ class Engine:
         request = Request.of(spec, secrets.randbits(63), self._clock())
         try:
             if self._policies is not None:
-                self._policies.check(spec.attention)
+                self._policies.check(spec)
             if spec.grammar is not None:
                 if self._start_grammar is None:
                     raise ValueError("this engine was started without a tokenizer file, which grammars need")
@@ -153,7 +155,8 @@ class Engine:
             self._runner.recover()
             return _failures(self.scheduler.abandon(), _NOT_COMPUTED)
         now = self._clock()
-        self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
+        if not any(chunk.policy.is_dynamic for chunk in plan.chunks):  # how much those left out was not predicted
+            self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
         self._settled = now
         broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
         failures = self._fail(broken, "the model's output was not a number")
@@ -172,7 +175,10 @@ class Engine:
         """What the prompt of a request, of which `length` tokens were known before, was computed with; told once."""
         if request.is_dense or self._policies is None or length != request.prompt_tokens or request.known == length:
             return None
-        return self._policies.use(request)
+        use = self._policies.use(request)
+        if use.policy.is_dynamic:
+            self._pairs.measured(request.cached, request.prompt_tokens, use.pairs / self._policies.heads)
+        return use
 
     def _fail_stuck(self, chunks: list[Chunk]) -> list[Updates | Failed]:
         """End requests whose grammar could not say what may come next."""

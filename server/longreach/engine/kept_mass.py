@@ -1,4 +1,5 @@
-"""What part of the dense attention's mass a policy keeps: measured on a few queries of each prompt that has one.
+"""What part of the dense attention's mass a policy keeps, measured on a few queries of each prompt that has one; and
+how many tiles a dynamic policy chose.
 
 The queries are chosen by their positions alone, so that it does not matter how the prompt is cut; the mass is exact.
 """
@@ -10,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import MassSample
+from longreach_patches import MassSample, StepGroup
 
 from .batch import HostBatch, HostGroup
+from .messages import DENSE
 from .plan import Chunk, StepPlan
 from .request import Request
 from .transfer import OnItsWay, upload
@@ -42,9 +44,12 @@ class StepSamples:
         self.samples: list[MassSample | None] = []
         self._queries: list[_Queries] = []
         self._results: list[OnItsWay] = []
+        self._chunks: list[tuple[Chunk, ...]] = []
+        self._visited: list[OnItsWay | None] = []
         for number, (group, (_, chunks)) in enumerate(
             zip(batch.groups, plan.groups if batch.groups else (), strict=True)
         ):
+            self._chunks.append(chunks)
             self.samples.append(self._of_group(number, group, chunks, paged))
 
     def _of_group(
@@ -55,7 +60,7 @@ class StepSamples:
         lengths: list[int] = []
         for index, chunk in enumerate(chunks):
             request = chunk.request
-            if request.is_dense or request.generated:
+            if chunk.policy == DENSE or request.generated:
                 continue
             found = sampled(request.prompt_tokens, chunk.start, chunk.end)
             rows += [int(group.cu_seqlens_q[index]) + position - chunk.start for position in found]
@@ -79,8 +84,11 @@ class StepSamples:
         )
         return MassSample(on_device, alone)
 
-    def collect(self) -> None:
-        """Send what the step has measured to the host."""
+    def collect(self, groups: tuple[StepGroup, ...]) -> None:
+        """Send what the step has measured to the host: the mass that was kept, and the tiles that were chosen."""
+        self._visited = [
+            OnItsWay(torch.stack(group.choice.visited).sum(0)) if group.choice is not None else None for group in groups
+        ]
         self._results = [
             OnItsWay(torch.stack(sample.kept, 1)) for sample in self.samples if sample is not None and sample.kept
         ]
@@ -92,6 +100,10 @@ class StepSamples:
             n: np.array(on_its_way.lists()[0], np.float32)
             for n, on_its_way in zip(measured, self._results, strict=True)
         }
+        for chunks, visited in zip(self._chunks, self._visited, strict=True):
+            if visited is not None:
+                for chunk, tiles in zip(chunks, visited.lists()[0], strict=True):
+                    chunk.request.visited += tiles
         taken = dict.fromkeys(values, 0)
         for one in self._queries:
             if one.group in values:

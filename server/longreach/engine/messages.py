@@ -55,7 +55,12 @@ class AttentionPolicy(msgspec.Struct, frozen=True):
     """
 
     name: str = "dense"
-    parameters: tuple[tuple[str, bool | int | float | tuple[int, ...]], ...] = ()
+    parameters: tuple[tuple[str, bool | int | float | str | tuple[int, ...]], ...] = ()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the prompt itself decides which keys its queries see."""
+        return self.name == "dynamic"
 
     @property
     def key(self) -> str:
@@ -177,7 +182,8 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     Pairs of a query and a key, and tiles of 128 by 128 of them, are summed over query heads and layers; the dense ones
     are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in the
     cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache. `kept_mass` is
-    None where no layer is changed.
+    None where no layer is changed. Under a dynamic policy tiles are the kernel's own, of the layers where they are
+    chosen, and pairs follow from them.
     """
 
     policy: AttentionPolicy

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from .messages import AttentionPolicy
+from .messages import DENSE, AttentionPolicy
 from .request import Request
 from .speculation import standing
-from .step_time import Work
+from .step_time import Reach, Work
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,16 @@ class Chunk:
         if request.wants_scores:
             scored = range(max(start + 1, request.scored), min(end + 1, request.prompt_tokens))
         return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored)
+
+    @property
+    def policy(self) -> AttentionPolicy:
+        """The attention policy that it is computed under."""
+        return self.request.policy_at(self.start)
+
+    @property
+    def reach(self) -> Reach | None:
+        """How much its policy lets a query see, about; None for everything."""
+        return None if self.request.is_dense or self.policy == DENSE else self.request.reach_under
 
     @property
     def end(self) -> int:
@@ -79,7 +89,7 @@ class StepPlan:
     @property
     def work(self) -> Work:
         """What the step costs, as the model of step time counts it."""
-        return Work.of_step((chunk.start, chunk.length, chunk.request.reach_under) for chunk in self.chunks)
+        return Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in self.chunks)
 
     @property
     def num_decodes(self) -> int:
@@ -89,12 +99,12 @@ class StepPlan:
     @property
     def is_dense(self) -> bool:
         """Whether no chunk has a policy that is not dense."""
-        return all(chunk.request.is_dense for chunk in self.chunks)
+        return all(chunk.request.is_dense or chunk.policy == DENSE for chunk in self.chunks)
 
     @property
     def groups(self) -> list[tuple[AttentionPolicy, tuple[Chunk, ...]]]:
         """The chunks of each policy, in order."""
-        by_policy = groupby(self.chunks, key=lambda chunk: chunk.request.spec.attention)
+        by_policy = groupby(self.chunks, key=lambda chunk: chunk.policy)
         return [(policy, tuple(chunks)) for policy, chunks in by_policy]
 
     @property
@@ -105,7 +115,7 @@ class StepPlan:
 
 def _place(chunk: Chunk) -> tuple[Any, ...]:
     """Where a chunk stands in a step."""
-    if chunk.request.is_dense:
+    policy = DENSE if chunk.request.is_dense else chunk.policy
+    if policy == DENSE:
         return False, chunk.length != 1
-    policy = chunk.request.spec.attention
     return True, policy.name, policy.parameters, chunk.length != 1

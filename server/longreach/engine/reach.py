@@ -35,4 +35,8 @@ def _reach(name: str, of: dict) -> tuple[float, float]:
         columns = {position // _BLOCK for position in of["verticals"]}
         diagonals = {0} | {block for x in of["slashes"] for block in (x // _BLOCK, -(-x // _BLOCK))}
         return (len(columns) + len(diagonals)) * _BLOCK, 0.0
-    return 0.0, 1.0
+    if name == "dynamic" and "density" in of:
+        return 0.0, of["density"]
+    if name == "dynamic" and "speedup" in of:
+        return 0.0, 1 / of["speedup"]
+    return 0.0, 1.0  # dense, or what the prompt alone decides

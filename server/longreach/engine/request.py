@@ -8,12 +8,14 @@ from typing import Any
 
 from .constraint import Constraint
 from .history import TokenCounts
-from .messages import DENSE, FinishReason, Generate, Logprob
+from .messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
 from .speculation import PromptLookup
 from .step_time import Reach
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
 PENDING = -1
+# Queries of the tiles that dynamic policies choose for; a multiple of every kernel's.
+TILE = 128
 
 
 @dataclass(eq=False)
@@ -38,6 +40,7 @@ class Request:
         logprobs: log-probabilities by position, from when they are computed to when they are told.
         kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
             sample of its prompt's queries, from when they are measured to when they are told.
+        visited: key tiles that a dynamic policy chose, over layers, KV heads and the query tiles of the prompt.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
 
@@ -61,6 +64,7 @@ class Request:
     logprobs: dict[int, Logprob] = field(default_factory=dict)
     constraint: Constraint | None = None
     kept: list[Any] = field(default_factory=list)
+    visited: int = 0
     _lookup: PromptLookup | None = None
     _counts: TokenCounts | None = None
 
@@ -79,6 +83,18 @@ class Request:
     def is_dense(self) -> bool:
         """Whether its queries see all that the model's own masks let through."""
         return self.spec.attention == DENSE
+
+    def policy_at(self, position: int) -> AttentionPolicy:
+        """What queries from `position` on are computed under: what is behind a prompt that chose its keys sees all."""
+        if self.is_dense or (self.spec.attention.is_dynamic and position >= self.prompt_tokens):
+            return DENSE
+        return self.spec.attention
+
+    @property
+    def stretch(self) -> int:
+        """Tokens of which a chunk of the prompt has to hold a multiple, unless it ends the prompt: what is chosen for a
+        tile of queries depends on where the tile begins."""
+        return TILE if self.spec.attention.is_dynamic else 1
 
     @property
     def prompt_tokens(self) -> int:

@@ -142,10 +142,10 @@ class Runner:
             num_decodes=batch.num_decodes,
         )
         samples = StepSamples(plan, batch, paged)
-        groups = self._policies.groups(batch, paged, samples.samples)
+        groups = self._policies.groups(plan, batch, paged, samples.samples)
         step = PagedStep(self._pages, paged, slots, groups)
         logits = forward(self._loaded, step, input_ids, positions, logit_rows)
-        samples.collect()
+        samples.collect(groups)
         return logits, samples
 
 

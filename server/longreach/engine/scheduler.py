@@ -228,7 +228,7 @@ class Scheduler:
         budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
         seconds = math.inf
         if streams:
-            taken = Work.of_step((chunk.start, chunk.length, chunk.request.reach_under) for chunk in streams)
+            taken = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
             seconds = seconds_for_prompts(taken, cost, self.limits.max_itl)
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
@@ -253,9 +253,12 @@ class Scheduler:
             if limit < 1:
                 continue
             length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds, request.reach_under)
-            if length < min(_LEAST_CHUNK, limit):
-                length = 0 if chunks else min(_LEAST_CHUNK, limit)
+            least = min(max(_LEAST_CHUNK, request.stretch), limit)
+            if length < least:
+                length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
+            if length < request.wanted:
+                length -= (start + length) % request.stretch
             if length:
                 rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))

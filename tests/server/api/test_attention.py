@@ -52,6 +52,16 @@ def test_sizes_of_block_patterns_take_effect_in_whole_blocks(server: LiveServer)
     ]
 
 
+def test_a_dynamic_policy_has_one_target_and_a_default(server: LiveServer) -> None:
+    for asked in ("dynamic", "dynamic:0.9", {"policy": "dynamic", "density": 0.3, "estimator": "pooled"}):
+        assert server.complete(attention=asked).status_code == 200
+    assert [dict(request.attention.parameters) for request in server.engine.requests] == [
+        {"recall": 0.95, "estimator": "antidiagonal"},
+        {"recall": 0.9, "estimator": "antidiagonal"},
+        {"density": 0.3, "estimator": "pooled"},
+    ]
+
+
 def test_the_server_s_default_is_for_requests_that_name_none(make_server: Callable[..., LiveServer]) -> None:
     with make_server(attention="window:100:2") as server:
         for asked in (None, "dense", {"policy": "dense"}, "strided:128"):
@@ -62,7 +72,7 @@ def test_the_server_s_default_is_for_requests_that_name_none(make_server: Callab
         assert server.http.get("/v1/attention/policies").json()["default"] == "window:100:2"
 
 
-NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash"
+NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash, dynamic"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +88,14 @@ NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash"
         ({"policy": "strided", "per_head": 1}, "attention.per_head", "must be a valid boolean"),
         ({"policy": "vertical_slash", "slashes": [1, -1]}, "attention.slashes.1", "must be from 0 to 16777216"),
         ({"policy": "vertical_slash", "verticals": [0] * 257}, "attention.verticals", "at most 256 items"),
+        ({"policy": "dynamic", "recall": 1.5}, "attention.recall", "must be from 0.01 to 1, got 1.5"),
+        ({"policy": "dynamic", "speedup": 0.5}, "attention.speedup", "must be from 1 to 16, got 0.5"),
+        (
+            {"policy": "dynamic", "recall": 0.9, "density": 0.5},
+            "attention",
+            "`recall` and `density` cannot both be set",
+        ),
+        ({"policy": "dynamic", "estimator": "guess"}, "attention.estimator", "'antidiagonal' or 'pooled'"),
         ({"policy": "no"}, "attention.policy", f"must be one of {NAMES}"),
         ({}, "attention.policy", f"must be one of {NAMES}"),
         ("no", "attention.policy", f"must be one of {NAMES}"),
@@ -126,7 +144,7 @@ def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: Live
             assert parameter["description"]
             for bound, step in (("minimum", -1), ("maximum", 1)):
                 if bound not in parameter:
-                    assert parameter["type"] == "boolean"
+                    assert parameter["type"] == "boolean" or len(parameter["values"]) == 2
                     continue
                 wrap: Callable[[Any], Any] = (lambda x: [x]) if parameter["type"].startswith("list") else (lambda x: x)
                 at, beyond = wrap(parameter[bound]), wrap(parameter[bound] + step)
@@ -184,6 +202,7 @@ def test_a_picture_can_be_a_png(server: LiveServer) -> None:
         ({"policy": "window", "size": "x"}, "size", "must be a valid integer"),
         ({"policy": "window", "stride": 5}, "stride", "Unrecognized"),
         ({"policy": "none"}, "policy", "must be one of"),
+        ({"policy": "dynamic"}, "policy", "dynamic chooses by the prompt"),
         ({}, "policy", "is required"),
         ({"policy": "dense", "length": 0}, "length", "must be an integer from 1 to 4194304, got '0'"),
         ({"policy": "dense", "length": "١"}, "length", "must be an integer from 1"),
@@ -311,7 +330,8 @@ def test_every_policy_travels_to_the_engine_and_stays_itself(kind: type[policies
     policy = policies.policy_of(kind.name()).resolve()
     sent = Generate(request_id="a", prompt=[1], max_tokens=1, attention=policy)
     assert to_engine_decoder.decode(encode_frame(sent)[LENGTH_BYTES:]) == sent
-    policy_mask(policy.name, **dict(policy.parameters))
+    if not policy.is_dynamic:
+        policy_mask(policy.name, **dict(policy.parameters))
 
 
 def test_blocks_are_those_of_the_kernels() -> None:

@@ -174,9 +174,9 @@ def test_a_layer_that_is_not_there_and_heads_that_cannot_be_told_apart_are_refus
     with pytest.raises(ValueError, match=r"--attention-dense-layers: the model has layers 0 to 1, or -2 to -1.* 2"):
         build(long_model_dir, attention_dense_layers=[2])
     policies = LayerPolicies((Causal(),), 3, SHAPE)
-    policies.check(POLICIES["strided"])
+    policies.check(spec("a", POLICIES["strided"]))
     with pytest.raises(ValueError, match=r"`attention`: the policy strided tells 2 groups of heads apart.* 3 heads"):
-        policies.check(POLICIES["strided by head"])
+        policies.check(spec("a", POLICIES["strided by head"]))
 
 
 def test_a_policy_that_the_model_cannot_have_ends_the_request(long_model_dir: Path) -> None:
