@@ -298,15 +298,20 @@ def test_usage_says_what_a_policy_left_out_at_every_endpoint(embedded: EmbeddedS
 
 
 def test_usage_of_several_answers_is_their_sum_and_dense_ones_tell_nothing(embedded: EmbeddedServer) -> None:
-    body = {"model": EMBEDDED_MODEL_NAME, "prompt": [PROMPT, PROMPT[:2000]], "max_tokens": 2, "cache_salt": "several"}
+    prompts = [PROMPT, PROMPT[7:3000]]
+    body = {"model": EMBEDDED_MODEL_NAME, "max_tokens": 2, "attention": SPARSE}
     first, second, both = (
-        embedded.http.post("/v1/completions", json=body | {"attention": SPARSE} | more).json()["usage"]["attention"]
-        for more in ({"prompt": body["prompt"][0], "cache_salt": "1"}, {"prompt": body["prompt"][1]}, {})
+        embedded.http.post("/v1/completions", json=body | {"prompt": prompt, "cache_salt": salt}).json()["usage"][
+            "attention"
+        ]
+        for prompt, salt in ((prompts[0], "first"), (prompts[1], "second"), (prompts, "both"))
     )
-    # In the batch the second prompt begins like the first, and may share its pages.
-    assert first["tiles_visited"] < both["tiles_visited"] <= first["tiles_visited"] + second["tiles_visited"]
-    assert both["kept_mass"]["queries"] <= first["kept_mass"]["queries"] + second["kept_mass"]["queries"]
-    assert both["kept_mass"]["min"] <= min(first["kept_mass"]["min"], both["kept_mass"]["p5"])
+    for name in ("tiles_visited", "tiles_skipped", "flops_saved", "kv_bytes_saved"):
+        assert both[name] == first[name] + second[name]
+    kept = [told["kept_mass"] for told in (first, second, both)]
+    assert kept[2]["queries"] == kept[0]["queries"] + kept[1]["queries"]
+    assert kept[2]["mean"] == pytest.approx((kept[0]["mean"] + kept[1]["mean"]) / 2, abs=1e-4)
+    assert kept[2]["min"] == pytest.approx(min(kept[0]["min"], kept[1]["min"]), abs=1e-4)
     assert all("attention" not in usage for _, usage in usages(embedded))
     assert all("attention" not in usage for _, usage in usages(embedded, attention="dense"))
 
