@@ -247,7 +247,7 @@ def embedded() -> Iterator[EmbeddedServer]:
         yield live
 
 
-PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 60
+PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 30
 SPARSE = {"policy": "local_global", "window": 256, "global_tokens": 100}
 
 
@@ -298,7 +298,7 @@ def test_usage_says_what_a_policy_left_out_at_every_endpoint(embedded: EmbeddedS
 
 
 def test_usage_of_several_answers_is_their_sum_and_dense_ones_tell_nothing(embedded: EmbeddedServer) -> None:
-    prompts = [PROMPT, PROMPT[7:3000]]
+    prompts = [PROMPT, PROMPT[7:2000]]
     body = {"model": EMBEDDED_MODEL_NAME, "max_tokens": 2, "attention": SPARSE}
     first, second, both = (
         embedded.http.post("/v1/completions", json=body | {"prompt": prompt, "cache_salt": salt}).json()["usage"][
@@ -312,8 +312,9 @@ def test_usage_of_several_answers_is_their_sum_and_dense_ones_tell_nothing(embed
     assert kept[2]["queries"] == kept[0]["queries"] + kept[1]["queries"]
     assert kept[2]["mean"] == pytest.approx((kept[0]["mean"] + kept[1]["mean"]) / 2, abs=1e-4)
     assert kept[2]["min"] == pytest.approx(min(kept[0]["min"], kept[1]["min"]), abs=1e-4)
-    assert all("attention" not in usage for _, usage in usages(embedded))
-    assert all("attention" not in usage for _, usage in usages(embedded, attention="dense"))
+    for asked in (None, "dense"):
+        told = embedded.http.post("/v1/completions", json=body | {"prompt": PROMPT[9:500], "attention": asked}).json()
+        assert "attention" not in told["usage"]
 
 
 def test_metrics_tell_density_and_kept_mass_by_policy(embedded: EmbeddedServer) -> None:
