@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -18,7 +19,8 @@ class RequestRecord:
     """Filled in by whoever learns something; nothing in it comes from the prompt's text.
 
     `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `attention` is what its
-    prompts were computed with, unless that was dense.
+    prompts were computed with, unless that was dense. `at_end` is what is left to do when the request has ended,
+    however that was.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class RequestRecord:
     first_token: float | None = None
     finish: str | None = None
     attention: list[AttentionUse] = field(default_factory=list)
+    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def progressed(self, part: str, computed: int, cached: int) -> None:
