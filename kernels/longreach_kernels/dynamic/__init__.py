@@ -5,6 +5,7 @@ not known before it is measured.
 """
 
 from .estimators import Antidiagonal, Estimator, Pooled
+from .kept_mass import kept_mass
 from .select import select_tiles
 from .targets import Density, Recall, Speedup, Target, Threshold
 
@@ -17,5 +18,6 @@ __all__ = [
     "Speedup",
     "Target",
     "Threshold",
+    "kept_mass",
     "select_tiles",
 ]
