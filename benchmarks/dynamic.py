@@ -53,7 +53,9 @@ def structured(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tens
     share = RUN / TILE / TOPICS
     strength = math.log(MASS / (1 - MASS) * (1 - share) / share)
     basis = torch.linalg.qr(torch.randn(KV_HEADS, HEAD_DIM, HEAD_DIM, **options))[0][:, :TOPICS]
-    k_topic, q_topic = (torch.randint(TOPICS, (KV_HEADS, tiles), **options) for _ in range(2))
+    q_topic = torch.randint(TOPICS, (KV_HEADS, tiles), **options)
+    # Each direction once in every stretch of TOPICS tiles, so that their shares are even at every length.
+    k_topic = torch.rand(KV_HEADS, -(-tiles // TOPICS), TOPICS, **options).argsort(-1).flatten(1)[:, :tiles]
     # Noise that lies in the other directions: it changes logits of all keys alike, and not what the topics weigh.
     q, k, v = (torch.randn(length, h, HEAD_DIM, **options) for h in (HEADS, KV_HEADS, KV_HEADS))
     grouped = q.view(length, KV_HEADS, -1, HEAD_DIM)
@@ -151,14 +153,11 @@ def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, n
 
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
-    times = ", ".join(
-        f"{part} {row[part + '_ms']:.2f}" for part in ("dense", "estimate", "index", "select", "attention")
-    )
+    parts = ("dense", "estimate", "index", "select", "attention")
+    times = ", ".join(f"{part} {row[part + '_ms']:.2f}" for part in parts)
     kept = ", ".join(f"{name} {row['kept_' + name]:.3f}" for name in ("mean", "p5", "min"))
-    return (
-        f"{row['inputs']:<10} {row['tokens'] // 1024:>4}K {row['choice']:<28} {row['of_dense']:.3f} of dense; {times} ms; "
-        f"density {row['density']:.3f}; kept {kept} ({row['kept_ms']:.2f} ms)"
-    )
+    head = f"{row['inputs']:<10} {row['tokens'] // 1024:>4}K {row['choice']:<28} {row['of_dense']:.3f} of dense"
+    return f"{head}; {times} ms; density {row['density']:.3f}; kept {kept} ({row['kept_ms']:.2f} ms)"
 
 
 def main() -> None:
