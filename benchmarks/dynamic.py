@@ -7,6 +7,11 @@ orthogonal directions, at random, and a run of RUN keys that carry it; every que
 queries carry it; the rest is noise. The strength is such that a query's weight on the keys of its own direction is MASS
 of its total: with a share f = RUN / 128 / TOPICS of such keys, exp(strength) = MASS / (1 - MASS) * (1 - f) / f. The
 lists of exactly those tiles are measured as "known".
+
+With --model the queries and keys are those of the embedded model instead, for a prompt of the recall benchmark: of its
+first and last layer that attend to everything, each head repeated until there are as many as above.
+
+With --decode a decode over chosen blocks is measured beside dense decode, as CUDA graphs, on random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +27,19 @@ from typing import Any
 
 import torch
 from longreach_kernels import PagedBatch, list_tiles, paged_attention
-from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Threshold, kept_mass, select_tiles
+from longreach_kernels.dynamic import (
+    Antidiagonal,
+    Density,
+    Pooled,
+    Recall,
+    Threshold,
+    block_attention,
+    kept_mass,
+    new_bounds,
+    select_blocks,
+    select_tiles,
+    write_bounds,
+)
 from longreach_kernels.dynamic.lists import lists_of_choice
 from longreach_kernels.dynamic.query_tiles import query_tiles
 from longreach_kernels.dynamic.select import forced_tiles, masses
@@ -100,6 +117,58 @@ def milliseconds(run: Callable[[], object], turns: int) -> float:
     return statistics.median(times)
 
 
+def of_model(length: int) -> list[tuple[str, Tensor, Tensor, Tensor]]:
+    """(name, q, k, v) as `structured`, of the embedded model's layers."""
+    from dynamic_model import MODEL, Probe, probing
+    from longreach.bench.recall.codec import Codec
+    from longreach.bench.recall.suite import Plan, sampler_of, samples
+    from longreach_patches.loader import load_model
+
+    plan = Plan(tasks=("multikey",), lengths=(length,), count=1)
+    sample, _ = next(samples(sampler_of(Codec.load(MODEL), plan), plan, "multikey", length))
+    ids = torch.from_numpy(sample.ids[: len(sample.ids) // TILE * TILE].copy()).long().cuda()
+    model = load_model(str(MODEL), device="cuda").patched.model
+    with probing(Probe(None, len(ids), keep_inputs=True)) as probe, torch.no_grad():
+        model(ids[None], use_cache=False, logits_to_keep=1)
+    made = []
+    for i in (0, len(probe.inputs) - 1):
+        q, k, v = probe.inputs[i]
+        group, kv_heads = HEADS // KV_HEADS, k.shape[1]
+        q = q.unflatten(1, (kv_heads, -1)).repeat(1, KV_HEADS // kv_heads, group // (q.shape[1] // kv_heads), 1)
+        k, v = (x.repeat(1, KV_HEADS // kv_heads, 1) for x in (k, v))
+        made.append((f"model {i}", q.flatten(1, 2), k, v))
+    return made
+
+
+def measure_decode(length: int, batch_size: int, budget: int, turns: int) -> dict[str, Any]:
+    """Milliseconds of a decode over chosen blocks, in parts, and of a dense one; random bf16 numbers."""
+    pages = length // TILE
+    shape = (batch_size * pages, TILE, KV_HEADS, HEAD_DIM)
+    k_pages, v_pages = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    q = torch.randn(batch_size, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    table = torch.randperm(batch_size * pages, device="cuda").int().view(batch_size, pages)
+    lengths = torch.full((batch_size,), length, dtype=torch.int32, device="cuda")
+    batch = PagedBatch(torch.arange(batch_size + 1, dtype=torch.int32, device="cuda"), lengths, table, 1, length)
+    bounds = new_bounds(k_pages)
+    write_bounds(k_pages, bounds, torch.arange(batch_size * length, device="cuda"))
+    choice = select_blocks(q, bounds, batch, budget=budget)
+    row: dict[str, Any] = {"inputs": "decode", "tokens": length, "batch": batch_size, "budget": budget}
+    for name, run in {
+        "dense": lambda: paged_attention(q, k_pages, v_pages, batch),
+        "select": lambda: select_blocks(q, bounds, batch, budget=budget),
+        "attention": lambda: block_attention(q, k_pages, v_pages, batch, choice),
+    }.items():
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(10):
+                run()
+        row[f"{name}_ms"] = milliseconds(graph.replay, turns) / 10
+    row["of_dense"] = (row["select_ms"] + row["attention_ms"]) / row["dense_ms"]
+    print({k: round(x, 4) if isinstance(x, float) else x for k, x in row.items()}, flush=True)
+    return row
+
+
 def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, name: str) -> list[dict[str, Any]]:
     """A row for each configuration: milliseconds of its parts, density, and kept mass over rows and heads."""
     k_pages, v_pages, batch = in_pages(k, v, q.shape[0])
@@ -164,15 +233,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--lengths", default="16384,32768,65536,131072", help="tokens, multiples of 128")
     parser.add_argument("--turns", type=int, default=5, help="runs that are timed; their median counts")
+    parser.add_argument("--model", action="store_true", help="the embedded model's queries and keys")
+    parser.add_argument("--decode", action="store_true", help="decode over chosen blocks")
+    parser.add_argument("--budget", type=int, default=2048, help="tokens that a decode reads")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("it times GPU kernels: run it on a machine with a CUDA GPU")
     rows: list[dict[str, Any]] = []
     for length in map(int, arguments.lengths.split(",")):
-        q, k, v, known = structured(length)
-        rows += measure(q, k, v, known, arguments.turns, "structured")
-        del q, k, v, known
+        if arguments.decode:
+            rows += [measure_decode(length, b, arguments.budget, arguments.turns) for b in (1, 8)]
+        elif arguments.model:
+            for name, q, k, v in of_model(length):
+                rows += measure(q, k, v, None, arguments.turns, name)
+        else:
+            rows += measure(*structured(length), arguments.turns, "structured")
         torch.cuda.empty_cache()
         if arguments.out is not None:
             where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
