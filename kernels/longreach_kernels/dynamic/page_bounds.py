@@ -62,7 +62,7 @@ def write_bounds(k_pages: Tensor, bounds: Tensor, slots: Tensor, *, backend: str
     from longreach_kernels.portable.config import launch
 
     launch(
-        _bounds_kernel,
+        bounds_kernel,
         (slots.numel(),),
         k_pages,
         bounds,
@@ -93,7 +93,7 @@ def _write_on_cpu(k_pages: Tensor, bounds: Tensor, slots: Tensor) -> None:
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _bounds_kernel(
+def bounds_kernel(
     K,
     Bounds,
     Slots,

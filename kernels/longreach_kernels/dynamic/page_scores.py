@@ -39,7 +39,7 @@ def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
     do_not_specialize=["stride_table", "limit"],
     do_not_specialize_on_alignment=["CuQ", "ContextLens", "Table"],
 )
-def _score_kernel(
+def score_kernel(
     Q,
     Bounds,
     Products,
@@ -87,7 +87,7 @@ def products(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
     found = torch.empty((*q.shape[:2], limit), dtype=torch.float32, device=q.device)
     block_n = 32
     launch(
-        _score_kernel,
+        score_kernel,
         (cdiv(limit, block_n), kv_heads, batch.size),
         q,
         bounds,
