@@ -36,6 +36,7 @@ FLAGS = [
     "--max-engine-restarts",
     "--max-grammar-bytes",
     "--max-grammar-seconds",
+    "--max-header-bytes",
     "--max-itl",
     "--max-model-len",
     "--max-num-seqs",

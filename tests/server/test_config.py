@@ -98,6 +98,7 @@ def test_values_as_flag_and_as_variable(
         ("step_timeout", "0"),
         ("max_engine_restarts", "-1"),
         ("max_connections", "0"),
+        ("max_header_bytes", "1023"),
         ("header_timeout", "0"),
         ("body_timeout", "nan"),
         ("write_timeout", "-1"),

@@ -1,8 +1,8 @@
 # pyright: reportGeneralTypeIssues=false
 """Keys in parts, for a prefill of so few queries that its query tiles do not keep all multiprocessors busy.
 
-A query tile walks its keys alone: with 128 query tiles of 128K keys for 132 multiprocessors a call takes as long as with
-one, and with 160 twice as long. So the keys are cut into parts of equal size, each of which is a work item with a
+A query tile walks its keys alone: with 128 query tiles of 128K keys for 132 multiprocessors a call takes as long as
+with one, and with 160 twice as long. So the keys are cut into parts of equal size, each of which is a work item with a
 result of its own, and the results are merged by their log-sum-exp: split-KV, as FlashDecoding has it for one query.
 The merge adds the parts in ascending order, whichever was ready first.
 """
@@ -102,7 +102,7 @@ def merge(parts: Parts, out: Tensor, lse: Tensor, first: int) -> None:
     tokens, heads, head_dim = out.shape
     launch(
         _merge_kernel,
-        (triton.cdiv((tokens - first) * heads, _ROWS),),
+        (-(-(tokens - first) * heads // _ROWS),),
         parts.out,
         parts.lse,
         out,

@@ -104,7 +104,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            with self._service.open_request():
+            with self._service.open_request(), record.at_end:
                 self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
                 await self._app(scope, receive_bounded, send_with_id)
         except ClientDisconnect:

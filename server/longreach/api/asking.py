@@ -60,6 +60,9 @@ def make_asks(
 ) -> list[Ask]:
     """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, only scores.
 
+    Each has its place in the engine's queue from here on, before anything of the answer is sent: who finds no room is
+    told so by the status. The places end with the request at the latest.
+
     Raises:
         InvalidRequestError: one does not fit, or names a token that does not exist.
         QueueFullError: too much is waiting.
@@ -76,10 +79,9 @@ def make_asks(
     check_token_ids([*asked.logit_bias], info, "logit_bias")
     for prompt in prompts:
         check_fit(prompt, max(max_tokens, 1), info, param)
-    engine.admit(sum(map(len, prompts)))
     ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
     speculate = service.settings.speculate if asked.speculate is None else asked.speculate
-    return [
+    asks = [
         Ask(
             Generate(
                 request_id=f"{answer_id}-{number * choices + choice}",
@@ -105,3 +107,7 @@ def make_asks(
         for number, prompt in enumerate(prompts)
         for choice in range(choices)
     ]
+    places = {ask.request.request_id: len(ask.request.prompt) for ask in asks}
+    engine.admit(places)
+    record.at_end.callback(engine.release, places)
+    return asks

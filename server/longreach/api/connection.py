@@ -23,12 +23,14 @@ class ConnectionLimits:
 
     Attributes:
         connections: how many may be open.
+        header_bytes: of a request line with its headers.
         header_seconds: from the first moment of a connection, or the first byte of a later request, to its last header.
         body_seconds: from the last header to the body's last byte.
         write_seconds: for how long a reader may leave more unread than the buffers hold.
     """
 
     connections: int
+    header_bytes: int
     header_seconds: float
     body_seconds: float
     write_seconds: float
@@ -58,7 +60,13 @@ class LimitedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            # h11 measures headers that are incomplete alone: it sees no more of them at once than there may be.
+            room = self.limits.header_bytes + 1 - len(self.conn.trailing_data[0])
+            super().data_received(data[:room])
+            data = data[room:]
+        if data and not self.transport.is_closing():
+            super().data_received(data)
         if self.transport.is_closing():
             self._await(None)
         elif self.conn.their_state is h11.IDLE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import uuid
@@ -16,7 +17,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class RequestRecord:
     """Filled in by whoever learns something; nothing in it comes from the prompt's text.
 
-    `finish` is how a generation ended: stop, length, disconnected, or the code of an error.
+    `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `at_end` is what is left to
+    do when the request has ended, however that was.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class RequestRecord:
     output_tokens: int = 0
     first_token: float | None = None
     finish: str | None = None
+    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def progressed(self, part: str, computed: int, cached: int) -> None:

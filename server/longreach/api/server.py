@@ -35,7 +35,6 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 
 _LAST_WORDS_SECONDS = 5  # for errors that ended streams to reach their readers
-_MAX_HEADER_BYTES = 32 * 1024
 _OTHER_FILES = 256
 # What the kernel keeps for a reader that is slow; left to itself it would be up to megabytes for each.
 _SEND_BUFFER_BYTES = 64 * 1024
@@ -125,7 +124,11 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     settings = service.settings
     limits = ConnectionLimits(
-        settings.max_connections, settings.header_timeout, settings.body_timeout, settings.write_timeout
+        settings.max_connections,
+        settings.max_header_bytes,
+        settings.header_timeout,
+        settings.body_timeout,
+        settings.write_timeout,
     )
     config = uvicorn.Config(
         create_app(service),
@@ -139,7 +142,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=settings.max_header_bytes,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
     )
     try:

@@ -7,7 +7,7 @@ import contextlib
 import enum
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, cast
 
 import msgspec
@@ -45,8 +45,12 @@ class Engine(Protocol):
         """Whether the engine has given a sign of life of late."""
         ...
 
-    def admit(self, prompt_tokens: int) -> None:
-        """Raise a `QueueFullError` if a prompt of so many tokens cannot be taken now."""
+    def admit(self, prompts: Mapping[str, int]) -> None:
+        """Take a place for each request, given with its prompt's tokens, or raise a `QueueFullError`."""
+        ...
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give back the places that requests still have."""
         ...
 
     def seconds_to_read(self, request_id: str) -> float | None:

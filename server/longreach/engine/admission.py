@@ -7,6 +7,7 @@ here, at once and without asking the engine, which is busy with a step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import QueueFullError
@@ -24,8 +25,8 @@ class _Entry:
 class Admission:
     """Bounds on the requests that wait, in number and in prompt tokens.
 
-    A request waits from `enter` to its first update. `cost` is what the engine last said a step costs; `chunk` the
-    tokens that it reads in one.
+    A request waits from `enter`, before it is sent, to its first update or to `leave`. `cost` is what the engine last
+    said a step costs; `chunk` the tokens that it reads in one.
     """
 
     def __init__(self, max_requests: int, max_tokens: int, chunk: int) -> None:
@@ -47,13 +48,8 @@ class Admission:
         """Their prompts' tokens."""
         return self._waiting_tokens
 
-    def check(self, prompt_tokens: int) -> None:
-        """See whether a prompt may wait, too. An empty queue takes any prompt.
-
-        Raises:
-            QueueFullError: it may not; says after how many seconds all prompts that are here now should have been read.
-        """
-        full = self._waiting >= self._max_requests
+    def _check(self, requests: int, prompt_tokens: int) -> None:
+        full = self._waiting + requests > self._max_requests
         if full or (self._waiting and self._waiting_tokens + prompt_tokens > self._max_tokens):
             raise QueueFullError(
                 f"{self._waiting} requests with {self._waiting_tokens} prompt tokens are waiting already; this server "
@@ -76,16 +72,21 @@ class Admission:
             return None
         return self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
 
-    def enter(self, request_id: str, prompt_tokens: int) -> None:
-        """Let a request wait.
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def enter(self, prompts: Mapping[str, int]) -> None:
+        """Let requests wait, given with their prompts' tokens: all of them or none. An empty queue takes any prompts.
 
         Raises:
-            QueueFullError: as `check`.
+            QueueFullError: they may not; says after how many seconds all prompts that are here should have been read.
         """
-        self.check(prompt_tokens)
-        self._entries[request_id] = _Entry(prompt_tokens)
-        self._waiting += 1
-        self._waiting_tokens += prompt_tokens
+        self._check(len(prompts), sum(prompts.values()))
+        for request_id, prompt_tokens in prompts.items():
+            assert request_id not in self._entries, f"request id {request_id} is in use"
+            self._entries[request_id] = _Entry(prompt_tokens)
+            self._waiting += 1
+            self._waiting_tokens += prompt_tokens
 
     def progress(self, update: Update) -> None:
         """Note how far a request is; unknown ids are of requests that have left."""

@@ -75,15 +75,10 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     types = str(loaded.dtype), str(kv_dtype)
     hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
     started = _started(loaded, pages, limits)
-    start_grammar = None
-    if config.tokenizer_file is not None:
-        from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
-
-        start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
     runner = Runner(loaded, pages, builder, drawn, graphs)
     bands = [mask.band for mask in layer_masks(loaded.config)]
     pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, start_grammar=start_grammar), started
+    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs), started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from .admission import Admission
 from .errors import EngineDeadError, EngineStartError, RequestFailedError
@@ -130,13 +130,21 @@ class EngineClient:
         """Requests that have been sent and have not ended."""
         return len(self._inboxes)
 
-    def admit(self, prompt_tokens: int) -> None:
-        """See whether a prompt could be sent now; `generate` has the last word.
+    def admit(self, prompts: Mapping[str, int]) -> None:
+        """Take a place in the queue for each request, given with its prompt's tokens: for all of them or for none.
+
+        A place is given back when `generate` of its request ends, or by `release` if it was never begun.
 
         Raises:
             QueueFullError: too much is waiting.
         """
-        self._admission.check(prompt_tokens)
+        self._admission.enter(prompts)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give back the places of requests, as far as they still have any."""
+        for request_id in request_ids:
+            if request_id in self._admission:
+                self._admission.leave(request_id)
 
     def seconds_to_read(self, request_id: str) -> float | None:
         """Predicted time to read the rest of a prompt, if nobody else's is read; None before the first steps."""
@@ -145,17 +153,19 @@ class EngineClient:
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
         """Yield the updates of one request until it has finished.
 
-        Closing the generator early (a caller that goes away) cancels the request in the engine.
+        Closing the generator early (a caller that goes away) cancels the request in the engine. A request that was
+        not admitted before takes its place now.
 
         Raises:
-            QueueFullError: too much is waiting; nothing was sent.
+            QueueFullError: it has no place, and too much is waiting; nothing was sent.
             RequestFailedError: this request failed.
             EngineDeadError: the engine process is gone.
         """
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
-        self._admission.enter(request.request_id, len(request.prompt))
+        if request.request_id not in self._admission:
+            self._admission.enter({request.request_id: len(request.prompt)})
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False
@@ -170,7 +180,7 @@ class EngineClient:
                 yield news
         finally:
             self._inboxes.pop(request.request_id, None)
-            self._admission.leave(request.request_id)
+            self.release([request.request_id])
             if not finished and self.alive:
                 self._writer.write(encode_frame(Cancel(request.request_id)))
 

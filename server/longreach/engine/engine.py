@@ -32,8 +32,8 @@ class Engine:
     """A scheduler and a runner. `step` is the whole system: plan, launch, settle, report.
 
     Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
-    its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `start_grammar` makes
-    the constraint of a request with a grammar. `stats` and `step_seconds` may be read from another thread.
+    its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `stats` and
+    `step_seconds` may be read from another thread.
     """
 
     def __init__(
@@ -42,15 +42,12 @@ class Engine:
         runner: StepRunner,
         clock: Callable[[], float] = time.monotonic,
         pairs: PairCount | None = None,
-        start_grammar: Callable[[str], Constraint] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
-        self._start_grammar = start_grammar
         self._clock = clock
         self._in_flight: _InFlight | None = None
-        self._settled = 0.0  # when the last step was
         self._step_began: float | None = None
         self.stats = self._take_stats()
 
@@ -65,14 +62,12 @@ class Engine:
         """Whether a step would compute or settle anything."""
         return self.scheduler.has_work or self._in_flight is not None
 
-    def submit(self, spec: Generate) -> Failed | None:
-        """Queue a request, or say why it can never run."""
+    def submit(self, spec: Generate, constraint: Constraint | None = None) -> Failed | None:
+        """Queue a request, or say why it can never run; `constraint` is the first state of its grammar."""
+        assert (spec.grammar is None) == (constraint is None), f"request {spec.request_id}: grammar without its state"
         request = Request.of(spec, secrets.randbits(63), self._clock())
         try:
-            if spec.grammar is not None:
-                if self._start_grammar is None:
-                    raise ValueError("this engine was started without a tokenizer file, which grammars need")
-                request.constraint = self._start_grammar(spec.grammar)
+            request.constraint = constraint
             self.scheduler.add(request)
         except ValueError as error:
             return Failed(request_id=spec.request_id, kind="invalid", message=str(error))
@@ -137,8 +132,10 @@ class Engine:
             self._runner.recover()
             return _failures(self.scheduler.abandon(), _NOT_COMPUTED)
         now = self._clock()
-        self.scheduler.step_time.observe(plan.work, now - max(step.since, self._settled))
-        self._settled = now
+        # Where steps overlap, the host may come late to one and then find the next one done too: its clock would say
+        # that this one took no time, and the model of step time would believe that steps are free.
+        seconds = self._runner.take_seconds()
+        self.scheduler.step_time.observe(plan.work, now - step.since if seconds is None else seconds)
         broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
         failures = self._fail(broken, "the model's output was not a number")
         failures += self._fail_stuck(here)

@@ -1,13 +1,15 @@
 """Answers that follow a grammar, by llguidance: which tokens may come next at each place.
 
-The owner has compiled the grammar before, in a process that it could have ended: here it is known to be quick. What a
+The owner has compiled the grammar before, in a process that it could have ended: here it is known to end. What a
 mask may cost is bounded by `LIMITS`; an answer whose grammar goes beyond them ends in an error of its own.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +17,15 @@ from llguidance import LLMatcher, LLTokenizer
 
 from .grammar_limits import LIMITS
 
+_KEPT = 32  # compiled grammars
+
 
 class Grammars:
-    """Makes constraints over one vocabulary, which is read in a thread from the start: it may take a second."""
+    """Makes constraints over one vocabulary, which is read in a thread from the start: it may take a second.
+
+    Compiling runs without Python's lock, and is done once for requests that share a grammar: each gets a copy of what
+    is kept of the last ones. `start` may be called in several threads.
+    """
 
     def __init__(self, tokenizer_file: str, vocab_size: int, eos_token_ids: list[int]) -> None:
         def read() -> LLTokenizer:
@@ -27,6 +35,8 @@ class Grammars:
         reader = ThreadPoolExecutor(1, "grammar-vocabulary")
         self._tokenizer = reader.submit(read)
         reader.shutdown(wait=False)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
 
     def start(self, grammar: str) -> GrammarConstraint:
         """The state before the first token of an answer.
@@ -36,10 +46,18 @@ class Grammars:
         """
         if (error := self._tokenizer.exception()) is not None:
             raise ValueError(f"this model's tokenizer cannot be used with grammars: {_first_line(str(error))}")
-        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise ValueError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
-        return GrammarConstraint(matcher)
+        with self._lock:
+            known = self._compiled.get(grammar)
+        if known is None:
+            known = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
+            if known.is_error():
+                raise ValueError(f"the grammar cannot be used: {_first_line(known.get_error())}")
+        with self._lock:
+            self._compiled[grammar] = known
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+            return GrammarConstraint(known.deep_copy())
 
 
 class GrammarConstraint:

@@ -24,6 +24,11 @@ class StepRunner(Protocol):
 
     overlaps: bool
 
+    def take_seconds(self) -> float | None:
+        """What the steps took on the device whose results were waited for since the last call; None where the time
+        between launch and result says it, as it does where steps do not overlap."""
+        ...
+
     def launch(self, plan: StepPlan) -> Result:
         """Start a step. A token that the plan knows as PENDING is what its request drew in the step before.
 

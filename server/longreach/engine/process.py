@@ -2,6 +2,7 @@
 
 Four threads share two queues. The reader turns frames into messages, the main thread computes, the writer sends: the
 engine never waits for a slow owner. The fourth sends heartbeats, so that a long step does not look like a dead engine.
+Grammars are compiled in threads of their own.
 The process ends when its socket closes, and the kernel ends it if its parent dies.
 """
 
@@ -16,7 +17,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
+from .constraint import Constraint
 from .engine import Engine
 from .errors import DeviceLostError
 from .messages import (
@@ -24,15 +27,21 @@ from .messages import (
     LENGTH_BYTES,
     Cancel,
     EngineConfig,
+    Failed,
     FromEngine,
     Generate,
     Heartbeat,
+    Started,
     StartFailed,
     ToEngine,
     encode_frame,
     frame_length,
     to_engine_decoder,
 )
+from .preparation import Preparation, Prepared
+
+Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
+StartGrammar = Callable[[str], Constraint]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +58,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     outbox: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), name="reader", daemon=True).start()
     threading.Thread(target=_write, args=(connection, outbox), name="writer", daemon=True).start()
@@ -57,51 +66,79 @@ def main() -> None:
     if config is None:
         return
     assert isinstance(config, EngineConfig), f"expected a config first, got {type(config).__name__}"
-    engine = _start(config, connection, outbox)
-    if engine is None:
+    built = _start(config, connection, outbox)
+    if built is None:
         return
+    engine, start_grammar = built
     threading.Thread(target=_beat, args=(engine, outbox), name="heartbeat", daemon=True).start()
+    preparation = Preparation(start_grammar, inbox.put)
     try:
-        _serve(engine, inbox, outbox)
+        _serve(engine, preparation, inbox, outbox)
     except DeviceLostError as error:
         logger.critical("the device is lost: %s", error)
         logging.shutdown()
         os._exit(EXIT_DEVICE_LOST)  # an orderly end would wait for the device
+    finally:
+        preparation.close()
 
 
-def _start(config: EngineConfig, connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]) -> Engine | None:
+def _start(
+    config: EngineConfig, connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]
+) -> tuple[Engine, StartGrammar | None] | None:
     from .build import build_engine  # torch and transformers take seconds to import; the socket is up before
 
     try:
         engine, started = build_engine(config)
+        start_grammar = _grammars(config, started)
     except Exception as error:  # every cause of a failed start is reported to the owner
         logger.debug("start failed", exc_info=True)
         text = str(error).strip() or type(error).__name__
         connection.sendall(encode_frame(StartFailed(text.splitlines()[0])))
         return None
     outbox.put(started)
-    return engine
+    return engine, start_grammar
 
 
-def _serve(engine: Engine, inbox: queue.SimpleQueue[ToEngine | None], outbox: queue.SimpleQueue[FromEngine]) -> None:
+def _grammars(config: EngineConfig, started: Started) -> StartGrammar | None:
+    if config.tokenizer_file is None:
+        return None
+    from .grammar import Grammars  # engines without grammars run where llguidance is not installed
+
+    return Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
+
+
+def _serve(engine: Engine, preparation: Preparation, inbox: Inbox, outbox: queue.SimpleQueue[FromEngine]) -> None:
     while True:
         # With nothing to compute, sleep until a message comes; otherwise take what is there and go on.
         while not engine.has_work or not inbox.empty():
             message = inbox.get()
             if message is None:
                 return
-            if isinstance(message, Generate):
-                if failed := engine.submit(message):
-                    outbox.put(failed)
+            if isinstance(message, Prepared):
+                if preparation.finish(message):
+                    _submit(engine, message.request, message.outcome, outbox)
             elif isinstance(message, Cancel):
-                engine.cancel(message.request_id)
+                if not preparation.cancel(message.request_id):
+                    engine.cancel(message.request_id)
+            elif isinstance(message, Generate) and message.grammar is not None:
+                preparation.begin(message)
+            elif isinstance(message, Generate):
+                _submit(engine, message, None, outbox)
             else:
                 raise AssertionError(f"unexpected {type(message).__name__}")
         for news in engine.step():
             outbox.put(news)
 
 
-def _read(connection: socket.socket, inbox: queue.SimpleQueue[ToEngine | None]) -> None:
+def _submit(
+    engine: Engine, request: Generate, outcome: Constraint | Failed | None, outbox: queue.SimpleQueue[FromEngine]
+) -> None:
+    failed = outcome if isinstance(outcome, Failed) else engine.submit(request, outcome)
+    if failed is not None:
+        outbox.put(failed)
+
+
+def _read(connection: socket.socket, inbox: Inbox) -> None:
     with connection.makefile("rb") as stream:
         while len(header := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
             length = frame_length(header)

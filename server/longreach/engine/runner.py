@@ -21,7 +21,7 @@ from .graphs import DecodeGraphs
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
 from .sampler import SamplingTensors, sample
-from .transfer import OnItsWay, moved, upload
+from .transfer import DeviceSpan, OnItsWay, moved, upload
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -63,11 +63,13 @@ class Runner:
         self._drawn = drawn
         self._graphs = graphs
         self._vocab_size = loaded.config.vocab_size
+        self._seconds: float | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
+        span = DeviceSpan() if self._loaded.device.type == "cuda" else None
         logits = self._graphs.replay(batch) if self._graphs is not None and plan.is_decode_only else None
         if logits is None:
             logits = self._eager(batch)
@@ -77,9 +79,23 @@ class Runner:
         if draws:
             how = SamplingTensors.of(draws, self._vocab_size)
             tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
-        result = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
+        drawn = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
         self._remember(drawing, tokens)  # last: until then the step can be launched again
+        if span is None:
+            return drawn
+        span.end()
+
+        def result() -> dict[str, list[int]]:
+            found = drawn()
+            self._seconds = (self._seconds or 0.0) + span.seconds()
+            return found
+
         return result
+
+    def take_seconds(self) -> float | None:
+        """As `StepRunner.take_seconds`."""
+        seconds, self._seconds = self._seconds, None
+        return seconds
 
     def clean(self, pages: list[int]) -> None:
         """Fill pages with zeros."""

@@ -34,6 +34,24 @@ def moved(value: D, device: torch.device) -> D:
     return dataclasses.replace(value, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
+class DeviceSpan:
+    """How long a GPU works on what is launched between two places of the host's program, by the GPU's own clock."""
+
+    def __init__(self) -> None:
+        """The first place: it begins when all that was launched before has been computed."""
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._start.record()
+
+    def end(self) -> None:
+        """The second place."""
+        self._end.record()
+
+    def seconds(self) -> float:
+        """Its length; waits for its end."""
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1e3
+
+
 class OnItsWay:
     """Tensors of one device that are being copied to the host."""
 

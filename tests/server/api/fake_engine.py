@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Stats, Update
@@ -54,6 +54,7 @@ class EchoEngine:
         self.cached = 0
         self.waited = 0.0
         self.full: QueueFullError | None = None
+        self.places: set[str] = set()
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.stopped = False
@@ -76,10 +77,15 @@ class EchoEngine:
         """As `EngineClient.responsive`."""
         return not self.stalled
 
-    def admit(self, prompt_tokens: int) -> None:
-        """As `EngineClient.admit`."""
+    def admit(self, prompts: Mapping[str, int]) -> None:
+        """As `EngineClient.admit`; there is room for everything, or for nothing more."""
         if self.full is not None:
             raise self.full
+        self.places |= set(prompts)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """As `EngineClient.release`."""
+        self.places -= set(request_ids)
 
     def seconds_to_read(self, request_id: str) -> float | None:
         """As `EngineClient.seconds_to_read`: a minute."""
@@ -102,6 +108,7 @@ class EchoEngine:
             raise
         finally:
             self.running.remove(request.request_id)
+            self.release([request.request_id])
             if not finished:
                 self.cancelled.append(request.request_id)
 

@@ -137,6 +137,31 @@ def test_what_is_no_http_gets_an_error_object(strict: LiveServer, junk: bytes) -
         assert server.complete().status_code == 200
 
 
+@pytest.mark.parametrize(("limit", "size", "status"), [(4096, 4000, 200), (4096, 4200, 400), (65536, 60_000, 200)])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_headers_may_be_as_long_as_was_said(
+    make_server: Callable[..., LiveServer], limit: int, size: int, status: int, pieces: int
+) -> None:
+    with make_server(max_header_bytes=limit) as server:
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: %s\r\n\r\n"
+        data = head % (b"x" * (size - len(head) + 2))
+        assert len(data) == size
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read on
+                for start in range(0, size, size // pieces + 1):
+                    sock.sendall(data[start : start + size // pieces + 1])
+                    time.sleep(0.02)
+            answer = rest_of(sock)
+        if status == 200:
+            assert answer.startswith(b"HTTP/1.1 200")
+        else:
+            error_in(answer, 400, "invalid_http")
+        body = orjson.dumps({"model": MODEL, "prompt": "The owl " * 2000, "max_tokens": 1})
+        with server.connect(body) as sock:  # in one piece with its headers, which are short
+            assert sock.recv(12) == b"HTTP/1.1 200"
+
+
 def test_bodies_of_open_requests_are_bounded_together(make_server: Callable[..., LiveServer]) -> None:
     with make_server(max_total_body_bytes=10_000) as server:
         server.engine.hold_prefill = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from longreach.api.chat_prompt import Chat
 from longreach.api.service import Service
 from longreach.config import load_settings
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
+from longreach.engine.messages import Generate, Update
 from longreach.text.detokenizer import Detokenizer
 from longreach.text.tokenizer import Tokenizer
 
@@ -326,6 +327,40 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(server: LiveServer, 
     assert server.complete(stream=stream).status_code == 200
 
 
+def test_a_place_in_the_queue_is_taken_before_the_headers_and_given_back_on_every_path(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = server.engine
+
+    def ends() -> None:
+        eventually(lambda: not engine.places and not engine.running)
+
+    engine.hold_prefill = True
+    with server.http.stream(
+        "POST", "/v1/completions", json={"model": MODEL, "prompt": "x" * 20, "n": 3, "stream": True}
+    ):
+        eventually(lambda: len(engine.places) == 3)
+    ends()
+    engine.hold_prefill = False
+    for body in ({}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}):
+        assert server.complete(**body).status_code == 200
+        ends()
+    engine.failure = RequestFailedError("the prompt is odd", "invalid")
+    for body in ({}, {"n": 2, "stream": True}):
+        server.complete(**body)
+        ends()
+    engine.failure = None
+
+    def fail(request: Generate) -> AsyncGenerator[Update, None]:
+        raise ZeroDivisionError  # before anything is sent
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "generate", fail)
+        for body in ({}, {"stream": True}):
+            server.complete(**body)
+            ends()
+
+
 def last_error(events: str) -> dict[str, Any]:
     """The error that ends a stream, just before [DONE]."""
     *_, error, done, end = events.split("\n\n")
@@ -338,7 +373,6 @@ def last_error(events: str) -> dict[str, Any]:
     [
         (RequestFailedError("the prompt is odd", "invalid"), 400, "invalid_value", None),
         (RequestFailedError("secret path /root/x", "internal"), 500, "internal_error", "false"),
-        (QueueFullError("filled up meanwhile", 5), 429, "queue_full", None),
         (EngineDeadError("exit status 9"), 503, "engine_dead", "false"),
         (ZeroDivisionError("secret path /root/x"), 500, "internal_error", "false"),
     ],

@@ -58,6 +58,7 @@ class SimulatedRunner:
         self._page_size = page_size
         self._vocabulary = vocabulary
         self._cost = cost
+        self._seconds: float | None = None
         self._contents: dict[tuple[int, int], bytes] = {}
         self._drawn: dict[int, int] = {}  # by row
 
@@ -69,8 +70,8 @@ class SimulatedRunner:
         """As `StepRunner.launch`."""
         self.steps += 1
         self.computed_tokens += plan.num_tokens
-        if self._cost is not None:
-            self.now += self._cost.seconds(plan.work)
+        seconds = 0.0 if self._cost is None else self._cost.seconds(plan.work)
+        self.now += seconds
         drawn = {}
         scores = [(chunk.request, position) for chunk in plan.chunks for position in chunk.scored]
         for chunk in plan.chunks:
@@ -92,11 +93,18 @@ class SimulatedRunner:
 
         def result() -> dict[str, list[int]]:
             self.before_result()
+            if self.overlaps:
+                self._seconds = (self._seconds or 0.0) + seconds
             for request, position in scores:
                 request.logprobs[position] = Logprob(request.tokens[position], 0.0)
             return drawn
 
         return result
+
+    def take_seconds(self) -> float | None:
+        """As `StepRunner.take_seconds`."""
+        seconds, self._seconds = self._seconds, None
+        return seconds
 
     def clean(self, pages: list[int]) -> None:
         """As `StepRunner.clean`: what the pages held is gone."""

@@ -156,3 +156,17 @@ def test_identical_prompts_in_flight_are_read_once(alone: float) -> None:
         bench.send(f"r{i}", LONG, 2)
     assert max(bench.until_first_token(f"r{i}") for i in range(4)) < 1.1 * alone
     assert bench.runner.computed_tokens < 1.01 * LONG
+
+
+def test_steps_are_measured_by_the_device_where_they_overlap() -> None:
+    """A host that comes late finds two steps done at once; what it learns is what each of them took."""
+    bench = _Bench()
+    bench.runner.overlaps = True
+    bench.runner.before_result = lambda: setattr(bench.runner, "now", bench.runner.now + 0.2)
+    bench.send("answer", 100, 100, document=1)
+    bench.until_first_token("answer")
+    bench.send("long", LONG, 2)
+    bench.until_first_token("long")
+    cost = bench.engine.scheduler.step_time.cost
+    assert cost.per_token == pytest.approx(GPU.per_token, rel=0.1)
+    assert cost.per_pair == pytest.approx(GPU.per_pair, rel=0.1)

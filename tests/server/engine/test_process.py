@@ -60,16 +60,20 @@ def test_what_exceeds_the_queue_is_refused_and_room_comes_back(model_dir: Path) 
         small = msgspec.structs.replace(config(model_dir), max_queued_requests=2, max_queued_tokens=60)
         client = await EngineClient.start(small)
         try:
-            client.admit(200)  # an empty queue takes what is longer than the bound
-            streams = [client.generate(spec(f"r{i}", length=30)) for i in range(3)]
+            client.admit({"giant": 200})  # an empty queue takes what is longer than the bound
+            client.release(["giant", "never was"])
+            client.admit({"r0": 30})  # its place is its own, whoever comes before it is sent
+            streams = [client.generate(spec(f"r{i}", length=30)) for i in (1, 0, 2)]
             firsts = [asyncio.create_task(anext(stream)) for stream in streams]
             await asyncio.sleep(0)  # two are sent, nothing has been heard of them
             with pytest.raises(QueueFullError, match="2 requests with 60 prompt tokens are waiting") as full:
-                client.admit(1)
+                client.admit({"x": 1})
             assert full.value.retry_after >= 1
             results = await asyncio.gather(*firsts, return_exceptions=True)
             assert [isinstance(result, QueueFullError) for result in results] == [False, False, True]
-            client.admit(1)
+            client.admit({"x": 1})
+            client.release(["x"])
+            client.release(["x"])
             for stream in streams:
                 await stream.aclose()
             assert len(await tokens_of(client, spec("next"))) == 5
