@@ -184,7 +184,7 @@ def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, n
     if known is not None:
         configurations.insert(0, ("known", None, None))
     for label, estimator, target in configurations:
-        row: dict[str, Any] = {"inputs": name, "tokens": q.shape[0], "choice": label, "dense_ms": dense_ms}
+        row: dict[str, Any] = {"inputs": name, "tokens": k.shape[0], "choice": label, "dense_ms": dense_ms}
         if estimator is None:
             assert known is not None
             slots = len(tiles.seq)
@@ -233,6 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--lengths", default="16384,32768,65536,131072", help="tokens, multiples of 128")
     parser.add_argument("--turns", type=int, default=5, help="runs that are timed; their median counts")
+    parser.add_argument("--chunk", type=int, help="queries: the last so many, a multiple of 128; all by default")
     parser.add_argument("--model", action="store_true", help="the embedded model's queries and keys")
     parser.add_argument("--decode", action="store_true", help="decode over chosen blocks")
     parser.add_argument("--budget", type=int, default=2048, help="tokens that a decode reads")
@@ -248,7 +249,10 @@ def main() -> None:
             for name, q, k, v in of_model(length):
                 rows += measure(q, k, v, None, arguments.turns, name)
         else:
-            rows += measure(*structured(length), arguments.turns, "structured")
+            q, k, v, known = structured(length)
+            chunk = min(arguments.chunk or length, length)
+            name = "structured" if chunk == length else f"last {chunk}"
+            rows += measure(q[-chunk:], k, v, known[:, -(chunk // TILE) :], arguments.turns, name)
         torch.cuda.empty_cache()
         if arguments.out is not None:
             where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
