@@ -334,7 +334,7 @@ def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 8
+    assert len(compiled) == 12
     for name, facts in compiled.items():
         assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
         assert facts["spills"] == 0, (name, facts)
@@ -358,7 +358,7 @@ class TestOnGpu:
         lists = select_tiles(q * 3, k_pages, batch, dense_below=256, tail=128, local=128, backend=backend, **options)
         debug.check_lists(lists, batch)
         visible = query_tiles(batch, len(q), lists.tile_q, lists.tile_k, window).visible().sum() * 2
-        assert 0.2 * visible < lists.start[-1] < 0.95 * visible
+        assert 0.1 * visible < lists.start[-1] < 0.95 * visible
         out, lse = paged_attention(q, k_pages, v_pages, batch, lists=lists, backend=backend, return_lse=True)
         starts = batch.cu_seqlens_q.tolist()
         for b, meant in enumerate(listed_masks(lists, *self.LENGTHS)):

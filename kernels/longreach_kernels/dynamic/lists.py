@@ -15,11 +15,26 @@ from .query_tiles import QueryTiles
 def lists_of_choice(keep: Tensor, tiles: QueryTiles) -> TileLists:
     """The lists of the kept tiles; bit tiles where the causal edge or the window's edge cuts one.
 
-    Memory is that of lists of all tiles, since the host does not know how many are kept.
-
     Args:
         keep: (H, Q, K) bool, no tile among them that the query tile does not see.
         tiles: where the query tiles lie.
+
+    Raises:
+        ValueError: more tiles than 32-bit lists can count.
+    """
+    return cut_lists(keep, tiles, _bit_tile(tiles), _edge_bits(tiles.tile_q, tiles.tile_k, tiles.window, keep.device))
+
+
+def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor) -> TileLists:
+    """The lists of the kept tiles, of which some are cut.
+
+    Memory is that of lists of all tiles, since the host does not know how many are kept.
+
+    Args:
+        keep: (H, Q, K) bool.
+        tiles: where the query tiles lie.
+        bit_tile: (Q, K), for each tile its entry in ``bits``, or -1 if it is full.
+        bits: as in `TileLists`.
 
     Raises:
         ValueError: more tiles than 32-bit lists can count.
@@ -29,7 +44,6 @@ def lists_of_choice(keep: Tensor, tiles: QueryTiles) -> TileLists:
     if entries >= 1 << 31:
         raise ValueError(f"batch: {heads} heads of {slots} x {key_tiles} tiles are too many; take a shorter chunk")
     device = keep.device
-    bit_tile = _bit_tile(tiles)
     partial = keep & (bit_tile >= 0)
     full = keep & (bit_tile < 0)
 
@@ -71,7 +85,7 @@ def lists_of_choice(keep: Tensor, tiles: QueryTiles) -> TileLists:
         partial=(start[:-1] + by_row(num_full.long())).int(),
         tiles=listed(torch.where(partial, -1 - number, number)),
         bit_index=listed(bit_tile),
-        bits=_edge_bits(tiles.tile_q, tiles.tile_k, tiles.window, device),
+        bits=bits,
         order=order.int(),
     )
 

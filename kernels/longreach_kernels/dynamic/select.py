@@ -82,14 +82,14 @@ def select_tiles(
     visible = tiles.visible()
     if batch.max_context_len <= dense_below:
         return lists_of_choice(visible.expand(k_pages.shape[2], -1, -1), tiles)
-    mass = _mass(q, k_pages, batch, tiles, logits, estimator, backend)
+    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
     prompt_lens = batch.context_lens if prompt_lens is None else prompt_lens
-    forced = _forced(tiles, prompt_lens, local, tail, dense_below)
+    forced = forced_tiles(tiles, prompt_lens, local, tail, dense_below)
     chosen = density_of(target, estimator.cost(tile_k)) if isinstance(target, Speedup) else target
     return lists_of_choice(choose(mass, visible, forced, chosen), tiles)
 
 
-def _mass(
+def masses(
     q: Tensor,
     k_pages: Tensor,
     batch: PagedBatch,
@@ -98,6 +98,7 @@ def _mass(
     estimator: Estimator,
     backend: str,
 ) -> Tensor:
+    """(Hkv, Q, K) int32, the estimated mass of each key tile, in `targets.PARTS`."""
     if resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference"):
         if isinstance(estimator, Pooled):
             return specification.pooled_mass(q, k_pages, batch, tiles, logits)
@@ -111,7 +112,7 @@ def _mass(
     return antidiagonal_mass(q, k_pages, batch, tiles, logits, estimator.stride)
 
 
-def _forced(tiles: QueryTiles, prompt_lens: Tensor, local: int, tail: int, dense_below: int) -> Tensor:
+def forced_tiles(tiles: QueryTiles, prompt_lens: Tensor, local: int, tail: int, dense_below: int) -> Tensor:
     """(Q, K) bool: tiles that are kept whatever their mass, if they are visible."""
     starts = tiles.key_starts
     dense = (tiles.first < dense_below) | (tiles.last >= prompt_lens.long()[tiles.seq] - tail)

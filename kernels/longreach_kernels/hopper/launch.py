@@ -214,7 +214,8 @@ def paged_forward(
     Few queries with many keys are computed in parts of the keys, which are merged (`parts`): how many depends on all
     queries of the batch, and so does the last bit of a result.
 
-    With `lists`, of tiles as `list_tiles` says, all sequences of the batch, and the mask is not looked at.
+    With `lists`, of tiles as `list_tiles` says, all sequences of the batch, and the mask is not looked at. They are
+    not computed in parts.
 
     Over fp8 pages with `kv_scales` (Hkv,) both products are of e4m3: a query is divided by a scale of its own and
     rounded, so that it does not depend on its batch, and weights are rounded too.
