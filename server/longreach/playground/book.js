@@ -43,6 +43,6 @@ export class Book {
 
   /** The first `share` of it. */
   cut(share) {
-    return new Book(this.name, this.text.slice(0, Math.floor(this.text.length * share)), `the first ${Math.floor(share * 100)} %`);
+    return new Book(this.name, this.text.slice(0, Math.floor(this.text.length * share)), `the first ${Math.floor(share * 100)}%`);
   }
 }

@@ -14,7 +14,7 @@ export class DocumentPanel extends EventTarget {
   constructor(reserve) {
     super();
     this.book = null;
-    this.tokens = null; // { count, exact }
+    this.tokens = null; // { count, exact, withQuestion }
     this.limit = null;
     this.isExample = false;
     this.reserve = reserve;
@@ -32,10 +32,10 @@ export class DocumentPanel extends EventTarget {
     this.count();
   }
 
-  /** What the server has counted for the document with its question, in place of an estimate. */
-  learn(promptTokens, questionTokens) {
+  /** What the server has counted for the document and a question, in place of an estimate. */
+  learn(promptTokens) {
     if (!this.book || this.tokens?.exact) return;
-    this.tokens = { count: promptTokens - questionTokens, exact: true };
+    this.tokens = { count: promptTokens, exact: true, withQuestion: true };
     this.drawGauge();
   }
 
@@ -62,7 +62,7 @@ export class DocumentPanel extends EventTarget {
     if (!book) return;
     const about = tokens?.exact === false ? "about " : "";
     const size = [`${count(book.text.length)} characters`];
-    if (tokens) size.push(`${about}${count(tokens.count)} tokens`);
+    if (tokens) size.push(`${about}${count(tokens.count)} tokens${tokens.withQuestion ? " with the question" : ""}`);
     if (book.remark) size.push(book.remark);
     byId("book-size").textContent = size.join(" \u00b7 ");
     if (!tokens || !limit) {
@@ -79,7 +79,7 @@ export class DocumentPanel extends EventTarget {
     byId("gauge").setAttribute("aria-valuenow", Math.min(tokens.count, limit));
     byId("gauge-words").textContent = over > 0
       ? `${about}${count(over)} tokens too long: the model reads ${count(limit)}, with question and answer.`
-      : `${Math.max(Math.round(share * 100), 1)} % of the ${count(limit)} tokens that the model reads at once`;
+      : `${Math.max(Math.round(share * 100), 1)}% of the ${count(limit)} tokens that the model reads at once`;
     byId("gauge").setAttribute("aria-valuetext", byId("gauge-words").textContent);
     byId("cut").hidden = over <= 0;
   }

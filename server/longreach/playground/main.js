@@ -63,6 +63,13 @@ function refresh() {
   byId("copy-curl").disabled = byId("copy-python").disabled = !model;
 }
 
+/** As `refresh`; a focus that it would hide moves to another element. */
+function refreshKeepingFocus(from, to) {
+  const isThere = document.activeElement === byId(from);
+  refresh();
+  if (isThere) byId(to).focus({ preventScroll: true });
+}
+
 function showRemember() {
   byId("remember").closest("label").hidden = byId("form").value !== "chat";
 }
@@ -83,20 +90,19 @@ async function ask() {
     return;
   }
   const documentText = panel.text;
-  const about = [panel.book ? `About ${panel.book.name}` : "Without a document", attention.words && `attention ${attention.words}`];
+  const about = [panel.book?.name ?? "No document", attention.words];
   const turn = new Turn(question, about.filter(Boolean).join(" \u00b7 "));
   byId("conversation").prepend(turn.node);
   asking = new AbortController();
-  refresh();
-  byId("stop").focus({ preventScroll: true });
+  refreshKeepingFocus("ask", "stop");
   try {
     await turn.run(currentRequest(question), documentText, asking.signal);
     if (turn.finished && documentText === panel.text) turns.push({ question, answer: turn.answer });
-    if (turn.usage && documentText) panel.learn(turn.usage.prompt_tokens, Math.ceil(question.length / 4));
+    const promptTokens = turn.usage?.prompt_tokens ?? turn.refusal?.details?.n_prompt_tokens;
+    if (promptTokens && documentText === panel.text) panel.learn(promptTokens);
   } finally {
     asking = null;
-    refresh();
-    byId("question").focus({ preventScroll: true });
+    refreshKeepingFocus("stop", "question");
   }
 }
 

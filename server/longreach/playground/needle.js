@@ -90,9 +90,11 @@ export class NeedlePanel {
   }
 
   #show(running) {
-    byId("needle-run").hidden = running;
-    byId("needle-stop").hidden = !running;
-    byId(running ? "needle-stop" : "needle-run").focus({ preventScroll: true });
+    const [shown, hidden] = running ? ["needle-stop", "needle-run"] : ["needle-run", "needle-stop"];
+    const hadFocus = document.activeElement === byId(hidden);
+    byId(hidden).hidden = true;
+    byId(shown).hidden = false;
+    if (hadFocus) byId(shown).focus({ preventScroll: true });
   }
 }
 
@@ -105,7 +107,7 @@ class NeedleMap {
     this.attention = attention || "the server\u2019s attention";
     const heads = lengths.map((length) => element("th", { scope: "col" }, count(length)));
     const rows = depths.map((depth) => element("tr", {},
-      element("th", { scope: "row" }, `${Math.round(depth * 100)} %`),
+      element("th", { scope: "row" }, `${Math.round(depth * 100)}%`),
       ...this.cells.filter((cell) => cell.depth === depth).map((cell) => cell.node)));
     this.node = element("figure", { class: "run" }, this.caption,
       element("div", { class: "table-frame" }, element("table", {},
@@ -127,12 +129,12 @@ class NeedleMap {
   }
 
   progress(cell, { processed, total }) {
-    cell.node.textContent = `${Math.floor((processed / total) * 100)} %`;
+    cell.node.textContent = `${Math.floor((processed / total) * 100)}%`;
   }
 
   fill(cell, { key, answer, question, usage, seconds }) {
     cell.found = answer.includes(key);
-    const depth = `${Math.round(cell.depth * 100)} %`;
+    const depth = `${Math.round(cell.depth * 100)}%`;
     const words = `${count(cell.length)} tokens, depth ${depth}: ${cell.found ? "found" : "not found"}`;
     const button = element("button", { type: "button", "aria-label": words }, cell.found ? "\u2713" : "\u2717");
     button.addEventListener("click", () => {

@@ -1,4 +1,4 @@
-/** The times between tokens as small bars, newest at the right. */
+/** The times between tokens as small bars, oldest first. */
 
 const BARS = 60;
 const HEIGHT = 28;
@@ -19,8 +19,7 @@ export class Sparkline {
   draw(values) {
     const shown = values.slice(-BARS);
     const largest = Math.max(...shown, Number.MIN_VALUE);
-    const left = (BARS - shown.length) * 3;
-    const bars = shown.map((value, i) => `M${left + i * 3 + 1} ${HEIGHT}v${-Math.max((value / largest) * HEIGHT, 1)}`);
+    const bars = shown.map((value, i) => `M${i * 3 + 1} ${HEIGHT}v${-Math.max((value / largest) * HEIGHT, 1)}`);
     this.path.setAttribute("d", bars.join(""));
   }
 }

@@ -11,9 +11,7 @@
   addEventListener("DOMContentLoaded", () => {
     const button = document.getElementById("theme");
     const show = () => {
-      const other = current() === "dark" ? "Light" : "Dark";
-      button.textContent = other;
-      button.setAttribute("aria-label", `${other} theme`);
+      button.textContent = current() === "dark" ? "Light theme" : "Dark theme";
       document.dispatchEvent(new Event("theme"));
     };
     button.addEventListener("click", () => {

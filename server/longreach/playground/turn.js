@@ -8,7 +8,9 @@ import { announce, count, duration, element, percent } from "./words.js";
 
 const TICK_MS = 250;
 const CONTEXT_CHARACTERS = 70;
+const SHORTEST_QUOTE = 3;
 const LONGEST_QUOTE = 200;
+const MOST_QUOTES = 4;
 
 export class Turn {
   constructor(question, about) {
@@ -26,14 +28,14 @@ export class Turn {
     this.readWords = element("p", { class: "small muted reading-words" }, "Sending\u2026");
     this.reasoning = element("p", { class: "reasoning", hidden: true });
     this.text = element("p", { class: "answer" });
-    this.quote = element("p", { class: "quote small", hidden: true });
+    this.quotes = element("div", { class: "quotes small" });
     this.sparkline = new Sparkline("Time between tokens");
     this.figures = element("dl", { class: "figures", hidden: true });
     this.left = element("p", { class: "small muted left-out", hidden: true });
     this.error = element("p", { class: "error", role: "alert", hidden: true });
     this.node = element("article", { class: "turn" },
       element("h3", {}, question), element("p", { class: "small muted about" }, about), this.bar, this.readWords, this.reasoning,
-      this.text, this.quote, this.error, this.figures, this.left);
+      this.text, this.quotes, this.error, this.figures, this.left);
   }
 
   /** Send the request and show what comes, until its end. Throws nothing: what goes wrong is shown. */
@@ -142,21 +144,22 @@ export class Turn {
   }
 
   #fail(error) {
+    this.refusal = error;
     this.error.textContent = error instanceof Refusal ? error.message : `This page failed: ${error.message}`;
     this.error.hidden = false;
     this.readWords.hidden = true;
     if (!(error instanceof Refusal)) throw error;
   }
 
-  /** Where the document says what the answer says, word for word, so that the reader can check it. */
+  /** Show where the document says what the answer says, word for word, so that the reader can check it. */
   #quoteFrom(documentText) {
-    const said = this.answer.trim();
-    const at = said.length > 2 && said.length <= LONGEST_QUOTE ? documentText.indexOf(said) : -1;
-    if (at < 0) return;
-    const before = documentText.slice(Math.max(at - CONTEXT_CHARACTERS, 0), at).split("\n").at(-1);
-    const after = documentText.slice(at + said.length, at + said.length + CONTEXT_CHARACTERS).split("\n")[0];
-    this.quote.append(`At ${percent(at / documentText.length)} of the document: \u201c${before}`, element("mark", {}, said), `${after}\u201d`);
-    this.quote.hidden = false;
+    const said = this.answer.trim().replace(/\.$/, "");
+    const parts = place(documentText, said) ? [said] : said.split(/, | and /);
+    const places = parts.map((part) => place(documentText, part));
+    if (parts.length > MOST_QUOTES || places.includes(null)) return;
+    for (const { share, before, words, after } of places) {
+      this.quotes.append(element("p", {}, `At ${percent(share)} of the document: \u201c${before}`, element("mark", {}, words), `${after}\u201d`));
+    }
   }
 
   #showAttention(attention) {
@@ -164,6 +167,23 @@ export class Turn {
     this.left.hidden = false;
   }
 }
+
+/** The first place where `words` stand in a text, with the rest of their line around them, or null. */
+function place(text, words) {
+  if (words.length < SHORTEST_QUOTE || words.length > LONGEST_QUOTE) return null;
+  const found = new RegExp(`(?<![\\p{L}\\p{N}])${escaped(words)}(?![\\p{L}\\p{N}])`, "u").exec(text);
+  if (!found) return null;
+  const end = found.index + words.length;
+  return {
+    share: found.index / text.length,
+    before: text.slice(Math.max(found.index - CONTEXT_CHARACTERS, 0), found.index).split("\n").at(-1),
+    words,
+    after: text.slice(end, end + CONTEXT_CHARACTERS).split("\n")[0],
+  };
+}
+
+// RegExp.escape is too new to be in every browser.
+const escaped = (words) => words.replace(/[$()*+.?[\\\]^{|}\/]/g, "\\$&");
 
 /** What an answer's `usage.attention` says, in words. */
 export function attentionWords(attention) {

@@ -5,11 +5,11 @@ const wholeNumber = new Intl.NumberFormat("en");
 /** An integer with separators: 131,072. */
 export const count = (n) => wholeNumber.format(n);
 
-/** A share from 0 to 1 as a percentage, with a decimal where that says something: 12.9 %. */
+/** A share from 0 to 1 as a percentage, with a decimal where that says something: 12.9%. */
 export function percent(share) {
   const value = share * 100;
   const digits = value > 0 && value < 10 ? 2 : value < 99.95 && value > 0 ? 1 : 0;
-  return `${value.toFixed(digits)} %`;
+  return `${value.toFixed(digits)}%`;
 }
 
 /** Seconds in the unit that suits them: 380 ms, 4.5 s, 2 min 5 s. */

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.server.api.conftest import LiveServer, make_server, server  # noqa: F401 - fixtures
+from tests.server.api.conftest import make_server, server  # noqa: F401 - fixtures
 from tests.server.playground.policies import answer_policies
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
-
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TIMEOUT_MS = 60_000
 
 OpenPage = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
+# Not for the session: Playwright keeps an event loop running in this thread, where other tests start their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window; its tests are skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
     path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no chromium is installed (Debian: apt-get install chromium)")
@@ -35,19 +36,19 @@ def browser() -> Iterator[Any]:
 def open_page(browser: Any) -> Iterator[OpenPage]:
     """Open the playground of a server; at the end of the test nothing may stand in its pages' consoles.
 
-    `width` and `theme` are the window's, `policies` says whether the server has the endpoints of attention policies, and
+    `width` and `theme` are the window's, `policies` puts the endpoints of `policies.py` in the server's place, and
     `expected` are parts of lines that the console may have.
     """
     contexts, told = [], []
 
     def start(
-        url: str, *, width: int = 1280, theme: str = "light", policies: bool = False, expected: tuple[str, ...] = ()
+        url: str, *, width: int = 1280, theme: str = "light", policies: bool = True, expected: tuple[str, ...] = ()
     ) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         contexts.append(context)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(TIMEOUT_MS)
 
         def note(line: str) -> None:
             if not any(part in line for part in expected):
