@@ -193,6 +193,6 @@ export function attentionWords(attention) {
     words.push(`${count(attention.tiles_visited)} tiles visited, ${count(attention.tiles_skipped)} skipped`);
   }
   const kept = attention.kept_mass;
-  if (kept) words.push(`kept ${percent(kept.mean)} of the weight on average, ${percent(kept.p5)} for the 5 % worst rows, ${percent(kept.min)} at least`);
+  if (kept) words.push(`kept ${percent(kept.mean)} of the weight on average, ${percent(kept.p5)} for the worst 5% of rows, ${percent(kept.min)} at least`);
   return words;
 }

@@ -12,7 +12,7 @@ from tests.server.api.conftest import make_server, server  # noqa: F401 - fixtur
 from tests.server.playground.policies import answer_policies
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-TIMEOUT_MS = 60_000
+_TIMEOUT_MS = 60_000
 
 OpenPage = Callable[..., Any]
 
@@ -25,6 +25,7 @@ def browser() -> Iterator[Any]:
     path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip("no chromium is installed (Debian: apt-get install chromium)")
+    sync_api.expect.set_options(timeout=_TIMEOUT_MS)
     with sync_api.sync_playwright() as playwright:
         # Its sandbox needs rights that containers do not give; the pages are our own.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -42,16 +43,16 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
     contexts, told = [], []
 
     def start(
-        url: str, *, width: int = 1280, theme: str = "light", policies: bool = True, expected: tuple[str, ...] = ()
+        url: str, *, width: int = 1280, theme: str = "light", policies: bool = False, expected: tuple[str, ...] = ()
     ) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         contexts.append(context)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
         page = context.new_page()
-        page.set_default_timeout(TIMEOUT_MS)
+        page.set_default_timeout(_TIMEOUT_MS)
 
         def note(line: str) -> None:
-            if not any(part in line for part in expected):
+            if not any(part in line for part in (*expected, "v1/attention")):
                 told.append(line)
 
         page.on("console", lambda message: note(f"{message.type}: {message.text} {message.location['url']}"))
