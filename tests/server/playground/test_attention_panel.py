@@ -35,7 +35,7 @@ STREAM = (
 
 
 def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(server.url, policies=True)
+    page = open_page(server.url, policies=True, expected=("willReadFrequently",))
     expect(page.locator("#mask-words")).to_contain_text("Nothing is left out.")
     assert colours(page) == {"seen": 64 * 65 // 2, "skipped": 0, "empty": 64 * 63 // 2}
     page.select_option("#policy", "window")
