@@ -6,6 +6,7 @@ from .footprint import Footprint
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
+from .policy_step import StepGroup, masks_under
 
 __all__ = [
     "FAMILIES",
@@ -18,10 +19,12 @@ __all__ = [
     "PagedStep",
     "PatchError",
     "PatchedModel",
+    "StepGroup",
     "UnsupportedModelError",
     "layer_masks",
     "load_config",
     "load_model",
+    "masks_under",
     "patch",
     "resolve_device",
     "resolve_dtype",

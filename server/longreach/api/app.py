@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
 from longreach.api import (
+    attention,
     chat,
     completions,
     errors,
@@ -47,7 +48,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokens, routes, monitoring, reference):
+    for module in (completions, chat, responses, tokens, attention, routes, monitoring, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))

@@ -79,6 +79,7 @@ def make_asks(
     engine.admit(sum(map(len, prompts)))
     ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
     speculate = service.settings.speculate if asked.speculate is None else asked.speculate
+    attention = service.settings.default_policy if asked.attention is None else asked.attention.resolve()
     return [
         Ask(
             Generate(
@@ -94,6 +95,7 @@ def make_asks(
                 grammar=grammar,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs if choice == 0 else None,
+                attention=attention,
             ),
             stops=[*asked.stop, *stops],
             include_stop=asked.include_stop_str_in_output,

@@ -36,13 +36,14 @@ from longreach.api.response_objects import (
 from longreach.api.schema.responses import InputMessage, ResponseRequest
 from longreach.api.stream import sse_data
 from longreach.engine.messages import FinishReason
+from longreach.policies import POLICIES
 
 router = APIRouter()
 
 
 @router.post(
     "/v1/responses",
-    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage,)),
+    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage, *POLICIES)),
 )
 async def create_response(request: Request) -> Response:
     """Answer a text or a chat, in one answer or as a stream of events."""

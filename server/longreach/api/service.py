@@ -15,6 +15,7 @@ import msgspec
 from longreach.api.auth import ApiKeys
 from longreach.api.chat_prompt import Chat
 from longreach.api.grammars import GrammarCompiler, Kind
+from longreach.api.mask_pictures import MaskPictures
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
@@ -111,6 +112,7 @@ class Service:
         self._tokenizer: Tokenizer | None = None
         self._chat: Chat | None = None
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
+        self.masks = MaskPictures()
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -256,7 +258,8 @@ class Service:
         return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
 
     async def stop(self) -> None:
-        """Stop the engine, if it was ever started."""
+        """Stop the engine, if it was ever started, and whatever else was."""
+        self.masks.stop()
         if self._engine is not None:
             await self._engine.stop()
 

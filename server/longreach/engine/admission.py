@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from .errors import QueueFullError
 from .messages import Update
-from .step_time import StepCost
+from .step_time import Reach, StepCost
 
 
 @dataclass
 class _Entry:
     prompt_tokens: int
+    reach: Reach | None = None
     computed: int = 0
     started: bool = False
 
@@ -64,7 +65,7 @@ class Admission:
     def prefill_seconds(self) -> float:
         """Predicted time to read what is left of all prompts."""
         return sum(
-            self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
+            self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk, entry.reach)
             for entry in self._entries.values()
             if entry.computed < entry.prompt_tokens
         )
@@ -74,16 +75,16 @@ class Admission:
         entry = self._entries.get(request_id)
         if entry is None or self.cost == StepCost():
             return None
-        return self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
+        return self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk, entry.reach)
 
-    def enter(self, request_id: str, prompt_tokens: int) -> None:
-        """Let a request wait.
+    def enter(self, request_id: str, prompt_tokens: int, reach: Reach | None = None) -> None:
+        """Let a request wait; `reach` is what its attention policy lets a query see.
 
         Raises:
             QueueFullError: as `check`.
         """
         self.check(prompt_tokens)
-        self._entries[request_id] = _Entry(prompt_tokens)
+        self._entries[request_id] = _Entry(prompt_tokens, reach)
         self._waiting += 1
         self._waiting_tokens += prompt_tokens
 

@@ -24,6 +24,7 @@ from .graphs import DecodeGraphs
 from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
+from .policies import LayerPolicies
 from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
@@ -57,7 +58,16 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         rehearsal = rehearse(loaded, config.page_size, demand.step_tokens, demand.step_rows)
     sized = demand.fit(_room(config, loaded, demand, rehearsal))
     fitting_len = sized.max_model_len
-    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
+    own = layer_masks(loaded.config)
+    policies = LayerPolicies(own, loaded.config.num_attention_heads, config.attention_dense_layers)
+    limits = Limits(
+        config.max_num_seqs,
+        batched_tokens,
+        fitting_len,
+        config.max_itl,
+        config.resume_seconds,
+        dense_share=policies.dense_share,
+    )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
@@ -77,10 +87,12 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         from .grammar import Grammars  # benchmarks run engines without grammars where llguidance is not installed
 
         start_grammar = Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
-    runner = Runner(loaded, pages, builder, drawn, graphs)
-    bands = [mask.band for mask in layer_masks(loaded.config)]
-    pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, start_grammar=start_grammar), started
+    runner = Runner(loaded, pages, builder, drawn, graphs, policies)
+    bands = [mask.band for mask in own]
+    pairs = PairCount((None if band.window is None else band.window + band.sinks for band in bands), policies.pairs)
+    scheduler = Scheduler(pool, limits, hasher)
+    engine = Engine(scheduler, runner, pairs=pairs, start_grammar=start_grammar, check_policy=policies.check)
+    return engine, started
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
@@ -100,6 +112,7 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
         attention_backend=backend.name,
         backend_reason=backend.reason,
         load_seconds=loaded.load_seconds,
+        dense_share=limits.dense_share,
     )
 
 

@@ -31,6 +31,7 @@ from .messages import (
     frame_length,
     from_engine_decoder,
 )
+from .reach import reach_of
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,8 @@ class EngineClient:
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
-        self._admission.enter(request.request_id, len(request.prompt))
+        reach = reach_of(request.attention, self.info.dense_share)
+        self._admission.enter(request.request_id, len(request.prompt), reach)
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from .constraint import Constraint
 from .density import PairCount
 from .isolation import Result, StepRunner, launch_apart
-from .messages import Failed, Generate, Stats, Update, Updates
+from .messages import AttentionPolicy, Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
@@ -33,7 +33,8 @@ class Engine:
 
     Where the runner overlaps, a call launches one step and then settles the one before it, so that a device always has
     its next step. `clock` gives seconds; it measures steps, and dates arrivals and cancellations. `start_grammar` makes
-    the constraint of a request with a grammar. `stats` and `step_seconds` may be read from another thread.
+    the constraint of a request with a grammar; `check_policy` raises a ValueError for an attention policy that the
+    model cannot have. `stats` and `step_seconds` may be read from another thread.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         pairs: PairCount | None = None,
         start_grammar: Callable[[str], Constraint] | None = None,
+        check_policy: Callable[[AttentionPolicy], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._start_grammar = start_grammar
+        self._check_policy = check_policy
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._settled = 0.0  # when the last step was
@@ -69,6 +72,8 @@ class Engine:
         """Queue a request, or say why it can never run."""
         request = Request.of(spec, secrets.randbits(63), self._clock())
         try:
+            if self._check_policy is not None:
+                self._check_policy(spec.attention)
             if spec.grammar is not None:
                 if self._start_grammar is None:
                     raise ValueError("this engine was started without a tokenizer file, which grammars need")
@@ -177,7 +182,7 @@ class Engine:
             cached_pages=pool.cache.num_idle,
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
-            computed_pairs=self._pairs.computed,
+            computed_pairs=round(self._pairs.computed),
         )
 
 

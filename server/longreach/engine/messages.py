@@ -43,8 +43,27 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     tokenizer_file: str | None = None
+    attention_dense_layers: list[int] = []
     silence_timeout: float = 30.0
     step_timeout: float = 600.0
+
+
+class AttentionPolicy(msgspec.Struct, frozen=True):
+    """Which keys a query sees in a request: a policy's name, and its parameters in the order of its schema.
+
+    Names, parameters and their bounds are those of `longreach.api.schema.attention`. Equal policies are equal values.
+    """
+
+    name: str = "dense"
+    parameters: tuple[tuple[str, int | float | tuple[int, ...]], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The policy as a string: equal for equal policies, and for no others."""
+        return repr((self.name, self.parameters))
+
+
+DENSE = AttentionPolicy()
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -77,7 +96,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     those tokens cannot be drawn before `min_tokens` tokens have been. Prompts of a smaller `priority` are read first.
     Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step. With `grammar` (in
     llguidance's form) the answer is a sentence of it. `logprobs` and `prompt_logprobs` ask for the log-probabilities of
-    the answer's and the prompt's tokens, with so many of the likeliest at each place.
+    the answer's and the prompt's tokens, with so many of the likeliest at each place. All of its tokens are computed
+    under its `attention` policy, and pages are shared only with requests of the same.
     """
 
     request_id: str
@@ -92,6 +112,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    attention: AttentionPolicy = DENSE
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -101,7 +122,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer."""
+    """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
+
+    `dense_share` is the share of the full layers that no attention policy touches.
+    """
 
     max_model_len: int
     max_batched_tokens: int
@@ -116,6 +140,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention_backend: str
     backend_reason: str
     load_seconds: float
+    dense_share: float = 0.0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

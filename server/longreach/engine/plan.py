@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
+from .messages import AttentionPolicy
 from .request import Request
 from .speculation import standing
 from .step_time import Work
@@ -57,9 +61,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The chunks of one forward pass: first those of a single token, then the longer ones."""
+    """The chunks of one forward pass: policy by policy, the dense ones first, and of each policy first the chunks of a
+    single token, then the longer ones."""
 
     chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepPlan:
+        """A plan of these chunks, put in order; chunks that are alike stay in theirs."""
+        return cls(tuple(sorted(chunks, key=_place)))
 
     @property
     def num_tokens(self) -> int:
@@ -69,14 +79,33 @@ class StepPlan:
     @property
     def work(self) -> Work:
         """What the step costs, as the model of step time counts it."""
-        return Work.of_step((chunk.start, chunk.length) for chunk in self.chunks)
+        return Work.of_step((chunk.start, chunk.length, chunk.request.reach_under) for chunk in self.chunks)
 
     @property
     def num_decodes(self) -> int:
-        """Leading chunks of exactly one token."""
+        """Chunks of exactly one token."""
         return sum(chunk.length == 1 for chunk in self.chunks)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no chunk has a policy that is not dense."""
+        return all(chunk.request.is_dense for chunk in self.chunks)
+
+    @property
+    def groups(self) -> list[tuple[AttentionPolicy, tuple[Chunk, ...]]]:
+        """The chunks of each policy, in order."""
+        by_policy = groupby(self.chunks, key=lambda chunk: chunk.request.spec.attention)
+        return [(policy, tuple(chunks)) for policy, chunks in by_policy]
 
     @property
     def is_decode_only(self) -> bool:
         """Whether every chunk is one token that draws the next: the shape that CUDA graphs replay."""
         return all(chunk.length == chunk.num_draws == 1 for chunk in self.chunks)  # one row, whatever is scored
+
+
+def _place(chunk: Chunk) -> tuple[Any, ...]:
+    """Where a chunk stands in a step."""
+    if chunk.request.is_dense:
+        return False, chunk.length != 1
+    policy = chunk.request.spec.attention
+    return True, policy.name, policy.parameters, chunk.length != 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .constraint import Constraint
 from .history import TokenCounts
-from .messages import FinishReason, Generate, Logprob
+from .messages import DENSE, FinishReason, Generate, Logprob
 from .speculation import PromptLookup
+from .step_time import Reach
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
 PENDING = -1
@@ -26,6 +28,7 @@ class Request:
         arrived: when it came, in seconds on the engine's clock.
         cached: how many of its prompt's tokens were taken over from the prefix cache.
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
+        reach_under: how much its attention policy lets a query see, for predictions; None for everything.
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
@@ -46,6 +49,7 @@ class Request:
     digests: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
+    reach_under: Reach | None = None
     row: int = -1
     preempted: bool = False
     waited: float | None = None
@@ -66,6 +70,11 @@ class Request:
     def id(self) -> str:
         """The caller's id."""
         return self.spec.request_id
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether its queries see all that the model's own masks let through."""
+        return self.spec.attention == DENSE
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,7 +6,7 @@ behind it; whoever wants them waits for that copy alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, islice
 
 import numpy as np
@@ -20,6 +20,7 @@ from .errors import DeviceLostError
 from .graphs import DecodeGraphs
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
+from .policies import LayerPolicies
 from .sampler import SamplingTensors, sample
 from .transfer import OnItsWay, moved, upload
 
@@ -55,6 +56,7 @@ class Runner:
         builder: BatchBuilder,
         drawn: torch.Tensor,
         graphs: DecodeGraphs | None,
+        policies: LayerPolicies,
     ) -> None:
         self.overlaps = loaded.device.type == "cuda"
         self._loaded = loaded
@@ -62,13 +64,16 @@ class Runner:
         self._builder = builder
         self._drawn = drawn
         self._graphs = graphs
+        self._policies = policies
         self._vocab_size = loaded.config.vocab_size
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
-        logits = self._graphs.replay(batch) if self._graphs is not None and plan.is_decode_only else None
+        logits = None
+        if self._graphs is not None and not batch.groups and plan.is_decode_only:
+            logits = self._graphs.replay(batch)
         if logits is None:
             logits = self._eager(batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
@@ -124,9 +129,9 @@ class Runner:
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
         input_ids, positions, slots, logit_rows, rows = long
         cu_seqlens_q, context_lens, page_table = short
-        if self.overlaps and batch.num_decodes:
-            alone = slice(batch.num_decodes)
-            input_ids[alone] = fill_pending(input_ids[alone], rows[alone], self._drawn)
+        if self.overlaps:
+            for tokens, sequences in _lone(batch):
+                input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self._drawn)
         paged = PagedBatch(
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
@@ -135,7 +140,18 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, logit_rows)
+        groups = self._policies.groups(batch, paged)
+        return forward(self._loaded, PagedStep(self._pages, paged, slots, groups), input_ids, positions, logit_rows)
+
+
+def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
+    """The tokens and the sequences of those that compute one token, which the step before this may have drawn."""
+    if not batch.groups:
+        yield slice(batch.num_decodes), slice(batch.num_decodes)
+    for group in batch.groups:
+        count = group.num_decodes
+        tokens, sequences = group.rows.start, group.sequences.start
+        yield slice(tokens, tokens + count), slice(sequences, sequences + count)
 
 
 class _Drawn:

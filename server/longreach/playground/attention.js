@@ -5,6 +5,7 @@ import { getJson } from "./server.js";
 import { byId, count, debounced, element, percent, tell } from "./words.js";
 
 const DRAW_AFTER_MS = 200;
+const CELLS = 128;
 
 export class AttentionPanel extends EventTarget {
   /** Fires `change` when another policy or parameter is chosen. */
@@ -20,7 +21,7 @@ export class AttentionPanel extends EventTarget {
   /** Ask the server for its policies; the panel stays hidden if it has no such endpoint. */
   async load() {
     try {
-      this.policies = (await getJson("v1/attention/policies")).data;
+      ({ data: this.policies, default: this.default } = await getJson("v1/attention/policies"));
     } catch (error) {
       if (error.status === 404) return;
       throw error;
@@ -28,21 +29,22 @@ export class AttentionPanel extends EventTarget {
     byId("policy").replaceChildren(...this.policies.map(({ policy }) => element("option", { value: policy }, policy.replaceAll("_", " "))));
     byId("attention").hidden = false;
     document.documentElement.classList.add("has-attention");
+    byId("policy").value = this.#servers().policy;
     this.#choose();
   }
 
   /** The request's `attention`: the policy with its parameters, or null for the server's own choice. */
   get chosen() {
     if (!this.policies.length) return null;
-    const parameters = [...byId("parameters").querySelectorAll("input")].filter((input) => input.value.trim() !== "");
-    return Object.fromEntries([["policy", byId("policy").value], ...parameters.map((input) => [input.name, valueOf(input)])]);
+    const parameters = [...byId("parameters").querySelectorAll("input")].map((input) => [input.name, valueOf(input)]);
+    return Object.fromEntries([["policy", byId("policy").value], ...parameters.filter(([, value]) => value !== null)]);
   }
 
   /** The chosen policy in a few words. */
   get words() {
     if (!this.chosen) return "";
     const { policy, ...parameters } = this.chosen;
-    const shown = Object.entries(parameters).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? count(value) : JSON.stringify(value)}`);
+    const shown = Object.entries(parameters).map(([name, value]) => `${name.replaceAll("_", " ")} ${inWords(value)}`);
     return [policy.replaceAll("_", " "), ...shown].join(", ");
   }
 
@@ -52,32 +54,43 @@ export class AttentionPanel extends EventTarget {
     this.draw();
   }
 
+  /** The policy of requests that name none, from its short form, such as window:4096:4. */
+  #servers() {
+    const [policy, ...values] = (this.default ?? this.policies[0].policy).split(":");
+    return { policy, values };
+  }
+
   #choose() {
     const policy = this.policies.find((one) => one.policy === byId("policy").value);
+    const given = this.#servers().policy === policy.policy ? this.#servers().values : [];
     byId("policy-description").textContent = policy.description;
-    byId("parameters").replaceChildren(...Object.entries(policy.parameters ?? {}).map(([name, about]) => this.#field(name, about)));
+    byId("parameters").replaceChildren(...Object.entries(policy.parameters).map(([name, about], i) => this.#field(name, about, given[i] ?? about.default)));
     this.draw();
     this.dispatchEvent(new Event("change"));
   }
 
-  #field(name, about) {
+  #field(name, about, given) {
     const isNumber = about.type === "integer" || about.type === "number";
-    const given = about.default ?? null;
+    const isSwitch = about.type === "boolean";
+    const id = `parameter-${name}`;
     const input = element("input", {
+      id,
       name,
-      type: isNumber ? "number" : "text",
-      step: about.type === "integer" ? 1 : "any",
-      min: about.minimum ?? null,
-      max: about.maximum ?? null,
-      value: given === null ? "" : isNumber ? given : JSON.stringify(given),
-      placeholder: given === null ? "default" : null,
-      title: about.description ?? null,
+      type: isSwitch ? "checkbox" : isNumber ? "number" : "text",
+      "data-type": about.type,
+      step: isNumber ? (about.type === "integer" ? 1 : "any") : null,
+      min: isNumber ? about.minimum : null,
+      max: isNumber ? about.maximum : null,
+      checked: isSwitch && String(given) === "true",
+      value: isSwitch ? null : given,
+      "aria-describedby": `${id}-about`,
     });
     input.addEventListener("input", () => {
       this.draw();
       this.dispatchEvent(new Event("change"));
     });
-    return element("label", {}, name.replaceAll("_", " "), " ", input);
+    const label = element("label", { for: id }, name.replaceAll("_", " "));
+    return element("div", { class: "parameter" }, label, input, element("p", { id: `${id}-about`, class: "muted" }, about.description));
   }
 
   async #draw() {
@@ -85,9 +98,9 @@ export class AttentionPanel extends EventTarget {
     this.drawing?.abort();
     this.drawing = new AbortController();
     const query = new URLSearchParams({ length: this.length });
-    for (const [name, value] of Object.entries(this.chosen)) query.set(name, typeof value === "object" ? JSON.stringify(value) : value);
+    for (const [name, value] of Object.entries(this.chosen)) query.set(name, value); // lists become commas
     try {
-      this.mask = await getJson(`v1/attention/mask?${query}`, this.drawing.signal);
+      this.mask = this.chosen.policy === "dense" ? causal(this.length) : await getJson(`v1/attention/mask?${query}`, this.drawing.signal);
       tell(byId("attention-error"), null);
       this.#paint();
     } catch (error) {
@@ -100,19 +113,31 @@ export class AttentionPanel extends EventTarget {
     const { grid, density, tiles_visited: visited, tiles_total: total, flops_saved_share: saved, length } = this.mask;
     const canvas = byId("mask");
     drawMask(canvas, grid);
-    const computed = `${percent(density)} of ${count(length)} \u00d7 ${count(length)} is computed`;
-    canvas.setAttribute("aria-label", `Mask of ${this.words}: ${computed}`);
+    canvas.setAttribute("aria-label", `Mask of ${this.words}, ${percent(density)} seen`);
+    if (density === 1) {
+      byId("mask-words").replaceChildren(element("strong", {}, "Exact."), ` At ${count(length)} tokens nothing is left out.`);
+      return;
+    }
     byId("mask-words").replaceChildren(
-      element("strong", {}, percent(density)), ` of the causal half at ${count(length)} tokens: ${count(visited)} of ${count(total)} tiles. `,
-      saved > 0 ? `Saves ${percent(saved)} of attention\u2019s work.` : "Nothing is left out.");
+      element("strong", {}, percent(density)), ` of what exact attention sees at ${count(length)} tokens, in ${count(visited)} of ${count(total)} tiles. `,
+      `Predicted to save ${percent(saved)} of its work.`);
   }
 }
 
-function valueOf(input) {
-  if (input.type === "number") return input.valueAsNumber;
-  try {
-    return JSON.parse(input.value);
-  } catch {
-    return input.value; // the server says what is wrong with it
-  }
+/** The mask of exact attention; the server would start a process to draw it. */
+function causal(length) {
+  const grid = Array.from({ length: CELLS }, (_, i) => Array.from({ length: CELLS }, (_, j) => (j < i ? 100 : j === i ? 50 : 0)));
+  return { grid, density: 1, length };
 }
+
+/** A parameter as JSON, or null for the server's default; what cannot be read stays as it is, for the server to refuse. */
+function valueOf(input) {
+  if (input.type === "checkbox") return input.checked;
+  const text = input.value.trim();
+  if (input.dataset.type.startsWith("list")) return text ? text.split(",").map((part) => numberOr(part.trim())) : [];
+  return text === "" ? null : numberOr(text);
+}
+
+const numberOr = (text) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : text);
+
+const inWords = (value) => (typeof value === "number" ? count(value) : typeof value === "boolean" ? (value ? "on" : "off") : String(value));

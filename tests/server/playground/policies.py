@@ -43,7 +43,7 @@ def answer_policies(route: Any) -> None:
     """Answer a request of the page in the server's place."""
     url = urlsplit(route.request.url)
     if url.path.endswith("/policies"):
-        route.fulfill(json={"object": "list", "data": POLICIES})
+        route.fulfill(json={"object": "list", "data": POLICIES, "default": "dense"})
         return
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
     if asked["policy"] == "window" and int(asked["size"]) < 1:

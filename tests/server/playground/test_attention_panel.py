@@ -18,7 +18,7 @@ from tests.server.playground.pages import ask, finished, upload
 COLOURS = """canvas => {
   const style = getComputedStyle(canvas);
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  const counts = { seen: 0, skipped: 0, empty: 0 };
+  const counts = { seen: 0, skipped: 0, empty: 0, other: 0 };
   const [seen, skipped] = [style.color, style.borderTopColor].map(color => color.match(/\\d+/g).slice(0, 3).join());
   for (let i = 0; i < pixels.length; i += 4) {
     const color = pixels.slice(i, i + 3).join();
@@ -36,12 +36,12 @@ STREAM = (
 
 def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open_page: OpenPage) -> None:
     page = open_page(server.url, policies=True, expected=("willReadFrequently",))
-    expect(page.locator("#mask-words")).to_contain_text("Nothing is left out.")
-    assert colours(page) == {"seen": 64 * 65 // 2, "skipped": 0, "empty": 64 * 63 // 2}
+    expect(page.locator("#mask-words")).to_have_text("Exact. At 32,768 tokens nothing is left out.")
+    assert colours(page) == {"seen": 128 * 127 // 2, "other": 128, "skipped": 0, "empty": 128 * 127 // 2}
     page.select_option("#policy", "window")
     page.get_by_role("spinbutton", name="size").fill("1024")
-    expect(page.locator("#mask-words")).to_contain_text("6.11% of the causal half at 32,768 tokens")
-    assert colours(page) == {"seen": 127, "skipped": 64 * 65 // 2 - 127, "empty": 64 * 63 // 2}
+    expect(page.locator("#mask-words")).to_contain_text("6.11% of what exact attention sees at 32,768 tokens")
+    assert colours(page) == {"seen": 127, "other": 0, "skipped": 64 * 65 // 2 - 127, "empty": 64 * 63 // 2}
     page.click("#theme")
     assert colours(page)["seen"] == 127, "painted again in the other theme's colours"
     upload(page, "The owl. " * 900)
@@ -73,7 +73,7 @@ def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage
 
 
 def test_without_policies_there_is_no_chooser(server: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(server.url)
+    page = open_page(server.url, expected=("404",))
     page.route("**/v1/attention/policies", lambda route: route.fulfill(status=404, json={"error": {"message": "no"}}))
     page.reload()
     expect(page.locator("#model")).to_contain_text("tiny-owl")

@@ -36,7 +36,7 @@ def test_cells_say_whether_the_answer_held_the_key(
     page.select_option("#needle-depths", "3")
     page.click("#needle-run")
     expect(page.locator("#needle-run")).to_be_visible()
-    expect(page.locator(".run figcaption")).to_have_text("the server’s attention: 5 of 6 found")
+    expect(page.locator(".run figcaption")).to_have_text("dense: 5 of 6 found")
     cells = page.locator(".run td")
     assert [cells.nth(i).get_attribute("class") for i in range(6)] == ["found", "found", "missed", *["found"] * 3]
     cells.nth(2).get_by_role("button", name="1,024 tokens, depth 50%: not found").click()
@@ -61,11 +61,11 @@ def test_it_is_stopped_and_runs_again(server: LiveServer, open_page: OpenPage) -
     page.click("#needle-run")
     expect(page.locator(".run td.asking")).to_have_text("0%")
     page.keyboard.press("Escape")
-    expect(page.locator(".run figcaption")).to_have_text("the server’s attention: none asked, stopped")
+    expect(page.locator(".run figcaption")).to_have_text("dense: none asked, stopped")
     eventually(lambda: server.idle)
     server.engine.hold_prefill = False
     page.click("#needle-run")
-    expect(page.locator(".run figcaption").first).to_have_text("the server’s attention: 0 of 5 found")
+    expect(page.locator(".run figcaption").first).to_have_text("dense: 0 of 5 found")
     page.uncheck("#needle-lengths input >> nth=0")
     page.click("#needle-run")
     expect(page.locator("#needle-error")).to_have_text("Choose at least one length.")

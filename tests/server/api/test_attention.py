@@ -1,0 +1,216 @@
+"""`attention` in a request: what is refused and how, what reaches the engine; and what the server tells of policies."""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from longreach import policies
+from longreach.config import load_settings
+from longreach.engine.messages import DENSE, AttentionPolicy
+from longreach.errors import ConfigError
+from longreach_kernels import block_rules
+from longreach_kernels.policies import policy_mask
+from longreach_kernels.work import work
+
+from tests.server.api.conftest import MODEL, LiveServer
+
+WINDOW = AttentionPolicy("window", (("size", 100), ("sinks", 2)))
+
+
+@pytest.mark.parametrize("asked", ["window:100:2", {"policy": "window", "size": 100, "sinks": 2}])
+def test_a_policy_reaches_the_engine_from_every_endpoint(server: LiveServer, asked: object) -> None:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "attention": asked}
+    reply = {"model": MODEL, "input": "Hello", "max_output_tokens": 3, "attention": asked}
+    assert server.complete(attention=asked, n=2).status_code == 200
+    assert server.http.post("/v1/chat/completions", json=chat).status_code == 200
+    assert server.http.post("/v1/responses", json=reply).status_code == 200
+    assert [request.attention for request in server.engine.requests] == [WINDOW] * 4
+
+
+def test_sizes_of_block_patterns_take_effect_in_whole_blocks(server: LiveServer) -> None:
+    server.complete(attention={"policy": "local_global", "window": 129, "global_tokens": 0})
+    server.complete(attention={"policy": "vertical_slash", "verticals": [9, 3, 9], "slashes": []})
+    assert [request.attention for request in server.engine.requests] == [
+        AttentionPolicy("local_global", (("window", 256), ("global_tokens", 0))),
+        AttentionPolicy("vertical_slash", (("verticals", (3, 9)), ("slashes", ()))),
+    ]
+
+
+def test_the_server_s_default_is_for_requests_that_name_none(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(attention="window:100:2") as server:
+        for asked in (None, "dense", {"policy": "dense"}, "strided:128"):
+            server.complete(attention=asked)
+        server.complete()
+        strided = AttentionPolicy("strided", (("stride", 128), ("per_head", False)))
+        assert [request.attention for request in server.engine.requests] == [WINDOW, DENSE, DENSE, strided, WINDOW]
+        assert server.http.get("/v1/attention/policies").json()["default"] == "window:100:2"
+
+
+NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "message"),
+    [
+        ({"policy": "window", "size": 0}, "attention.size", "must be from 1 to 16777216, got 0"),
+        ({"policy": "window", "size": 2**24 + 1}, "attention.size", "must be from 1 to 16777216, got 16777217"),
+        ({"policy": "window", "sinks": -1}, "attention.sinks", "must be from 0 to 16777216, got -1"),
+        ({"policy": "window", "size": True}, "attention.size", "must be a valid integer"),
+        ({"policy": "window", "size": "7"}, "attention.size", "must be a valid integer"),
+        ({"policy": "window", "stride": 7}, "attention.stride", "Unrecognized request argument"),
+        ({"policy": "bigbird", "random_blocks": 65}, "attention.random_blocks", "must be from 0 to 64, got 65"),
+        ({"policy": "strided", "per_head": 1}, "attention.per_head", "must be a valid boolean"),
+        ({"policy": "vertical_slash", "slashes": [1, -1]}, "attention.slashes.1", "must be from 0 to 16777216"),
+        ({"policy": "vertical_slash", "verticals": [0] * 257}, "attention.verticals", "at most 256 items"),
+        ({"policy": "no"}, "attention.policy", f"must be one of {NAMES}"),
+        ({}, "attention.policy", f"must be one of {NAMES}"),
+        ("no", "attention.policy", f"must be one of {NAMES}"),
+        ("window:0", "attention.size", "must be from 1 to 16777216, got 0"),
+        ("window:1:2:3", "attention", "`window` has 2 parameters: window:SIZE:SINKS"),
+        ("window 4", "attention", "a text such as window:4096:4"),
+        (7, "attention", "must be an object with a `policy`"),
+        ([], "attention", "must be an object with a `policy`"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_field_and_range(
+    server: LiveServer, asked: object, param: str, message: str
+) -> None:
+    answer = server.complete(attention=asked)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+    assert f"`{param}`" in error["message"] or "Unrecognized" in message
+    assert not server.engine.requests
+
+
+def test_a_default_that_cannot_be_is_refused_by_the_flag() -> None:
+    for value, message in (
+        ("window:0", "--attention: `size` must be from 1 to 16777216"),
+        ('{"policy": "window", ', "--attention: not valid JSON"),
+        ("sometimes", f"--attention: `policy` must be one of {NAMES}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_settings(attention=value)
+    with pytest.raises(ConfigError, match="--attention-dense-layers: give numbers of layers"):
+        load_settings(attention_dense_layers="first")
+    config = load_settings(attention='{"policy": "window", "size": 100, "sinks": 2}', attention_dense_layers="0, -1")
+    assert config.default_policy == WINDOW
+    assert config.engine_config().attention_dense_layers == [0, -1]
+
+
+def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: LiveServer) -> None:
+    listed = server.http.get("/v1/attention/policies").json()
+    assert listed["object"] == "list"
+    assert ", ".join(one["policy"] for one in listed["data"]) == NAMES
+    for one in listed["data"]:
+        defaults = {name: parameter["default"] for name, parameter in one["parameters"].items()}
+        assert server.complete(attention={"policy": one["policy"], **defaults}).status_code == 200
+        for name, parameter in one["parameters"].items():
+            assert parameter["description"]
+            for bound, step in (("minimum", -1), ("maximum", 1)):
+                if bound not in parameter:
+                    assert parameter["type"] == "boolean"
+                    continue
+                wrap: Callable[[Any], Any] = (lambda x: [x]) if parameter["type"].startswith("list") else (lambda x: x)
+                at, beyond = wrap(parameter[bound]), wrap(parameter[bound] + step)
+                assert server.complete(attention={"policy": one["policy"], name: at}).status_code == 200
+                assert server.complete(attention={"policy": one["policy"], name: beyond}).status_code == 400
+
+
+def mask(server: LiveServer, **query: object) -> Any:
+    return server.http.get("/v1/attention/mask", params=query)  # type: ignore[arg-type]
+
+
+def test_a_picture_tells_what_the_kernels_would_visit(server: LiveServer) -> None:
+    told = mask(server, policy="strided", stride=512, length=5000).json()
+    drawn = policy_mask("strided", stride=512, per_head=False)
+    tiles = {"tile_q": 128, "tile_k": 128}
+    exact = work(drawn, 5000, 5000, 64, **tiles)
+    causal = work(policy_mask("dense"), 5000, 5000, 64, **tiles)
+    assert (told["policy"], told["parameters"], told["length"]) == ("strided", {"stride": 512, "per_head": False}, 5000)
+    assert (told["tiles_visited"], told["tiles_total"], told["block"]) == (exact.tiles, causal.tiles, 128)
+    assert told["density"] == pytest.approx(exact.pairs / causal.pairs)
+    assert told["flops_saved_share"] == pytest.approx(1 - exact.tiles / causal.tiles)
+    assert told["exact"] is True
+    grid = torch.tensor(told["grid"])
+    assert grid.shape == (128, 128)
+    assert not grid.triu(1).any()
+    assert abs(grid.float().mean() / 100 - exact.pairs / 5000**2) < 0.01
+
+
+def test_short_prompts_and_dense_attention_have_pictures_too(server: LiveServer) -> None:
+    told = mask(server, policy="dense", length=3).json()
+    assert told["grid"] == [[100, 0, 0], [100, 100, 0], [100, 100, 100]]
+    assert (told["density"], told["flops_saved_share"]) == (1.0, 0.0)
+
+
+def test_a_picture_can_be_a_png(server: LiveServer) -> None:
+    by_name = mask(server, policy="window", size=100, length=640, format="png")
+    by_header = server.http.get(
+        "/v1/attention/mask?policy=window&size=100&length=640", headers={"Accept": "image/png,*/*"}
+    )
+    assert by_name.headers["content-type"] == by_header.headers["content-type"] == "image/png"
+    assert by_name.content == by_header.content
+    assert by_name.content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", by_name.content[16:24]) == (128, 128)
+    start = by_name.content.index(b"IDAT") + 4
+    pixels = zlib.decompressobj().decompress(by_name.content[start:])
+    assert len(pixels) == 128 * 129
+    assert pixels[1] < 255  # the first query sees itself
+    assert pixels[128] == 255  # and not the last key
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "message"),
+    [
+        ({"policy": "window", "size": 0}, "size", "must be from 1 to 16777216, got 0"),
+        ({"policy": "window", "size": "x"}, "size", "must be a valid integer"),
+        ({"policy": "window", "stride": 5}, "stride", "Unrecognized"),
+        ({"policy": "none"}, "policy", "must be one of"),
+        ({}, "policy", "is required"),
+        ({"policy": "dense", "length": 0}, "length", "must be an integer from 1 to 4194304, got '0'"),
+        ({"policy": "dense", "length": "١"}, "length", "must be an integer from 1"),
+        ({"policy": "dense", "length": 2**22 + 1}, "length", "must be an integer from 1 to 4194304"),
+        ({"policy": "dense", "format": "gif"}, "format", "must be json or png"),
+        ({"policy": ["dense", "window"]}, "policy", "is given twice"),
+    ],
+)
+def test_a_picture_that_cannot_be_is_refused(
+    server: LiveServer, query: dict[str, object], param: str, message: str
+) -> None:
+    answer = mask(server, **query)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_picture_of_the_longest_prompt_is_a_sample_and_holds_nobody_up(server: LiveServer) -> None:
+    mask(server, policy="dense", length=3)  # the process is there
+    gaps, last = [], time.monotonic()
+    done = False
+
+    def watch() -> None:
+        nonlocal last
+        now = time.monotonic()
+        gaps.append(now - last)
+        last = now
+        if not done:
+            server.loop.call_later(0.01, watch)
+
+    server.call(watch)
+    told = mask(server, policy="bigbird", length=2**22).json()
+    done = True
+    assert told["exact"] is False
+    assert 0 < told["density"] < 0.01
+    assert len(gaps) > 5, "the loop did not turn while the mask was drawn"
+
+
+def test_blocks_are_those_of_the_kernels() -> None:
+    assert policies.BLOCK == block_rules.BLOCK
