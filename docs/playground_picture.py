@@ -26,7 +26,10 @@ def take(url: str, picture: Path, theme: str, width: int) -> None:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
         page.goto(url)
         page.click("#example")
-        for question in ("What is the pass key for the silver lantern?", "What are all the signals for the supply boat?"):
+        for question in (
+            "What is the pass key for the silver lantern?",
+            "What are all the signals for the supply boat?",
+        ):
             page.get_by_role("button", name=question).click()
             expect(page.locator("#ask")).to_be_visible()
         page.click("#needle-run")

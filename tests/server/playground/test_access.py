@@ -31,7 +31,8 @@ FAINT = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const node = texts.currentNode.parentElement;
-    if (!texts.currentNode.data.trim() || !node.checkVisibility({ visibilityProperty: true }) || node.closest("noscript")) continue;
+    const isSeen = node.checkVisibility({ visibilityProperty: true }) && !node.closest("noscript");
+    if (!isSeen || !texts.currentNode.data.trim()) continue;
     const style = getComputedStyle(node);
     const [high, low] = [luminance(parse(style.color).slice(0, 3)), luminance(behind(node))].sort((a, b) => b - a);
     const ratio = (high + 0.05) / (low + 0.05);
@@ -43,7 +44,8 @@ FAINT = """() => {
 FOCUSED = """() => {
   const node = document.activeElement;
   const style = getComputedStyle(node);
-  return { name: node.id || node.value || node.textContent.trim(), outline: style.outlineStyle, width: parseFloat(style.outlineWidth) };
+  const name = node.id || node.value || node.textContent.trim();
+  return { name, outline: style.outlineStyle, width: parseFloat(style.outlineWidth) };
 }"""
 CONTROLS = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
   .filter(node => node.checkVisibility() && !node.disabled)

@@ -110,9 +110,7 @@ def test_a_conversation_goes_on_and_ends_with_its_document(server: LiveServer, o
 
 
 @pytest.mark.parametrize("reading", [True, False])
-def test_a_question_is_stopped_by_a_key_and_by_a_button(
-    server: LiveServer, open_page: OpenPage, reading: bool
-) -> None:
+def test_a_question_is_stopped_by_a_key_and_by_a_button(server: LiveServer, open_page: OpenPage, reading: bool) -> None:
     page = open_page(server.url)
     upload(page, TEXT)
     for count, stop in enumerate((lambda: page.keyboard.press("Escape"), lambda: page.click("#stop")), start=1):
@@ -126,9 +124,7 @@ def test_a_question_is_stopped_by_a_key_and_by_a_button(
     assert server.idle
 
 
-def test_what_goes_wrong_is_said_in_words(
-    server: LiveServer, open_page: OpenPage, says: Callable[[str], None]
-) -> None:
+def test_what_goes_wrong_is_said_in_words(server: LiveServer, open_page: OpenPage, says: Callable[[str], None]) -> None:
     page = open_page(server.url, expected=("429", "400", "404", "ERR_"))
     says("half an answer that breaks off")
     server.engine.full = QueueFullError("too much is waiting", 7)
@@ -192,7 +188,7 @@ def test_a_key_is_asked_for_and_used(make_server: Callable[..., LiveServer], ope
 def test_copies_are_the_request_that_the_page_sends(
     server: LiveServer, open_page: OpenPage, tmp_path: Path, form: str, repeats: int
 ) -> None:
-    text = "It's \"$1\" \\ `a` {b}\n日本語 🦉 \u2028 True\n" * repeats
+    text = 'It\'s "$1" \\ `a` {b}\n日本語 🦉 \u2028 True\n' * repeats
     (tmp_path / "my book's.txt").write_text(text, newline="")
     page = open_page(server.url)
     upload(page, text, "my book's.txt")
@@ -200,7 +196,7 @@ def test_copies_are_the_request_that_the_page_sends(
     page.select_option("#form", form)
     page.fill("#max-tokens", "7")
     page.fill("#temperature", "0.5")
-    page.fill("#question", "What's \"it\"?")
+    page.fill("#question", 'What\'s "it"?')
     page.click("#copy-python")
     expect(page.locator("#copied")).to_contain_text("Copied as Python")
     program = clipboard(page)
@@ -212,7 +208,7 @@ def test_copies_are_the_request_that_the_page_sends(
         commands = [clipboard(page)]
     for command in commands:
         subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=120, capture_output=True)
-    ask(page, "What's \"it\"?")
+    ask(page, 'What\'s "it"?')
     finished(page)
     *copies, own = server.engine.requests
     assert len(copies) == 1 + len(commands)

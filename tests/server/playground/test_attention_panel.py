@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from tests.server.playground.pages import ask, finished, upload
 
-# Of the picture's pixels: how many are the colour of what is seen, how many that of what is skipped, how many are empty.
+# How many of the picture's pixels have the colour of what is seen, or of what is skipped, and how many are empty.
 COLOURS = """canvas => {
   const style = getComputedStyle(canvas);
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -28,7 +28,7 @@ COLOURS = """canvas => {
 }"""
 STREAM = (
     'data: {"choices":[{"delta":{"content":"4071"}}]}\n\n'
-    'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0},'
+    'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":1,'
     '"attention":{"policy":"window","density":0.125,"tiles_visited":1040,"tiles_skipped":7088,'
     '"kept_mass":{"mean":0.981,"p5":0.902,"min":0.611}}}}\n\ndata: [DONE]\n\n'
 )

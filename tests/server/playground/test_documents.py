@@ -18,7 +18,8 @@ from tests.server.playground.pages import ask, choose, finished, upload
 DROP = """text => {
   const data = new DataTransfer();
   data.items.add(new File([text], "dropped.md"));
-  document.querySelector("footer").dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: data }));
+  const event = new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: data });
+  document.querySelector("footer").dispatchEvent(event);
 }"""
 PASTE = """([text, where]) => {
   const data = new DataTransfer();
