@@ -29,6 +29,7 @@ VARIANTS = {
     "dense blocks": (_BLOCKS, {"LISTED": True}),
     "paged causal fp16": (Causal(), {"RAGGED": True, "PAGE_SIZE": 128, "dtype": "fp16"}),
     "paged window with learned sinks": (Window(4096, 4), {"RAGGED": True, "PAGE_SIZE": 128, "SINK_LOGITS": True}),
+    "paged causal in parts": (Causal(), {"RAGGED": True, "PAGE_SIZE": 128, "SPLIT": True}),
     "ragged causal with softcap": (Causal(), {"RAGGED": True, "SOFTCAP": True}),
 }
 _PAGED_FP8 = {"RAGGED": True, "PAGE_SIZE": 128, "fp8": True}
@@ -37,6 +38,7 @@ FP8_VARIANTS = {
     "fp8 full fp16": (Full(), _PAGED_FP8 | {"dtype": "fp16"}),
     "fp8 blocks": (_BLOCKS, _PAGED_FP8 | {"LISTED": True}),
     "fp8 window with learned sinks": (Window(4096, 4), _PAGED_FP8 | {"SINK_LOGITS": True}),
+    "fp8 causal in parts": (Causal(), _PAGED_FP8 | {"SPLIT": True}),
     "fp8 causal with softcap": (Causal(), _PAGED_FP8 | {"SOFTCAP": True}),
 }
 _INDICES = (
@@ -85,7 +87,10 @@ def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
         "WINDOWED": band is not None and band.window is not None,
         "SOFTCAP": False,
         "SINK_LOGITS": False,
+        "SPLIT": False,
     } | options
+    if constants["SPLIT"]:
+        types["out"] = "*fp32"
     names = forward_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     source = GluonASTSource(forward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})

@@ -12,11 +12,12 @@ from typing import Any
 import triton
 from longreach_kernels.hopper.backward import backward_kernel
 from longreach_kernels.hopper.backward_launch import HEAD_DIMS, configure
+from longreach_kernels.hopper.backward_workers import PART_COLUMNS, PART_ROWS
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from .sass import disassemble
+from .sass import disassemble, product_loops
 
 VARIANTS = {
     "dense causal": {"RAGGED": False, "CAUSAL": True, "WINDOWED": False, "GROUP": 1},
@@ -33,14 +34,13 @@ def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     """Registers and memory of one configuration, and how often some instructions stand in it."""
     config = configure(head_dim)
 
-    def descriptor(rows: int, columns: int, name: str = "bf16") -> str:
-        element = {"bf16": gl.bfloat16, "fp32": gl.float32}[name]
-        layout = gl.NVMMASharedLayout.get_default_for([rows, columns], element)
-        return f"tensordesc<{name}[{rows}, {columns}],{layout!r}>"
+    def descriptor(rows: int, columns: int) -> str:
+        layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+        return f"tensordesc<bf16[{rows}, {columns}],{layout!r}>"
 
     plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     types = _TYPES | {"stats_desc": f"tensordesc<fp32[2, {config.block_m}],{plain!r}>"}
-    types |= {"dq_desc": descriptor(64, 64, "fp32")}
+    types |= {"dq_desc": f"tensordesc<fp32[{PART_ROWS.value}, {PART_COLUMNS.value}],{plain!r}>"}
     types |= dict.fromkeys(("q_desc", "grad_desc"), descriptor(config.block_m, head_dim))
     types |= dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), descriptor(64, head_dim))
     constants = variant | {
@@ -56,15 +56,22 @@ def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     source = GluonASTSource(backward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     sass, usage = disassemble(kernel.asm["cubin"])
-    products = [line for line in sass.splitlines() if re.search(r"HGMMA|WARPGROUP\.DEPBAR", line)]
+    loops = product_loops(sass)
     return {
         "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": sass.count("HGMMA"),
-        "waits": sum("DEPBAR" in line for line in products),  # more than were written: products run one by one
+        "waits": sum("WARPGROUP.DEPBAR" in text for loop in loops for text in loop),  # more: products run one by one
+        "exposed": sum(map(_exposed, loops)),
         "tma_loads": sass.count("UTMALDG"),
         "tma_reductions": sass.count("UTMAREDG"),
     }
+
+
+def _exposed(loop: list[str]) -> int:
+    """Exponentials of a loop that run beside no product: those before its first wait, for S, or after its second."""
+    waits = [i for i, text in enumerate(loop) if "WARPGROUP.DEPBAR" in text]
+    return sum("MUFU.EX2" in text and not waits[0] < i < waits[1] for i, text in enumerate(loop))
 
 
 if __name__ == "__main__":

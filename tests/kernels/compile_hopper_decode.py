@@ -56,7 +56,6 @@ def compile_variant(head_dim: int, fp8: bool, variant: dict[str, Any]) -> dict[s
         "programs": config.programs,
         "mma": len(re.findall(r"\bHMMA", sass)),
         "tma_loads": sass.count("UTMALDG"),
-        "fences": sass.count("FENCE.VIEW.ASYNC"),
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", sass)),
     }
 

@@ -29,7 +29,7 @@ def test_every_configuration_compiles_for_sm90(head_dim: int, tmp_path: Path) ->
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 6 + (5 if head_dim in launch.FP8_HEAD_DIMS else 0)
+    assert len(compiled) == 7 + (6 if head_dim in launch.FP8_HEAD_DIMS else 0)
     for name, facts in compiled.items():
         fp8 = "fp8" in name
         assert facts["shared_bytes"] <= SHARED_BYTES, (name, facts)

@@ -7,8 +7,9 @@ dS goes through shared memory, for dQ = dS K.
 
 A query tile's dQ is a sum over key tiles, and so over programs. A partition of its own adds each program's part to an
 fp32 buffer with the tensor memory accelerator, in ascending order of the key tiles: a counter for each query tile says
-how many have been added. Programs walk their query tiles downwards and are numbered in the order in which they start,
-so a program waits for such only as started before it, and seldom, because they are ahead of it on the same path.
+how many have been added. Programs walk their query tiles downwards, in each the query heads of their group, and are
+numbered in the order in which they start, so a program waits for such only as started before it, and seldom, because
+they are ahead of it on the same path.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
@@ -18,22 +19,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from .backward_workers import CONSUMERS, KEYS, accumulate, produce
+from .backward_consumer import consume
+from .backward_workers import CONSUMERS, KEYS, PART_COLUMNS, PART_ROWS, accumulate, produce
 from .work_items import find_sequence
-
-
-@gluon.jit
-def _meet():
-    """Both consumers' threads wait for each other."""
-    gl.inline_asm_elementwise("bar.sync 9, 256; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -47,137 +37,6 @@ def _store(tile_s, desc, pointer, row, col, stride, num_rows, D: gl.constexpr):
         cols = gl.arange(0, D, gl.SliceLayout(0, layout))
         places = (row + rows).to(gl.int64)[:, None] * stride + (col + cols)[None, :]
         gl.store(pointer + places, tile_s.load(layout), mask=(rows < num_rows)[:, None])
-
-
-@gluon.jit
-def _mask(st, iota_s, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
-    """Logits of one tile, -inf where the query may not see the key; `position` is the first query's."""
-    cols = iota_s.load(gl.SliceLayout(0, st.type.layout))
-    from_col = gl.full(keys.shape, 0, gl.int32, keys.type.layout)
-    if CAUSAL:
-        from_col = keys - position
-    from_col = gl.where(keys < num_keys, from_col, BM)
-    st = gl.where(cols[None, :] >= from_col[:, None], st, float("-inf"))
-    if WINDOWED:
-        st = gl.where(cols[None, :] < (keys - position + window)[:, None], st, float("-inf"))
-    return st
-
-
-@gluon.jit
-def _consume(
-    c: gl.constexpr,
-    q_s,
-    k_s,
-    v_s,
-    grad_s,
-    stats_s,
-    iota_s,
-    ds_s,
-    dq_s,
-    kv_full,
-    full,
-    empty,
-    dq_full,
-    dq_empty,
-    tile_n,
-    first,
-    inner,
-    inner_end,
-    num_tiles,
-    num_keys,
-    offset,
-    window,
-    scale,
-    scale_log2,
-    BM: gl.constexpr,
-    D: gl.constexpr,
-    RING: gl.constexpr,
-    PARTS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
-):
-    """Consumer warpgroup c: keys `64 c` of the tile and the 63 after it."""
-    dtype: gl.constexpr = k_s.dtype
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
-    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
-    Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    key_in_seq = tile_n * (CONSUMERS * KEYS) + c * KEYS
-    keys = key_in_seq + gl.arange(0, KEYS, gl.SliceLayout(1, S))
-    dk = gl.zeros([KEYS, D], gl.float32, O)
-    dv = gl.zeros([KEYS, D], gl.float32, O)
-    zero = gl.zeros([KEYS, BM], gl.float32, S)
-    no_dq = gl.zeros([64, 64], gl.float32, Q)
-    k = k_s.index(c)
-    v = v_s.index(c)
-    back = 0
-    mbarrier.wait(kv_full, 0)
-    for i in range(num_tiles * GROUP):
-        slot = i % RING
-        tile = first + num_tiles - 1 - back
-        q = q_s.index(slot)
-        grad = grad_s.index(slot)
-        mbarrier.wait(full.index(slot), (i // RING) & 1)
-        st = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-        dpt = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
-        st = warpgroup_mma_wait(1, deps=(st,))
-        # Waiting again costs little and keeps the loads that follow from moving up, where they would take registers
-        # that the products in flight still need.
-        mbarrier.wait(full.index(slot), (i // RING) & 1)
-        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
-        if (tile < inner) | (tile >= inner_end):
-            st = _mask(st, iota_s, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
-        p = gl.exp2(st * scale_log2 - lse)
-        dpt = warpgroup_mma_wait(0, deps=(dpt,))
-        mbarrier.wait(full.index(slot), (i // RING) & 1)
-        delta = stats_s.index(slot).slice(1, 1, dim=0).load(S)
-        ds = (p * (dpt - delta)).to(dtype)
-        p_op = gl.convert_layout(p.to(dtype), P)
-        dv_next = warpgroup_mma(p_op, grad, dv, is_async=True)
-        stage = (i & 1) * CONSUMERS
-        ds_s.index(stage + c).store(ds)
-        fence_async_shared()
-        _meet()
-        ds_op = gl.convert_layout(ds, P)
-        if D == 128:  # 64 queries, each consumer its half of the head dim
-            dq = warpgroup_mma(
-                ds_s.index(stage).permute((1, 0)),
-                k_s.index(0).slice(c * 64, 64, dim=1),
-                no_dq,
-                use_acc=False,
-                is_async=True,
-            )
-            dq = warpgroup_mma(
-                ds_s.index(stage + 1).permute((1, 0)), k_s.index(1).slice(c * 64, 64, dim=1), dq, is_async=True
-            )
-        else:  # each consumer its half of 128 queries
-            dq = warpgroup_mma(
-                ds_s.index(stage).slice(c * 64, 64, dim=1).permute((1, 0)),
-                k_s.index(0),
-                no_dq,
-                use_acc=False,
-                is_async=True,
-            )
-            dq = warpgroup_mma(
-                ds_s.index(stage + 1).slice(c * 64, 64, dim=1).permute((1, 0)), k_s.index(1), dq, is_async=True
-            )
-        dk_next = warpgroup_mma(ds_op, q, dk, is_async=True)
-        dq, dv, p_op = warpgroup_mma_wait(1, deps=(dq, dv_next, p_op))
-        part = i % PARTS
-        mbarrier.wait(dq_empty.index(part), ((i // PARTS) & 1) ^ 1)
-        dq_s.index(part * CONSUMERS + c).store(dq)
-        fence_async_shared()
-        mbarrier.arrive(dq_full.index(part), count=1)
-        dk, ds_op = warpgroup_mma_wait(0, deps=(dk_next, ds_op))
-        mbarrier.arrive(empty.index(slot), count=1)
-        back += 1
-        if back == num_tiles:
-            back = 0
-
-    v.store(dv.to(dtype))  # neither the values nor, once both consumers are here, the keys are needed any more
-    _meet()
-    k.store((dk * scale).to(dtype))
 
 
 @gluon.jit(
@@ -275,7 +134,7 @@ def backward_kernel(
             gl.int32, [BM], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.arange(0, BM, iota_layout)
         )
         ds_s = gl.allocate_shared_memory(q_desc.dtype, [2 * CONSUMERS, KEYS, BM], q_desc.layout)
-        dq_s = gl.allocate_shared_memory(gl.float32, [PARTS * CONSUMERS, 64, 64], dq_desc.layout)
+        dq_s = gl.allocate_shared_memory(gl.float32, [PARTS * CONSUMERS, PART_ROWS, PART_COLUMNS], dq_desc.layout)
         full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
         kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -321,11 +180,11 @@ def backward_kernel(
         tile_counters = counters + 1
         # fmt: off
         gl.warp_specialize([
-            (_consume, (
+            (consume, (
                 0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
                 dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
                 offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
-            (_consume, (
+            (consume, (
                 1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
                 dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
                 offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
@@ -335,7 +194,7 @@ def backward_kernel(
                 padded_tile, padded_head, first, num_tiles, BM, RING, GROUP)),
             (accumulate, (
                 dq_desc, dq_s, dq_full, dq_empty, tile_counters, padded_tile, padded_head, first, num_tiles, tile_n,
-                offset, window, BM, BN, D, PARTS, GROUP, WINDOWED)),
+                offset, window, BM, BN, PARTS, GROUP, WINDOWED)),
         ], [4, 1, 1], [REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS])
         # fmt: on
         fence_async_shared()

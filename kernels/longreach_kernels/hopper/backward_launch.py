@@ -12,16 +12,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable import backward as portable
-from longreach_kernels.portable.config import cdiv, launch
+from longreach_kernels.portable.config import cached_heads, cdiv, launch
 
 from .backward import backward_kernel
+from .backward_workers import PART_COLUMNS, PART_ROWS
 from .padded import grad_q_kernel, statistics_kernel
 
 HEAD_DIMS = (64, 128)
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _BLOCK_N = 128  # keys of a program
 _KEYS = 64  # of them, of one consumer warpgroup
-_L2_BYTES = 32 << 20  # of the cache's 50 MB, for what the heads of a section read and add up
 
 
 class Config(NamedTuple):
@@ -150,7 +150,7 @@ def backward(
         v_rows.descriptor(_KEYS, head_dim),
         g_rows.descriptor(block_m, head_dim),
         TensorDescriptor.from_tensor(statistics, [2, block_m], _PLAIN),
-        TensorDescriptor.from_tensor(sums, [64, 64], _SUMS),
+        TensorDescriptor.from_tensor(sums.view(-1, PART_COLUMNS.value), [PART_ROWS.value, PART_COLUMNS.value], _PLAIN),
         dk_rows.descriptor(_KEYS, head_dim),
         dv_rows.descriptor(_KEYS, head_dim),
         dk_rows.matrix,
@@ -208,14 +208,11 @@ def backward(
 
 def section(group: int, tokens: int, head_dim: int, num_heads: int) -> int:
     """How many KV heads to go through at a time: as many as the L2 cache holds Q and dO of (16 bits) and sums of dQ
-    (32 bits), but not fewer than the query heads of a group. Of a group's heads, the key tiles wait for one another at
-    each change of head, and the longer the more of them run at once (32/8 heads at 16K: 1 at a time 360, 4 469)."""
-    fitting = _L2_BYTES // (group * tokens * head_dim * 8)
-    return max(1, min(num_heads, max(fitting, group)))
+    (32 bits), those of all query heads of a group."""
+    return min(num_heads, cached_heads(group * tokens * head_dim * 8))
 
 
 _PLAIN: Any = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-_SUMS: Any = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
 
 
 class _Rows(NamedTuple):

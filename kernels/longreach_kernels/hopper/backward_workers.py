@@ -19,6 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 KEYS = gl.constexpr(64)  # of keys, a consumer warpgroup: the M of one wgmma
 CONSUMERS = gl.constexpr(2)
+# One consumer's half of a query tile's dQ, 64 x 64 numbers in a row, as the tensor memory accelerator moves it.
+PART_ROWS = gl.constexpr(16)
+PART_COLUMNS = gl.constexpr(256)
 
 
 @builtin
@@ -37,10 +40,18 @@ def _read_counter(counter):
 
 
 @gluon.jit
+def _follow_reads():
+    """What the tensor memory accelerator does from here on comes after what this thread has read."""
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.global; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _wait_for_writes():
     """Until the warp's bulk writes are done, not only their reads of shared memory (as after `tma.store_wait`)."""
     gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; fence.proxy.async; bar.warp.sync 0xffffffff; mov.u32 $0, 0;",
+        "cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 $0, 0;",
         "=r",
         [],
         dtype=gl.int32,
@@ -82,31 +93,26 @@ def produce(
     RING: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """The producer warp: keys and values once, then every query tile of each head of the group, downwards."""
+    """The producer warp: keys and values once, then every query tile, downwards, of each head of the group."""
     kv_bytes: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
     step_bytes: gl.constexpr = q_desc.block_type.nbytes + grad_desc.block_type.nbytes + stats_desc.block_type.nbytes
     mbarrier.expect(kv_full, CONSUMERS * kv_bytes)
     for c in gl.static_range(CONSUMERS):
         tma.async_copy_global_to_shared(k_desc, [kv_row + KEYS * c, kv_col], kv_full, k_s.index(c))
         tma.async_copy_global_to_shared(v_desc, [kv_row + KEYS * c, kv_col], kv_full, v_s.index(c))
-    back = 0
     for i in range(num_tiles * GROUP):
         slot = i % RING
-        tile = first + num_tiles - 1 - back
+        member = i % GROUP
+        tile = first + num_tiles - 1 - i // GROUP
+        q_place = [q_row + member * q_head_row + tile * BM, q_col + member * q_head_col]
+        g_place = [g_row + member * g_head_row + tile * BM, g_col + member * g_head_col]
+        stats_row = 2 * (padded_tile + member * padded_head + tile)
         bar = full.index(slot)
         mbarrier.wait(empty.index(slot), ((i // RING) & 1) ^ 1)
         mbarrier.expect(bar, step_bytes)
-        tma.async_copy_global_to_shared(q_desc, [q_row + tile * BM, q_col], bar, q_s.index(slot))
-        tma.async_copy_global_to_shared(stats_desc, [2 * (padded_tile + tile), 0], bar, stats_s.index(slot))
-        tma.async_copy_global_to_shared(grad_desc, [g_row + tile * BM, g_col], bar, grad_s.index(slot))
-        back += 1
-        if back == num_tiles:
-            back = 0
-            q_row += q_head_row
-            q_col += q_head_col
-            g_row += g_head_row
-            g_col += g_head_col
-            padded_tile += padded_head
+        tma.async_copy_global_to_shared(q_desc, q_place, bar, q_s.index(slot))
+        tma.async_copy_global_to_shared(stats_desc, [stats_row, 0], bar, stats_s.index(slot))
+        tma.async_copy_global_to_shared(grad_desc, g_place, bar, grad_s.index(slot))
 
 
 @gluon.jit
@@ -125,36 +131,30 @@ def accumulate(
     window,
     BM: gl.constexpr,
     BN: gl.constexpr,
-    D: gl.constexpr,
     PARTS: gl.constexpr,
     GROUP: gl.constexpr,
     WINDOWED: gl.constexpr,
 ):
     """The warp that adds each step's part of dQ to the sum, when those of all key tiles before this one are in it."""
-    back = 0
     for i in range(num_tiles * GROUP):
-        tile = first + num_tiles - 1 - back
+        tile = first + num_tiles - 1 - i // GROUP
+        place = padded_tile + i % GROUP * padded_head + tile
         before = tile_n  # key tiles that see this query tile and come before ours
         if WINDOWED:
             before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
-        counter = counters + padded_tile + tile
+        counter = counters + place
         part = i % PARTS
-        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         while _read_counter(counter) < before:
             pass
-        row = (padded_tile + tile) * BM
+        _follow_reads()
+        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
         for c in gl.static_range(CONSUMERS):
-            dq_row = row if D == 128 else row + c * 64
-            dq_col = c * 64 if D == 128 else 0
+            row = (place * CONSUMERS + c) * PART_ROWS
             if before == 0:  # the buffer holds nothing yet
-                tma.async_copy_shared_to_global(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
+                tma.async_copy_shared_to_global(dq_desc, [row, 0], dq_s.index(part * CONSUMERS + c))
             else:
-                _reduce_add(dq_desc, [dq_row, dq_col], dq_s.index(part * CONSUMERS + c))
+                _reduce_add(dq_desc, [row, 0], dq_s.index(part * CONSUMERS + c))
         tma.store_wait(0)
         mbarrier.arrive(dq_empty.index(part), count=1)
         _wait_for_writes()
         gl.atomic_add(counter, 1, sem="release", scope="gpu")
-        back += 1
-        if back == num_tiles:
-            back = 0
-            padded_tile += padded_head

@@ -10,9 +10,7 @@ The queries of one KV head's group are the 16 rows of a product on the tensor co
 keys of a tile, with a softmax of its own: it waits for the others only where a tile's memory is handed back, and the
 warps' results are merged once a split.
 
-Pages of 8-bit floats are converted to fp16 in registers. There the tensor cores want two keys' numbers of one channel
-side by side, where pages hold two channels' numbers of one key: a thread reads 16 channels of each of its keys, and
-its instructions that pair the bytes do the transpose (`_values`).
+Pages of 8-bit floats are converted to fp16 in registers (`decode_products`).
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
@@ -25,25 +23,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .decode_layouts import paired_layout, replicated, shared_view
+from .decode_layouts import replicated, shared_view
 from .decode_merge import merge
-from .decode_queue import MESSAGE, MESSAGES, barrier, produce
-
-ROWS = gl.constexpr(16)  # of queries in a product
+from .decode_products import ROWS, scores, values
+from .decode_queue import MESSAGE, barrier, produce
+from .softmax import rescale
 
 
 @gluon.jit
 def _field(message, i: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.sum(gl.where(gl.arange(0, MESSAGE, LAYOUT) == i, message, 0), 0)
-
-
-@gluon.jit
-def _scores(q_operand, tile, S: gl.constexpr):
-    """Q K^T of a key tile (slices, D, keys), in the layout S."""
-    SLICES: gl.constexpr = tile.shape[0]
-    KEYS: gl.constexpr = tile.shape[2]
-    K_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, q_operand.type.layout.k_width)
-    return mma_v2(q_operand, tile.load(K_OPERAND).to(q_operand.dtype), gl.zeros([SLICES, ROWS, KEYS], gl.float32, S))
 
 
 @gluon.jit
@@ -57,29 +46,25 @@ def _logits(qk, scale_log2, softcap_log2, SOFTCAP: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(logits, row_max, row_sum):
-    """One step of the online softmax, of each slice: p, the factor of what was summed before, maximum and sum."""
-    new_max = gl.maximum(row_max, gl.max(logits, 2))
-    safe = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet: no inf - inf
-    p = gl.exp2(logits - safe[:, :, None])
-    alpha = gl.exp2(row_max - safe)
-    return p, alpha, new_max, row_sum * alpha + gl.sum(p, 2)
+def _row_sums(p):
+    """Sums of p (slices, rows, keys) over the keys that one thread holds: (slices, rows, 4)."""
+    return gl.sum(gl.sum(p.reshape([p.shape[0], ROWS, p.shape[2] // 8, 4, 2]), 4), 2)
 
 
 @gluon.jit
-def _values(tile, V_OPERAND: gl.constexpr, D_WARPS: gl.constexpr):
-    """The value tile (slices, keys, D) as operand of P V. Of 8-bit values the channels come in another order, which
-    `_store_sum` undoes."""
-    SLICES: gl.constexpr = tile.shape[0]
-    KEYS: gl.constexpr = tile.shape[1]
-    D: gl.constexpr = tile.shape[2]
-    if tile.dtype == gl.float8e4nv:
-        v = tile.load(paired_layout(D, KEYS, SLICES, D_WARPS))
-        v = v.reshape([SLICES, KEYS, 8, D_WARPS, D // 8 // D_WARPS]).permute([0, 1, 4, 3, 2])
-        v = gl.convert_layout(v.reshape([SLICES, KEYS, D]), V_OPERAND).to(gl.float16)
-    else:
-        v = tile.load(V_OPERAND)
-    return v
+def _softmax(logits, row_max, row_sum):
+    """One step of the online softmax, of each slice: p, the factor of what was summed before, maximum and sum.
+
+    As `softmax.softmax_step`: a maximum stays while it would grow by no more than 8, and of sums (slices, rows, 4) each
+    thread keeps its own.
+    """
+    tile_max = gl.max(logits, 2)
+    new_max = gl.where(tile_max - row_max > 8.0, tile_max, row_max)
+    safe = gl.where(new_max == float("-inf"), 0.0, new_max)
+    p = gl.exp2(logits - safe[:, :, None])
+    alpha = gl.exp2(row_max - safe)
+    factors = gl.convert_layout(alpha, gl.SliceLayout(2, row_sum.type.layout), assert_trivial=True)
+    return p, alpha, new_max, row_sum * factors[:, :, None] + _row_sums(p)
 
 
 @gluon.jit
@@ -102,15 +87,6 @@ def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS:
             columns = columns % 8 * (D // 8) + columns // 8 % D_WARPS * (D // 8 // D_WARPS) + columns // (8 * D_WARPS)
         mask = (rows < GROUP)[:, None] & (columns >= 0)[None, :]
         gl.store(pointer + rows[:, None] * D + columns[None, :], total, mask=mask)
-
-
-@gluon.jit
-def _hand_back(memory):
-    """Tell the producer that memory is free. The fence is to make this warp's loads complete first: it seems that they
-    may still be on their way when all warps have passed the barrier, for TMA to overwrite (docs/log.md)."""
-    fence_async_shared()
-    barrier()
-    mbarrier.arrive(memory, count=1)
 
 
 @gluon.jit
@@ -162,16 +138,13 @@ def _consume(
     Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 4 if FP8 else 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
+    MESSAGES: gl.constexpr = q_s.shape[0]
     MESSAGE_LAYOUT: gl.constexpr = replicated(MESSAGE, WARPS)
     K_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, True)
-    V_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, False)
 
     part_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, S)))[None, :]
     key_offsets = part_of_tile * KEYS + gl.expand_dims(key, 1)
-    v_part = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, V_OPERAND)))[:, None][:, :, None]
-    v_key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, V_OPERAND)))[None, :][:, :, None]
-    v_offsets = v_part * KEYS + v_key
     q_rows = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, Q_OPERAND)))[None, :][:, :, None]
 
     items = 0
@@ -192,14 +165,15 @@ def _consume(
         low = _field(message, 8, MESSAGE_LAYOUT)
         v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
         q_tile = q_s.index(slot).load(Q_OPERAND)
-        _hand_back(message_empty.index(slot))
         items += 1
         if seq >= 0:
             scale = scale_log2
             if FP8:
                 # Queries may exceed the range of fp16; a power of two brings them into it and loses nothing.
-                wide = gl.where(q_rows < GROUP, q_tile.to(gl.float32), 0.0)
-                largest = gl.max(gl.max(gl.max(gl.abs(wide), 2), 1), 0).to(gl.int32, bitcast=True) & 0x7F800000
+                # What it makes of the rows behind the group, other heads', is not stored.
+                wide = q_tile.to(gl.float32)
+                own = gl.where(q_rows < GROUP, gl.abs(wide), 0.0)
+                largest = gl.max(gl.max(gl.max(own, 2), 1), 0).to(gl.int32, bitcast=True) & 0x7F800000
                 largest = gl.minimum(gl.maximum(largest, 1 << 23), 253 << 23)
                 scaled = (wide * ((254 << 23) - largest).to(gl.float32, bitcast=True)).to(COMPUTE)
                 k_factor = _field(message, 9, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
@@ -208,20 +182,23 @@ def _consume(
                 scaled = q_tile
             q_operand, _ = gl.broadcast(scaled, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
             row_max = gl.full([SLICES, ROWS], float("-inf"), gl.float32, gl.SliceLayout(2, S))
-            row_sum = gl.full([SLICES, ROWS], 0.0, gl.float32, gl.SliceLayout(2, S))
+            row_sum = _row_sums(gl.zeros([SLICES, ROWS, KEYS], gl.float32, S))
             acc = gl.zeros([SLICES, ROWS, D], gl.float32, S)
             mbarrier.wait(full.index(tiles % RING), (tiles // RING) & 1)
-            qk = _scores(q_operand, k_s.index(tiles % RING)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW), S)
+            qk = scores(q_operand, k_s.index(tiles % RING)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW), S)
             for i in range(num_tiles - 1):
                 # The next tile's product runs beside this one's softmax.
                 stage = (tiles + i) % RING
                 following = (tiles + i + 1) % RING
+                # Only now is the tile before handed back: its products have been issued, so its loads have come. Loads
+                # that nothing has waited for may still be on their way behind a barrier, and behind a fence, and would
+                # be overtaken by the TMA writes of the next tile (docs/log.md).
+                barrier()
+                mbarrier.arrive(empty.index((tiles + i + RING - 1) % RING), count=1, pred=i > 0)
                 mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)
                 k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
-                v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
-                next_qk = _scores(q_operand, k_tile, S)
-                v = _values(v_tile, V_OPERAND, D_WARPS)
-                _hand_back(empty.index(stage))
+                next_qk = scores(q_operand, k_tile, S)
+                v = values(stage, v_s, 0, BN, BOX, V_OPERAND, D_WARPS, False)
                 logits = _logits(qk, scale, softcap_log2, SOFTCAP)
                 tile_start = (first_tile + i) * BN
                 if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
@@ -229,26 +206,26 @@ def _consume(
                         keys = tile_start + key_offsets
                         logits = gl.where((keys >= low) | (keys < sinks), logits, float("-inf"))
                 p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
-                acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+                acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
                 qk = next_qk
             tiles += num_tiles
-            stage = (tiles - 1) % RING
-            v_tile = v_s.index(stage)._reinterpret(v_s.dtype, [SLICES, KEYS, D], V_VIEW)
-            v = _values(v_tile, V_OPERAND, D_WARPS)
-            _hand_back(empty.index(stage))
+            barrier()
+            mbarrier.arrive(empty.index((tiles + RING - 2) % RING), count=1, pred=num_tiles > 1)
             keys = (first_tile + num_tiles - 1) * BN + key_offsets
             allowed = keys < num_keys
             if WINDOWED:
                 allowed = allowed & ((keys >= low) | (keys < sinks))
             logits = gl.where(allowed, _logits(qk, scale, softcap_log2, SOFTCAP), float("-inf"))
             p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
-            # Rows beyond the end may hold anything, and 0 times NaN is NaN.
-            v = gl.where((first_tile + num_tiles - 1) * BN + v_offsets < num_keys, v, 0.0)
-            acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, acc * alpha[:, :, None])
+            stage = (tiles - 1) % RING
+            keys_left = num_keys - (first_tile + num_tiles - 1) * BN
+            v = values(stage, v_s, keys_left, BN, BOX, V_OPERAND, D_WARPS, True)
+            acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
 
             largest_max = gl.max(row_max, 0)
             safe = gl.where(largest_max == float("-inf"), 0.0, largest_max)
             weights = gl.exp2(row_max - safe[None, :])
+            row_sum = gl.convert_layout(gl.sum(row_sum, 2), gl.SliceLayout(2, S), assert_trivial=True)
             total = gl.sum(row_sum * weights, 0)
             seen = total > 0.0
             safe_total = gl.where(seen, total, 1.0)
@@ -265,7 +242,9 @@ def _consume(
             part_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
             gl.store(part_lse + (base + part) * GROUP + heads, part_result, mask=heads < GROUP)
 
-            barrier()  # all of this program's stores come before its arrival
+            barrier()  # all of this program's stores come before its arrival, and before that all of its loads
+            mbarrier.arrive(empty.index(stage), count=1)
+            mbarrier.arrive(message_empty.index(slot), count=1)
             arrival = arrivals + seq * KV_HEADS + kv_head
             if gl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
                 gl.store(arrival, 0)
@@ -292,7 +271,11 @@ def _consume(
                 )
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"])
+@gluon.jit(
+    do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"],
+    # They are parts of larger tensors and begin anywhere in them; each alignment would be compiled anew.
+    do_not_specialize_on_alignment=["cu_q", "context_lens", "table"],
+)
 def decode_kernel(
     q_desc,
     k_desc,
@@ -340,6 +323,7 @@ def decode_kernel(
     units. `counters`, all 0 before and after: the queue's next item, programs that are done, and for each (sequence, KV
     head) the splits that are done."""
     WARPS: gl.constexpr = gl.num_warps()
+    MESSAGES: gl.constexpr = 4 if D < 256 and k_desc.dtype != gl.float8e4nv else 2  # as many as fit
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)

@@ -82,16 +82,14 @@ def launch_options(config: Config) -> dict[str, int]:
 def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
     """Whether the Hopper kernel computes this decode; everything else is the portable kernel's work.
 
-    It takes head dims 64, 128 and 256, queries in fp16 or bf16, pages in the same dtype, whose size is a multiple of 16
-    tokens, at most 16 query heads for a KV head, and masks that have a closed form. The kernel is written for fp8 pages
-    too, but there a sequence did not get the same bits in every batch (docs/log.md): until its mending is shown, the
-    portable kernel has them.
+    It takes head dims 64, 128 and 256, queries in fp16 or bf16, pages in the same dtype or in fp8, whose size is a
+    multiple of 16 tokens, at most 16 query heads for a KV head, and masks that have a closed form.
     """
     head_dim = q.shape[-1]
     return (
         head_dim in HEAD_DIMS
         and q.dtype in (torch.bfloat16, torch.float16)
-        and k_pages.dtype == q.dtype
+        and k_pages.dtype in (q.dtype, FP8)
         and mask.band is not None
         and q.shape[1] // k_pages.shape[2] <= _ROWS
         and k_pages.shape[1] % _LEAST_BOX == 0

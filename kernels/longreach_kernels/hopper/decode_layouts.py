@@ -31,16 +31,16 @@ def shared_view(bits, head_dim, tile, box, slices, transposed):
 
 
 @gluon.constexpr_function
-def paired_layout(head_dim, keys, slices, d_warps):
-    """Registers of an 8-bit value tile (slice, key, channel): a thread holds `head_dim / 8 / d_warps` channels in a
-    row, of the keys that it multiplies."""
-    channels = head_dim // 8
-    registers = [[0, 1, 0], [0, 8, 0]] + [[0, 0, 1 << i] for i in range((channels // d_warps).bit_length() - 1)]
+def words_layout(head_dim, keys, slices, d_warps):
+    """Registers of an 8-bit value tile as words of four channels, (slice, key, D / 4): a thread holds `head_dim / 8 /
+    d_warps` channels in a row, of the keys that it multiplies."""
+    words = head_dim // 32
+    registers = [[0, 1, 0], [0, 8, 0]] + [[0, 0, 1 << i] for i in range((words // d_warps).bit_length() - 1)]
     registers += [[0, 1 << i, 0] for i in range(4, keys.bit_length() - 1)]
-    lanes = [[0, 2, 0], [0, 4, 0], [0, 0, channels], [0, 0, 2 * channels], [0, 0, 4 * channels]]
-    warps = [[0, 0, channels >> i + 1] for i in reversed(range(d_warps.bit_length() - 1))]
+    lanes = [[0, 2, 0], [0, 4, 0], [0, 0, words], [0, 0, 2 * words], [0, 0, 4 * words]]
+    warps = [[0, 0, words >> i + 1] for i in reversed(range(d_warps.bit_length() - 1))]
     warps += [[1 << i, 0, 0] for i in range(slices.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [slices, keys, head_dim])
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [slices, keys, head_dim // 4])
 
 
 @gluon.constexpr_function

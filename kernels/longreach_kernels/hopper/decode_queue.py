@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name until Triton 3.6
 
 MESSAGE = gl.constexpr(16)  # numbers that tell the consumers of an item
-MESSAGES = gl.constexpr(2)
 DOUBLINGS = gl.constexpr(16)  # of a split's size, at most
 
 
@@ -150,6 +149,7 @@ def produce(
     """
     SEQS: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     BOXES: gl.constexpr = BN // BOX
+    MESSAGES: gl.constexpr = q_s.shape[0]
     seqs = gl.arange(0, MAX_SEQS, SEQS)
     inside = seqs < num_seqs
     lengths = gl.load(context_lens + seqs, mask=inside, other=0)

@@ -65,6 +65,19 @@ def _zero_beyond(v, keys_left, batch, D: gl.constexpr):
 
 
 @gluon.jit
+def _store_rows(out, result, c: gl.constexpr, strides, batch, item):
+    """Store the rows (ROWS, D) of a consumer that belong to the item's sequence, one by one."""
+    O: gl.constexpr = result.type.layout  # noqa: E741
+    rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O))
+    columns = gl.arange(0, result.shape[1], gl.SliceLayout(0, O))
+    place = item.q_outer * strides[2] + (item.q_row + rows).to(gl.int64) * strides[3]
+    if batch.SPLIT:
+        place += item.part.to(gl.int64) * strides[6]
+    inside = (item.first + rows < item.num_queries)[:, None] & (columns < strides[4])[None, :]
+    gl.store(out + place[:, None] + columns[None, :], result, mask=inside)
+
+
+@gluon.jit
 def _walk(
     begin,
     end,
@@ -204,19 +217,19 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
             result = (acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]).to(out.dtype.element_ty)
             row_lse = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
             lse_rows = lse + item.q_outer * strides[0] + (item.q_row + rows).to(gl.int64) * strides[1]
+            if batch.SPLIT:
+                lse_rows += item.part.to(gl.int64) * strides[5]
             gl.store(lse_rows, row_lse, mask=item.first + rows < item.num_queries)
-            if not batch.RAGGED or item.first + (c + 1) * ROWS <= item.num_queries:
+            if batch.SPLIT:
+                _store_rows(out, result, c, strides, batch, item)
+            elif not batch.RAGGED or item.first + (c + 1) * ROWS <= item.num_queries:
                 tma.store_wait(0)  # of the item before: its copy may still read the buffer
                 o.store(result)
                 fence_async_shared()
                 coordinates = [item.q_outer, item.q_row + c * ROWS, 0]
                 tma.async_copy_shared_to_global(o_desc, coordinates, buffers.o.index(c))
             else:  # the box would write over the next sequence
-                o_rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O))
-                o_columns = gl.arange(0, D, gl.SliceLayout(0, O))
-                place = item.q_outer * strides[2] + (item.q_row + o_rows).to(gl.int64) * strides[3]
-                inside = (item.first + o_rows < item.num_queries)[:, None] & (o_columns < strides[4])[None, :]
-                gl.store(out + place[:, None] + o_columns[None, :], result, mask=inside)
+                _store_rows(out, result, c, strides, batch, item)
             if not buffers.OWN_OUT:
                 tma.store_wait(0)
                 mbarrier.arrive(buffers.q_empty.index(c), count=1)
@@ -238,12 +251,18 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
         "sinks",
         "sharing",
         "tiles_of_seq",
+        "num_parts",
+        "part_tiles",
+        "stride_lp",
+        "stride_op",
         "stride_lh",
         "stride_lt",
         "stride_oh",
         "stride_ot",
         "head_dim",
-    ]
+    ],
+    # A step's sequences behind its decodes begin anywhere in these; each alignment would be compiled anew.
+    do_not_specialize_on_alignment=["cu_q", "cu_k", "context_lens", "table"],
 )
 def forward_kernel(
     q_desc,
@@ -285,6 +304,10 @@ def forward_kernel(
     k_scale,
     v_scale,
     tiles_of_seq,
+    num_parts,
+    part_tiles,
+    stride_lp,
+    stride_op,
     GROUP: gl.constexpr,
     D: gl.constexpr,
     BN: gl.constexpr,
@@ -300,18 +323,20 @@ def forward_kernel(
     WINDOWED: gl.constexpr,
     SOFTCAP: gl.constexpr,
     SINK_LOGITS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):
     """Grid: any number of programs up to `num_items`; they share `counter`, which is 0 at first.
 
     See `work_items.Batch` for the batch's numbers. `head_dim` is the true one, D the power of two from it on; strides
-    are those of lse and out, by head and by row.
+    are those of lse and out, by head, by row and by part. If SPLIT, `out` has the parts' numbers in fp32, and `o_desc`
+    is not used.
     """
     BM: gl.constexpr = ROWS * CONSUMERS
     # fmt: off
     batch = Batch(
         cu_q, cu_k, context_lens, table, stride_table, num_seqs, num_queries, num_keys, heads, section, num_items,
-        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing, tiles_of_seq,
-        GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED,
+        window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing, tiles_of_seq, num_parts,
+        part_tiles, GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SPLIT,
     )
     # fmt: on
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
@@ -341,7 +366,7 @@ def forward_kernel(
         barriers(2, 1), barriers(2, CONSUMERS), RING, CONSUMERS, OWN_OUT,
     )
     fence_async_shared()
-    strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim)
+    strides = (stride_lh, stride_lt, stride_oh, stride_ot, head_dim, stride_lp, stride_op)
     if CONSUMERS == 2:
         gl.warp_specialize([
             (_consume, (0, o_desc, out, lse, strides, batch, logits, buffers, D)),

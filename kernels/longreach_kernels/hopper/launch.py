@@ -18,6 +18,7 @@ from longreach_kernels.portable.config import cached_heads, smallest_block
 from longreach_kernels.portable.launch import pair_lengths, refuse_capture
 from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
+from . import parts
 from .forward import forward_kernel
 from .transpose import transposed
 
@@ -206,6 +207,9 @@ def paged_forward(
     """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq). Waits for the
     lengths, once a batch, if the mask has no closed form.
 
+    Few queries with many keys are computed in parts of the keys, which are merged (`parts`): how many depends on all
+    queries of the batch, and so does the last bit of a result.
+
     Over fp8 pages with `kv_scales` (Hkv,) both products are of e4m3: a query is divided by a scale of its own and
     rounded, so that it does not depend on its batch, and weights are rounded too.
     """
@@ -224,6 +228,10 @@ def paged_forward(
         shape = {"tiles_of_seq": tiles_of_seq, "width": padded(q.shape[-1]), "block": config.block_n}
         tiles = transposed(values.tensor, context_lens, page_table, page_size, **shape)
         values = Rows(tiles, *tiles.shape[:2], *tiles.stride()[:2])
+    cut = None
+    if mask.band is not None and mask.band.window is None and sink_logits is None:
+        rows = _ROWS * config.consumers
+        cut = parts.cut(q, q.shape[0] - skip, batch.max_context_len, rows, config.block_n, _processors(q.device))
     _launch(
         _token_rows(q),
         _token_rows(k_pages.flatten(0, 1)),
@@ -246,7 +254,10 @@ def paged_forward(
         page_size=page_size,
         kv_scales=kv_scales,
         tiles_of_seq=tiles_of_seq,
+        cut=cut,
     )
+    if cut is not None:
+        parts.merge(cut, out, lse, skip)
 
 
 def _ragged_items(tokens: int, num_seqs: int, heads: int, config: Config) -> int:
@@ -305,9 +316,13 @@ def _launch(
     page_size: int = 0,
     kv_scales: tuple[Tensor, Tensor] | None = None,
     tiles_of_seq: int = 0,
+    cut: parts.Parts | None = None,
 ) -> None:
+    """With `cut` the results go there, and not to `out` and `lse`, which are of the same shape."""
     if num_items == 0:
         return
+    if cut is not None:
+        num_items *= cut.number
     band = mask.band
     group = heads[0] // heads[1]
     head_dim = q.tensor.shape[-1]
@@ -320,8 +335,8 @@ def _launch(
         k.descriptor(config.block_n),
         v.descriptor(config.block_n if kv_scales is None else padded(head_dim)),
         out.descriptor(_ROWS),
-        out.tensor,
-        lse,
+        out.tensor if cut is None else cut.out,
+        lse if cut is None else cut.lse,
         torch.zeros(1, dtype=torch.int32, device=lse.device),
         *lse_strides,
         out.head_stride,
@@ -345,6 +360,8 @@ def _launch(
         softcap_log2,
         *(kv_scales or (unused, unused)),
         tiles_of_seq,
+        *((0, 0) if cut is None else (cut.number, cut.tiles)),
+        *((0, 0) if cut is None else (cut.lse.stride(0), cut.out.stride(0))),
         GROUP=group,
         D=padded(head_dim),
         BN=config.block_n,
@@ -360,6 +377,7 @@ def _launch(
         WINDOWED=band is not None and band.window is not None,
         SOFTCAP=softcap is not None,
         SINK_LOGITS=sink_logits is not None,
+        SPLIT=cut is not None,
         **options,
     )
 

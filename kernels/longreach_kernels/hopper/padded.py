@@ -2,8 +2,12 @@
 """Before and after the Hopper backward kernel, in plain Triton: its statistics of the rows, and dQ from its sums.
 
 Both live in padded buffers, in which every sequence begins at a query tile: of tile t of query head h, statistics are
-the rows 2 (h T + t) (the log-sum-exp in log2 units) and 2 (h T + t) + 1 (delta), the sum is the BLOCK_M rows from
-(h T + t) BLOCK_M on, where T is the number of tiles of a head. So the tensor memory accelerator moves whole tiles.
+the rows 2 (h T + t) (the log-sum-exp in log2 units) and 2 (h T + t) + 1 (delta), the sum is the BLOCK_M HEAD_DIM = 8192
+numbers from (h T + t) 8192 on, where T is the number of tiles of a head. So the tensor memory accelerator moves whole
+tiles. A sum lies in the order in which the registers of the kernel's two consumers hold it, half after half
+(`backward_consumer.PART`). In a half, of 64 rows and 64 columns, the bits of a number's place say, the highest first:
+its column over 8 (three bits), its row over 16 (two), its row modulo 8 (three), its column modulo 8 over 2 (two), its
+row modulo 16 over 8, its column modulo 2.
 """
 
 from __future__ import annotations
@@ -109,6 +113,11 @@ def grad_q_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, HEAD_DIM)
     added = tl.load(Counters + tile) > 0
-    sums = tl.load(Sums + (tile * BLOCK_M + offs_m)[:, None] * HEAD_DIM + offs_d[None, :], mask=added, other=0.0)
+    flat = tl.load(Sums + tile * (BLOCK_M * HEAD_DIM) + tl.arange(0, BLOCK_M * HEAD_DIM), mask=added, other=0.0)
+    parts = tl.reshape(flat, [2, 8, 4, 8, 4, 2, 2])
+    if HEAD_DIM == 128:  # the halves lie side by side
+        sums = tl.reshape(tl.permute(parts, (2, 5, 3, 0, 1, 4, 6)), [BLOCK_M, HEAD_DIM])
+    else:  # one below the other
+        sums = tl.reshape(tl.permute(parts, (0, 2, 5, 3, 1, 4, 6)), [BLOCK_M, HEAD_DIM])
     place = batch * stride_b + head * stride_h + (first_row.to(tl.int64) + offs_m)[:, None] * stride_t + offs_d[None, :]
     tl.store(GradQ + place, (sums * scale).to(GradQ.dtype.element_ty), mask=(offs_m < num_rows)[:, None])

@@ -110,10 +110,10 @@ def _rescale_constraints(count):
 
 
 @gluon.jit
-def rescale(acc, factors):
+def rescale(acc, factors, WARPS: gl.constexpr = 4):
     """acc (..., D), in the layout of a product, times factors (..., 1), skipped by a warp whose rows all have a factor
     of 1: nearly always."""
-    count: gl.constexpr = acc.numel // 128  # of a thread, which holds two rows
+    count: gl.constexpr = acc.numel // (32 * WARPS)  # of a thread, which holds two rows
     factors, acc = gl.broadcast(factors, acc)
     return gl.inline_asm_elementwise(
         _rescale_asm(count), _rescale_constraints(count), [acc, factors], dtype=gl.float32, is_pure=True, pack=count

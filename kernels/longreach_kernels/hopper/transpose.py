@@ -16,7 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["stride_table", "tiles_of_seq"])
+@triton.jit(
+    do_not_specialize=["stride_table", "tiles_of_seq"], do_not_specialize_on_alignment=["ContextLens", "Table"]
+)
 def transpose_kernel(
     V,
     Out,

@@ -23,7 +23,7 @@ class Batch:
 
     Dense batches have `num_queries` and `num_keys` tokens in every sequence, and their heads are numbered through the
     batch. In ragged ones `cu_q` (and `cu_k`, or `context_lens` and `table` where keys lie in pages) say where each
-    sequence is.
+    sequence is. Of SPLIT ones an item is one of `num_parts` parts of the keys, of `part_tiles` tiles each (`parts`).
     """
 
     cu_q: gl.tensor
@@ -46,6 +46,8 @@ class Batch:
     order: gl.tensor
     sharing: gl.tensor
     tiles_of_seq: gl.tensor
+    num_parts: gl.tensor
+    part_tiles: gl.tensor
     GROUP: gl.constexpr
     BM: gl.constexpr
     BN: gl.constexpr
@@ -54,6 +56,7 @@ class Batch:
     LISTED: gl.constexpr
     CAUSAL: gl.constexpr
     WINDOWED: gl.constexpr
+    SPLIT: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
@@ -78,6 +81,8 @@ class Batch:
         order,
         sharing,
         tiles_of_seq,
+        num_parts,
+        part_tiles,
         GROUP,
         BM,
         BN,
@@ -86,6 +91,7 @@ class Batch:
         LISTED,
         CAUSAL,
         WINDOWED,
+        SPLIT,
     ):
         self.cu_q = cu_q
         self.cu_k = cu_k
@@ -107,6 +113,8 @@ class Batch:
         self.order = order
         self.sharing = sharing
         self.tiles_of_seq = tiles_of_seq
+        self.num_parts = num_parts
+        self.part_tiles = part_tiles
         self.GROUP = gl.constexpr(GROUP)
         self.BM = gl.constexpr(BM)
         self.BN = gl.constexpr(BN)
@@ -115,6 +123,7 @@ class Batch:
         self.LISTED = gl.constexpr(LISTED)
         self.CAUSAL = gl.constexpr(CAUSAL)
         self.WINDOWED = gl.constexpr(WINDOWED)
+        self.SPLIT = gl.constexpr(SPLIT)
 
 
 @aggregate
@@ -134,6 +143,7 @@ class Item:
         first: first query of the tile within its sequence.
         num_queries, num_keys: of the sequence.
         seq: the sequence.
+        part: of its keys.
     """
 
     num_steps: gl.tensor
@@ -152,6 +162,7 @@ class Item:
     num_queries: gl.tensor
     num_keys: gl.tensor
     seq: gl.tensor
+    part: gl.tensor
 
     @gluon.constexpr_function
     def __init__(
@@ -172,6 +183,7 @@ class Item:
         num_queries,
         num_keys,
         seq,
+        part,
     ):
         self.num_steps = num_steps
         self.right = right
@@ -189,6 +201,7 @@ class Item:
         self.num_queries = num_queries
         self.num_keys = num_keys
         self.seq = seq
+        self.part = part
 
 
 @gluon.jit
@@ -212,9 +225,16 @@ def find_item(batch, index):
     BM: gl.constexpr = batch.BM
     BN: gl.constexpr = batch.BN
     seq = gl.to_tensor(0)
+    part = gl.to_tensor(0)
     if batch.RAGGED:
         head = index % batch.heads
-        slot = batch.num_items // batch.heads - 1 - index // batch.heads  # the longest rows of a causal mask first
+        place = index // batch.heads
+        slots = batch.num_items // batch.heads
+        if batch.SPLIT:
+            part = place % batch.num_parts
+            place = place // batch.num_parts
+            slots = slots // batch.num_parts
+        slot = slots - 1 - place  # the longest rows of a causal mask first
         seq, first_slot = find_sequence(batch.cu_q, batch.num_seqs, slot, BM)
         q_start = gl.load(batch.cu_q + seq)
         num_queries = gl.load(batch.cu_q + seq + 1) - q_start
@@ -290,12 +310,19 @@ def find_item(batch, index):
         right = stop - inner_end
         middle = stop - gl.maximum(inner, leftmost)
         num_band = stop - leftmost
+        if batch.SPLIT:
+            begin = part * batch.part_tiles
+            end = gl.minimum(begin + batch.part_tiles, stop)
+            last_tile = end - 1
+            right = gl.maximum(end - gl.maximum(inner_end, begin), 0)
+            num_band = gl.maximum(end - begin, 0)
+            middle = num_band
         num_steps = num_band + sink_end
     num_steps = gl.where(exists, num_steps, 0)
     # fmt: off
     return Item(
         num_steps, right, middle, last_tile, num_band, sink_end, last_entry, head, q_outer, kv_outer,
-        q_start + first, k_row, first, num_queries, num_keys, seq,
+        q_start + first, k_row, first, num_queries, num_keys, seq, part,
     )
     # fmt: on
 

@@ -133,7 +133,7 @@ def rotate_and_write(
     kv_heads, head_dim = k_pages.shape[2:]
     tokens = qkv.shape[0]
     if not uses_triton(qkv, backend):
-        return _eager(qkv, rope, k_pages, v_pages, slots, heads, norms, kv_scales)
+        return _eager(qkv, rope, k_pages, v_pages, slots, heads, norms, kv_scales, backend)
     q = qkv.new_empty(tokens, heads, head_dim)
     if tokens:
         launch(
@@ -169,13 +169,14 @@ def _eager(
     heads: int,
     norms: HeadNorms | None,
     kv_scales: tuple[Tensor, Tensor] | None,
+    backend: str,
 ) -> Tensor:
     kv_heads, head_dim = k_pages.shape[2:]
     q, k, v = qkv.view(len(qkv), -1, head_dim).split([heads, kv_heads, kv_heads], 1)
     q = _prepared(q, norms and norms.query, norms and norms.epsilon, rope)
     k = _prepared(k, norms and norms.key, norms and norms.epsilon, rope)
     k_scale, v_scale = kv_scales or (None, None)
-    write_pages(k, v, k_pages, v_pages, slots, k_scale=k_scale, v_scale=v_scale)
+    write_pages(k, v, k_pages, v_pages, slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
     return q
 
 

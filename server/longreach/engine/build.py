@@ -29,6 +29,7 @@ from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
 from .scheduler import Scheduler
+from .warm import warm
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         graphs = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len)
         with torch.inference_mode():
             graphs.capture()
+    if on_gpu:
+        warm(loaded, pages, limits)
     pool = PagePool(sized.num_pages, config.page_size)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(fitting_len), config.page_size)
     types = str(loaded.dtype), str(kv_dtype)

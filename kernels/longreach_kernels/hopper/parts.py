@@ -1,0 +1,117 @@
+# pyright: reportGeneralTypeIssues=false
+"""Keys in parts, for a prefill of so few queries that its query tiles do not keep all multiprocessors busy.
+
+A query tile walks its keys alone: with 128 query tiles of 128K keys for 132 multiprocessors a call takes as long as with
+one, and with 160 twice as long. So the keys are cut into parts of equal size, each of which is a work item with a
+result of its own, and the results are merged by their log-sum-exp: split-KV, as FlashDecoding has it for one query.
+The merge adds the parts in ascending order, whichever was ready first.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longreach_kernels.portable.config import launch
+
+_ROWS = 16  # of a program of the merge
+_LEAST_TILES = 16  # of keys in a part: it costs about as much as one more tile
+_MOST_BYTES = 1 << 27  # of the parts' results
+_WAVES = 8  # with so many query tiles for each multiprocessor the last, partial round of them matters little
+
+
+class Parts(NamedTuple):
+    """Results of `number` parts of `tiles` key tiles each.
+
+    Attributes:
+        out: (number, T, Hq, D) fp32, normalised.
+        lse: (number, T, Hq) fp32, -inf where a row has no key in a part.
+    """
+
+    number: int
+    tiles: int
+    out: Tensor
+    lse: Tensor
+
+
+def cut(q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int, processors: int) -> Parts | None:
+    """Room for the parts of a call with `tokens` of the queries q (T, Hq, D); None if it is better done in one."""
+    heads = q.shape[1]
+    key_tiles = -(-max_context_len // block_n)
+    most = min(key_tiles // _LEAST_TILES, _MOST_BYTES // max(1, 4 * q.numel()))
+    number = _best_number(heads * -(-tokens // block_m), most, processors)
+    if number < 2:
+        return None
+    out = torch.empty((number, *q.shape), dtype=torch.float32, device=q.device)
+    lse = torch.full((number, *q.shape[:2]), float("-inf"), dtype=torch.float32, device=q.device)
+    return Parts(number, -(-key_tiles // number), out, lse)
+
+
+@lru_cache(maxsize=256)
+def _best_number(query_tiles: int, most: int, processors: int) -> int:
+    """Parts, at most `most`, with which the rounds of work items are fullest; each costs a percent."""
+    if query_tiles >= _WAVES * processors:
+        return 1
+
+    def fullness(number: int) -> float:
+        items = query_tiles * number
+        return items / (-(-items // processors) * processors) - 0.01 * number
+
+    return max(range(1, max(most, 1) + 1), key=fullness)
+
+
+@triton.jit(do_not_specialize=["number", "first", "end", "stride"])
+def _merge_kernel(
+    PartOut, PartLse, Out, Lse, number, first, end, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
+):
+    """Grid (blocks of ROWS rows from `first` to `end`,). Rows are (token, head); a part has `stride` of them. The
+    parts' numbers are few enough to be counted in 32 bits (_MOST_BYTES)."""
+    rows = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < end
+    columns = tl.arange(0, BLOCK_D)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    for part in range(number):
+        lse = tl.load(PartLse + part * stride + rows, mask=inside, other=float("-inf"))
+        largest = tl.maximum(largest, lse)
+    safe = tl.where(largest == float("-inf"), 0.0, largest)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for part in range(number):
+        place = part * stride + rows
+        lse = tl.load(PartLse + place, mask=inside, other=float("-inf"))
+        seen = lse != float("-inf")  # true of what is not a number, which goes on to the result
+        mask = seen[:, None] & (columns < D)[None, :]
+        weight = tl.exp(lse - safe)
+        acc += weight[:, None] * tl.load(PartOut + place[:, None] * D + columns[None, :], mask=mask, other=0.0)
+        total += weight
+    nothing = total == 0.0
+    acc /= tl.where(nothing, 1.0, total)[:, None]
+    result = tl.where(nothing, float("-inf"), tl.log(total) + safe)
+    tl.store(Lse + rows, result, mask=inside)
+    place = rows.to(tl.int64)[:, None] * D + columns[None, :]
+    tl.store(Out + place, acc.to(Out.dtype.element_ty), mask=inside[:, None] & (columns < D)[None, :])
+
+
+def merge(parts: Parts, out: Tensor, lse: Tensor, first: int) -> None:
+    """Write the rows of out (T, Hq, D) and lse (T, Hq), both contiguous, from token `first` on."""
+    tokens, heads, head_dim = out.shape
+    launch(
+        _merge_kernel,
+        (triton.cdiv((tokens - first) * heads, _ROWS),),
+        parts.out,
+        parts.lse,
+        out,
+        lse,
+        parts.number,
+        first * heads,
+        tokens * heads,
+        tokens * heads,
+        D=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        ROWS=_ROWS,
+    )

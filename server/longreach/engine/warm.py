@@ -1,0 +1,63 @@
+"""Steps of the kinds that no graph holds and the rehearsal does not have, run once before there are requests.
+
+A kernel is compiled the first time that it is called in a new way, which takes seconds. Whoever is first to read a long
+prompt beside somebody else's answer should not wait for that, nor should the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep
+
+from .limits import Limits
+from .runner import forward
+from .transfer import upload
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
+_SHORT = 16  # few enough for the products of a decode
+
+
+@torch.inference_mode()
+def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
+    """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer.
+
+    Nothing is written to `pages`, and what is read there does not matter.
+    """
+    start = time.perf_counter()
+    most = min(limits.max_model_len, pages.num_tokens)
+    for tokens, context in ((_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)):
+        chunk = min(tokens, limits.max_batched_tokens - 1, most)
+        if chunk > 0:
+            _compute(loaded, pages, chunk, max(chunk, min(context, most)))
+    if loaded.device.type == "cuda":
+        torch.cuda.synchronize(loaded.device)
+    logger.info("warmed up in %.1f s", time.perf_counter() - start)
+
+
+def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> None:
+    """One token of an answer, and the last `chunk` tokens of a prompt of `context`, all of whose keys are in page 0."""
+    positions = np.concatenate([np.zeros(1, np.int64), np.arange(context - chunk, context)])
+    nowhere = np.full(1 + chunk, -1)
+    input_ids, positions, slots, rows = upload(
+        [np.zeros_like(positions), positions, nowhere, np.array([0, chunk])], loaded.device
+    )
+    cu_seqlens, context_lens = upload(
+        [np.array([0, 1, 1 + chunk], np.int32), np.array([1, context], np.int32)], loaded.device
+    )
+    num_pages = -(-context // pages.shape.page_size)
+    batch = PagedBatch(
+        cu_seqlens_q=cu_seqlens,
+        context_lens=context_lens,
+        page_table=torch.zeros((2, num_pages), dtype=torch.int32, device=loaded.device),
+        max_seqlen_q=chunk,
+        max_context_len=context,
+        num_decodes=1,
+    )
+    forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)

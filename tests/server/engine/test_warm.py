@@ -1,0 +1,36 @@
+"""The steps that are run before there are requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from longreach.engine import warm as module
+from longreach.engine.limits import Limits
+from longreach_patches import KVPages, PagedStep, PageShape, load_model
+
+
+@pytest.mark.parametrize("max_model_len", [20, 700])
+def test_warming_up_computes_every_kind_of_step_and_writes_nothing(
+    model_dir: Path, max_model_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(model_dir), device="cpu", dtype="float32")
+    pages = KVPages(PageShape.of(loaded.config, loaded.dtype, 16), 50, loaded.device)
+    for tensor in (*pages.keys, *pages.values):
+        tensor.fill_(0.5)
+    steps: list[tuple[int, int]] = []
+    forward = module.forward
+
+    def spy(loaded, step: PagedStep, *tensors: torch.Tensor) -> torch.Tensor:
+        logits = forward(loaded, step, *tensors)
+        assert logits.isfinite().all()
+        assert logits.shape[0] == 2
+        steps.append((step.batch.max_seqlen_q, step.batch.max_context_len))
+        return logits
+
+    monkeypatch.setattr(module, "forward", spy)
+    module.warm(loaded, pages, Limits(8, 512, max_model_len, 0.05, 60.0))
+    assert steps == ([(16, 16), (20, 20), (20, 20)] if max_model_len == 20 else [(16, 16), (256, 256), (256, 700)])
+    for tensor in (*pages.keys, *pages.values):
+        assert (tensor == 0.5).all()
