@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +64,16 @@ def test_the_page_may_load_from_its_own_server_only(server: LiveServer) -> None:
     for path in FILES:
         text = server.http.get(path).text.replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|\bstyle=|\bon[a-z]+=|<script>|innerHTML|\beval\(", text), path
+
+
+def test_the_wheel_holds_every_file(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for path in FOLDER.iterdir():
+            assert archive.read(f"longreach/playground/{path.name}") == path.read_bytes()
 
 
 def test_head_answers_as_get_without_the_body(server: LiveServer) -> None:
