@@ -83,6 +83,7 @@ export class AttentionPanel extends EventTarget {
       max: isNumber ? about.maximum : null,
       checked: isSwitch && String(given) === "true",
       value: isSwitch ? null : given,
+      placeholder: given === null ? "not set" : null,
       "aria-describedby": `${id}-about`,
     });
     input.addEventListener("input", () => {
@@ -104,7 +105,10 @@ export class AttentionPanel extends EventTarget {
       tell(byId("attention-error"), null);
       this.#paint();
     } catch (error) {
-      if (error.name !== "AbortError") tell(byId("attention-error"), error.message);
+      if (error.name === "AbortError") return;
+      this.mask = null;
+      byId("mask-figure").hidden = true;
+      tell(byId("attention-error"), error.message);
     }
   }
 
@@ -112,6 +116,7 @@ export class AttentionPanel extends EventTarget {
     if (!this.mask) return;
     const { grid, density, tiles_visited: visited, tiles_total: total, flops_saved_share: saved, length } = this.mask;
     const canvas = byId("mask");
+    byId("mask-figure").hidden = false;
     drawMask(canvas, grid);
     canvas.setAttribute("aria-label", `Mask of ${this.words}, ${percent(density)} seen`);
     if (density === 1) {

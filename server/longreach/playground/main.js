@@ -160,6 +160,7 @@ byId("key-form").addEventListener("submit", (event) => {
 document.addEventListener("key-needed", () => {
   const isSecond = hasKey();
   byId("key-form").hidden = false;
+  byId("reference").hidden = true;
   byId("model").textContent = "Locked";
   tell(byId("notice"), isSecond ? "The server does not know this key." : null);
   byId("key").focus();

@@ -193,6 +193,9 @@ export function attentionWords(attention) {
     words.push(`${count(attention.tiles_visited)} tiles visited, ${count(attention.tiles_skipped)} skipped`);
   }
   const kept = attention.kept_mass;
-  if (kept) words.push(`kept ${percent(kept.mean)} of the weight on average, ${percent(kept.p5)} for the worst 5% of rows, ${percent(kept.min)} at least`);
+  if (kept) {
+    const sample = kept.queries ? ` (on ${count(kept.queries)} sampled queries)` : "";
+    words.push(`keeps ${percent(kept.mean)} of exact attention\u2019s weight on average, ${percent(kept.p5)} at the 5th percentile, ${percent(kept.min)} at least${sample}`);
+  }
   return words;
 }

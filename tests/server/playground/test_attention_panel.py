@@ -30,7 +30,7 @@ STREAM = (
     'data: {"choices":[{"delta":{"content":"4071"}}]}\n\n'
     'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":1,'
     '"attention":{"policy":"window","density":0.125,"tiles_visited":1040,"tiles_skipped":7088,'
-    '"kept_mass":{"mean":0.981,"p5":0.902,"min":0.611}}}}\n\ndata: [DONE]\n\n'
+    '"kept_mass":{"queries":64,"mean":0.981,"p5":0.902,"min":0.611}}}}\n\ndata: [DONE]\n\n'
 )
 
 
@@ -54,7 +54,8 @@ def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open
     expect(turn.locator(".about")).to_have_text("book.txt · window, size 1,024, sinks 4")
     expect(turn.locator(".left-out")).to_have_text(
         "Attention: window · 12.5% of it computed · 1,040 tiles visited, 7,088 skipped · "
-        "kept 98.1% of the weight on average, 90.2% for the worst 5% of rows, 61.1% at least"
+        "keeps 98.1% of exact attention’s weight on average, 90.2% at the 5th percentile, 61.1% at least "
+        "(on 64 sampled queries)"
     )
     page.click("#copy-python")
     expect(page.locator("#copied")).to_contain_text("Copied")
@@ -68,8 +69,10 @@ def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage
     expect(page.locator("#mask-words")).to_contain_text("tiles")
     page.get_by_role("spinbutton", name="size").fill("0")
     expect(page.locator("#attention-error")).to_have_text("attention.size: give 1 to 1048576.")
+    expect(page.locator("#mask")).to_be_hidden()
     page.get_by_role("spinbutton", name="size").fill("64")
     expect(page.locator("#attention-error")).to_be_hidden()
+    expect(page.locator("#mask")).to_be_visible()
 
 
 def test_without_policies_there_is_no_chooser(server: LiveServer, open_page: OpenPage) -> None:
