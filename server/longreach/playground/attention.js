@@ -36,7 +36,7 @@ export class AttentionPanel extends EventTarget {
   /** The request's `attention`: the policy with its parameters, or null for the server's own choice. */
   get chosen() {
     if (!this.policies.length) return null;
-    const parameters = [...byId("parameters").querySelectorAll("input")].map((input) => [input.name, valueOf(input)]);
+    const parameters = [...byId("parameters").querySelectorAll("input, select")].map((input) => [input.name, valueOf(input)]);
     return Object.fromEntries([["policy", byId("policy").value], ...parameters.filter(([, value]) => value !== null)]);
   }
 
@@ -73,7 +73,8 @@ export class AttentionPanel extends EventTarget {
     const isNumber = about.type === "integer" || about.type === "number";
     const isSwitch = about.type === "boolean";
     const id = `parameter-${name}`;
-    const input = element("input", {
+    const kind = about.values ? "select" : "input";
+    const input = element(kind, {
       id,
       name,
       type: isSwitch ? "checkbox" : isNumber ? "number" : "text",
@@ -85,7 +86,7 @@ export class AttentionPanel extends EventTarget {
       value: isSwitch ? null : given,
       placeholder: given === null ? "not set" : null,
       "aria-describedby": `${id}-about`,
-    });
+    }, ...(about.values ?? []).map((value) => element("option", { selected: value === given }, value)));
     input.addEventListener("input", () => {
       this.draw();
       this.dispatchEvent(new Event("change"));
@@ -108,7 +109,10 @@ export class AttentionPanel extends EventTarget {
       if (error.name === "AbortError") return;
       this.mask = null;
       byId("mask-figure").hidden = true;
-      tell(byId("attention-error"), error.message);
+      // A policy that depends on the text has no picture, and nothing is wrong with it.
+      const hasNoPicture = error.details?.param === "policy";
+      byId("attention-error").classList.toggle("error", !hasNoPicture);
+      tell(byId("attention-error"), hasNoPicture ? error.message.replace(/^`policy`: /, "") : error.message);
     }
   }
 

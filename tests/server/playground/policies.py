@@ -18,6 +18,19 @@ POLICIES = [
             "sinks": {"type": "integer", "minimum": 0, "maximum": 4096, "default": 4, "description": "First tokens."},
         },
     },
+    {
+        "policy": "dynamic",
+        "description": "Keys chosen by the text.",
+        "parameters": {
+            "recall": {"type": "number", "minimum": 0.01, "maximum": 1, "default": None, "description": "A share."},
+            "estimator": {
+                "type": "string",
+                "values": ["antidiagonal", "pooled"],
+                "default": "antidiagonal",
+                "description": "How keys are chosen.",
+            },
+        },
+    },
 ]
 
 
@@ -46,8 +59,13 @@ def answer_policies(route: Any) -> None:
         route.fulfill(json={"object": "list", "data": POLICIES, "default": "dense"})
         return
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
+    refused = {"type": "invalid_request_error", "code": "invalid_value"}
+    if asked["policy"] == "dynamic":
+        refused |= {"message": "`policy`: dynamic chooses by the prompt.", "param": "policy"}
+        route.fulfill(status=400, json={"error": refused})
+        return
     if asked["policy"] == "window" and int(asked["size"]) < 1:
-        error = {"message": "attention.size: give 1 to 1048576.", "type": "invalid_request_error", "param": "size"}
-        route.fulfill(status=400, json={"error": error | {"code": "invalid_value"}})
+        refused |= {"message": "attention.size: give 1 to 1048576.", "param": "size"}
+        route.fulfill(status=400, json={"error": refused})
         return
     route.fulfill(json=mask(asked["policy"], int(asked["length"]), int(asked.get("size", 0))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -73,6 +74,23 @@ def test_what_a_policy_cannot_be_is_said(server: LiveServer, open_page: OpenPage
     page.get_by_role("spinbutton", name="size").fill("64")
     expect(page.locator("#attention-error")).to_be_hidden()
     expect(page.locator("#mask")).to_be_visible()
+
+
+def test_a_policy_that_depends_on_the_text_has_no_picture(server: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, policies=True, expected=("400",))
+    page.select_option("#policy", "dynamic")
+    expect(page.locator("#attention-error")).to_have_text("dynamic chooses by the prompt.")
+    expect(page.locator("#attention-error")).not_to_have_class(re.compile("error"))
+    expect(page.locator("#mask")).to_be_hidden()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=STREAM))
+    for recall, estimator, carried in (("", "antidiagonal", {}), ("0.9", "pooled", {"recall": 0.9})):
+        page.get_by_role("spinbutton", name="recall").fill(recall)
+        page.get_by_label("estimator").select_option(estimator)
+        with page.expect_request("**/v1/chat/completions") as request:
+            ask(page, f"With {estimator}?")
+        wanted = {"policy": "dynamic", "estimator": estimator} | carried
+        assert request.value.post_data_json["attention"] == wanted
+        finished(page)
 
 
 def test_without_policies_there_is_no_chooser(server: LiveServer, open_page: OpenPage) -> None:
