@@ -148,6 +148,7 @@ class Settings(BaseSettings):
     allowed_origins: Annotated[str, Field(pattern=_ORIGINS)] | None = Field(
         None, description="Web pages that may use the server from a browser: https://a.example, with commas, or *."
     )
+    playground: bool = Field(True, description="Serve the playground, a page at / on which to ask the model.")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = Field(
         "auto", description="Where the model runs: auto, cpu, cuda or cuda:N."
     )

@@ -46,6 +46,7 @@ FLAGS = [
     "--max-queued-tokens",
     "--max-total-body-bytes",
     "--page-size",
+    "--playground",
     "--port",
     "--prefix-cache",
     "--random-weights",
