@@ -39,8 +39,9 @@ class Server:
         ValueError: nothing answers there, or not with a list of models.
     """
 
-    def __init__(self, url: str, attention: Any = None) -> None:
-        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT)
+    def __init__(self, url: str, attention: Any = None, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=headers)
         self._extra = {} if attention is None else {"attention": attention}
         try:
             self.model: str = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
