@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from .batch import PagedBatch
+from .listed_mask import listed_masks
 from .masks import Mask
 from .reference import quantized
+from .tile_lists import TileLists
 from .tiles import TileRange, key_ranges
 
 # Rows of one call, a group's queries together. The kernel takes its widest query block from 768 rows on.
@@ -166,8 +168,11 @@ def _sequence(
     kv_heads = keys.k.shape[1]
     group = heads // kv_heads
     if mask.heads > 1:
-        for head in range(heads):
-            own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
+        # Heads that share the mask go together if they are whole groups: their keys are then read once.
+        sharing = heads // mask.heads
+        step = sharing if sharing % group == 0 else 1
+        for head in range(0, heads, step):
+            own, kv = slice(head, head + step), slice(head // group, (head + step - 1) // group + 1)
             scales = None if keys.scales is None else (keys.scales[0][kv], keys.scales[1][kv])
             k, v = keys.k[:, kv], keys.v[:, kv]
             head_keys = _Keys(k, v, keys.length, keys.starts, keys.rows, scales, keys.dtype)
@@ -175,7 +180,7 @@ def _sequence(
             _sequence(
                 q[own],
                 head_keys,
-                OneHead(mask, head // (heads // mask.heads)),
+                OneHead(mask, head // sharing),
                 out[own],
                 lse[own],
                 scale,
@@ -282,16 +287,25 @@ def paged_attention(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over pages; q (T, Hq, D), k_pages, v_pages (P, page_size, Hkv, D): out like q, lse (T, Hq) fp32."""
+    """Attention over pages; q (T, Hq, D), k_pages, v_pages (P, page_size, Hkv, D): out like q, lse (T, Hq) fp32.
+
+    With ``lists``, what they let through, and the mask is not looked at."""
     out = torch.empty(q.shape, dtype=q.dtype)
     lse = torch.empty(q.shape[:2], dtype=_lse_dtype(q))
     k, v = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
-    for sequence in batch.host_sequences(k_pages.shape[1]):
+    masks: Sequence[Mask] = [mask] * batch.size if lists is None else listed_masks(lists, *batch.host_lengths)
+    for sequence, own_mask in zip(batch.host_sequences(k_pages.shape[1]), masks, strict=True):
         rows = slice(sequence.q_start, sequence.q_end)
         keys = _Keys(k, v, sequence.context_len, sequence.run_starts, sequence.run_rows, kv_scales, q.dtype)
-        _sequence(_by_head(q[rows]), keys, mask, _by_head(out[rows]), lse[rows].T, scale, softcap, sink_logits)
+        _sequence(_by_head(q[rows]), keys, own_mask, _by_head(out[rows]), lse[rows].T, scale, softcap, sink_logits)
     return out, lse
+
+
+def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that suit `paged_attention`; it takes others too."""
+    return SPARSE_TILE, SPARSE_TILE
 
 
 def write_pages(

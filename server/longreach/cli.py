@@ -299,7 +299,7 @@ def chat(
         int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False)
     ] = None,
 ) -> None:
-    """Talk to a server in the terminal: /file book.txt, /clear, /help; times and speed of each turn."""
+    """Talk to a server in the terminal: /file book.txt, /policy, /clear, /help; times and speed of each turn."""
     from rich.console import Console
 
     from longreach.chat.client import ChatClient, ChatError
