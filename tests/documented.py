@@ -55,6 +55,8 @@ def split(block: str) -> list[str]:
         line = _COMMENT.sub("", line)
         if line.endswith("\\"):
             pending += line[:-1]
+        elif (pending + line).count("'") % 2:
+            pending += line + "\n"
         elif here := _HERE.search(line):
             pending, end = pending + line + "\n", here[1]
         elif (pending + line).strip():
