@@ -6,6 +6,7 @@ import functools
 import logging
 
 import torch
+from longreach_kernels import list_tiles
 from longreach_patches import (
     Footprint,
     KVPages,
@@ -24,6 +25,7 @@ from .graphs import DecodeGraphs
 from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
+from .policies import LayerPolicies
 from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
@@ -58,7 +60,23 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         rehearsal = rehearse(loaded, config.page_size, demand.step_tokens, demand.step_rows)
     sized = demand.fit(_room(config, loaded, demand, rehearsal))
     fitting_len = sized.max_model_len
-    limits = Limits(config.max_num_seqs, batched_tokens, fitting_len, config.max_itl, config.resume_seconds)
+    own = layer_masks(loaded.config)
+    policies = LayerPolicies(
+        own,
+        loaded.config.num_attention_heads,
+        footprint.pages,
+        tuple(config.attention_dense_layers),
+        tile=_tile(loaded, footprint),
+        step_tokens=batched_tokens,
+    )
+    limits = Limits(
+        config.max_num_seqs,
+        batched_tokens,
+        fitting_len,
+        config.max_itl,
+        config.resume_seconds,
+        dense_share=policies.dense_share,
+    )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
@@ -75,10 +93,19 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     types = str(loaded.dtype), str(kv_dtype)
     hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
     started = _started(loaded, pages, limits)
-    runner = Runner(loaded, pages, builder, drawn, graphs)
-    bands = [mask.band for mask in layer_masks(loaded.config)]
-    pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs), started
+    runner = Runner(loaded, pages, builder, drawn, graphs, policies)
+    bands = [mask.band for mask in own]
+    pairs = PairCount((None if band.window is None else band.window + band.sinks for band in bands), policies.pairs)
+    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, policies=policies), started
+
+
+def _tile(loaded: LoadedModel, footprint: Footprint) -> tuple[int, int]:
+    """Queries and keys of the tiles that the attention kernels take lists of."""
+    shape = footprint.pages
+    q = torch.empty((1, loaded.config.num_attention_heads, shape.head_dim), dtype=loaded.dtype, device=loaded.device)
+    size = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    pages = torch.empty(size, dtype=shape.dtype, device=loaded.device)
+    return list_tiles(q, pages, backend=loaded.patched.backend.name)
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
@@ -98,6 +125,7 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits) -> Started:
         attention_backend=backend.name,
         backend_reason=backend.reason,
         load_seconds=loaded.load_seconds,
+        dense_share=limits.dense_share,
     )
 
 

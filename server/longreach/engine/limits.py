@@ -12,7 +12,7 @@ class Limits:
 
     `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
     the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
-    place from the start.
+    place from the start; `dense_share` which part of the full layers no attention policy touches.
     """
 
     max_num_seqs: int
@@ -21,6 +21,7 @@ class Limits:
     max_itl: float = math.inf
     resume_seconds: float = 0.0
     promised_tokens: int = 1024
+    dense_share: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""
