@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -151,6 +151,19 @@ def visible_ranges(mask: Mask, q_start: int, q_end: int, num_keys: int) -> Seque
     return ranges
 
 
+def _together(keys: _Keys, ranges: Sequence[TileRange]) -> Iterator[tuple[int, int, Tensor, Tensor, bool]]:
+    """Cover ranges by (start, end, k, v, partial): those that need no mask in one piece, whose start and end mean
+    nothing. Where tiles lie scattered, a call for each costs more than to copy their keys together."""
+    full = [piece for r in ranges if not r.partial for piece in keys.slices(r.start, r.end)]
+    if full:
+        k, v = (torch.cat(x, 1) for x in ([piece[2] for piece in full], [piece[3] for piece in full]))
+        yield 0, 0, k, v, False
+    for r in ranges:
+        if r.partial:
+            for piece in keys.slices(r.start, r.end):
+                yield *piece, True
+
+
 def _sequence(
     q: Tensor,
     keys: _Keys,
@@ -199,17 +212,21 @@ def _sequence(
         end = min(start + tile, num_queries)
         rows = q[:, start:end].reshape(kv_heads, group * (end - start), head_dim)
         tile_out = tile_lse = None
-        for r in visible_ranges(mask, offset + start, offset + end, keys.length):
-            for a, b, k, v in keys.slices(r.start, r.end):
-                seen = None
-                if r.partial:
-                    seen = mask.allowed(torch.arange(offset + start, offset + end), torch.arange(a, b))
-                    seen = seen.repeat(group, 1)
-                piece = _piece(rows, k, v, scale, softcap, seen)
-                if tile_out is None or tile_lse is None:
-                    tile_out, tile_lse = piece
-                else:
-                    tile_out, tile_lse = _merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
+        ranges = visible_ranges(mask, offset + start, offset + end, keys.length)
+        if band is None:
+            pieces = _together(keys, ranges)
+        else:
+            pieces = ((*piece, r.partial) for r in ranges for piece in keys.slices(r.start, r.end))
+        for a, b, k, v, partial in pieces:
+            seen = None
+            if partial:
+                seen = mask.allowed(torch.arange(offset + start, offset + end), torch.arange(a, b))
+                seen = seen.repeat(group, 1)
+            piece = _piece(rows, k, v, scale, softcap, seen)
+            if tile_out is None or tile_lse is None:
+                tile_out, tile_lse = piece
+            else:
+                tile_out, tile_lse = _merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
         if tile_out is None or tile_lse is None:
             out[:, start:end] = 0
             tile_lse = torch.full((heads, end - start), -math.inf, dtype=lse.dtype)

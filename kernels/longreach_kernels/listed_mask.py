@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,16 +50,21 @@ class ListedMask(Mask):
         rows, columns = (q - self.offset) // self.lists.tile_q, k // self.lists.tile_k
         first, stop = rows[:, 0][:, None], rows[:, 1][:, None] + 1
         left, right = columns[:, 0][None], columns[:, 1][None] + 1
-        listed, full = (_count(self.state >= least, first, stop, left, right) for least in (_FULL, 0))
-        full = listed - full  # what is listed and has no bit tile
+        listed, full = (
+            sums[:, stop, right] - sums[:, first, right] - sums[:, stop, left] + sums[:, first, left]
+            for sums in self._sums
+        )
         return listed > 0, full == (stop - first) * (right - left)
 
-
-def _count(grid: Tensor, first: Tensor, stop: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Set cells of rectangles of (H, rows, columns), from a summed-area table."""
-    sums = torch.zeros(grid.shape[0], grid.shape[1] + 1, grid.shape[2] + 1, dtype=torch.int32)
-    sums[:, 1:, 1:] = grid.int().cumsum(1).cumsum(2)
-    return sums[:, stop, right] - sums[:, first, right] - sums[:, stop, left] + sums[:, first, left]
+    @cached_property
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Summed-area tables of the tiles that are listed and of those that are full: four entries count any
+        rectangle of tiles."""
+        heads, rows, columns = self.state.shape
+        listed, full = (torch.zeros(heads, rows + 1, columns + 1, dtype=torch.int32) for _ in range(2))
+        listed[:, 1:, 1:] = (self.state >= _FULL).int().cumsum(1).cumsum(2)
+        full[:, 1:, 1:] = (self.state == _FULL).int().cumsum(1).cumsum(2)
+        return listed, full
 
 
 def listed_masks(lists: TileLists, queries: Sequence[int], keys: Sequence[int]) -> list[ListedMask]:
