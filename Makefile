@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak check format lock docker-check clean
+.PHONY: help install serve test loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,17 @@ serve: install ## start the server on 127.0.0.1:8000 with the embedded model
 test: install ## run the tests (what needs a GPU is skipped where there is none)
 	$(BIN)/python -m pytest
 
+# Another server than the embedded model's: make loadtest URL=http://127.0.0.1:8000 (OPENAI_API_KEY is its key).
+URL       ?=
+OUT       ?= loadtest
+LOAD_HERE := --lengths 1k,2k,4k,8k,16k --concurrency 1,2 --repeats 5 --seconds 15 --max-tokens 32 --recall 5 \
+             --rates 0.1,0.3 --arrivals 12 --arrival-lengths 1k,2k,4k
+LOAD_URL  := --lengths 1k,4k,16k,64k,128k,256k,512k,1M --concurrency 1,4 --rates 0.5,2 --arrival-lengths 1k,4k,16k,64k
+LOAD      ?= $(if $(URL),$(LOAD_URL),$(LOAD_HERE))
+
+loadtest: install ## measure latency and goodput by context length; writes loadtest.md, .png and .json
+	$(BIN)/longreach bench load $(URL) $(LOAD) --out $(OUT)
+
 soak: install ## load the server for half an hour, drive it through 5,000 requests of every kind, and the engine through 2,500 histories
 	$(BIN)/python -m tests.server.load.soak --out benchmarks/results/soak/two-cores.json
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
@@ -36,6 +47,7 @@ check: install ## lint, formatting, types, the import layers, and tables against
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
+	$(BIN)/python docs/policy_tables.py --check
 	$(BIN)/python benchmarks/report.py --check benchmarks/results/*.json
 
 format: install ## put the code into its one format
@@ -48,8 +60,11 @@ lock: ## resolve the dependencies anew (torch and its triton stay as named here)
 	{ grep '^#' requirements.lock; .lock-venv/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > .lock-new
 	mv .lock-new requirements.lock && rm -rf .lock-venv
 
-docker-check: install ## lint the Dockerfile and build the CPU image with buildah
+docs: install ## build the documentation into site/
+	$(BIN)/python docs/site.py site
+
+docker-check: install ## lint and validate what is deployed, build the CPU image with buildah and run it
 	docker/check
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,8 +2,8 @@
 
     python benchmarks/report.py benchmarks/results/*.json
 
-The table goes between the markers `<!-- results: NAME -->` and `<!-- end -->` of docs/benchmarks.md and the README,
-where NAME is the file's stem; `--check` changes nothing and fails if a page is not what the results say.
+The table goes between the markers `<!-- results: NAME -->` and `<!-- end -->` of the pages below, where NAME is the
+file's stem; `--check` changes nothing and fails if a page is not what the results say.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import re
 import sys
 from pathlib import Path
 
-from longreach.bench import kernels, report
+from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "README.md")
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, of errors, or of latencies."""
+    """The Markdown table of a result: of kernels, of errors, of a load test, or of latencies."""
     if "ceilings" in result:
         return kernels.table(result)
+    if "policies" in result:
+        return load_report.table(result)
     return report.table(result) if "runs" in result else errors_table(result)
 
 
@@ -65,6 +67,9 @@ def draw_kernels(result: dict, path: Path) -> None:
     pyplot.close(figure)
 
 
+PICTURES = {"ceilings": draw_kernels, "runs": report.draw, "policies": load_plot.draw}
+
+
 def insert(page: str, name: str, text: str) -> str:
     """The page with the table `name` replaced wherever it has markers for it."""
     pattern = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -84,8 +89,9 @@ def main() -> None:
             sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
-        if not args.check and ("ceilings" in result or "runs" in result):
-            (draw_kernels if "ceilings" in result else report.draw)(result, path.with_suffix(".png"))
+        for kind, draw in PICTURES.items():
+            if not args.check and kind in result:
+                draw(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
         sys.exit(f"{', '.join(stale)} differ from the results; run benchmarks/report.py" if stale else 0)

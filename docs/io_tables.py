@@ -14,13 +14,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from longreach_kernels.io_model import Tiles, flash1, flash1_tiles, flash2, lower_bound, standard
+from longreach_kernels.io_model import (
+    Tiles,
+    flash1,
+    flash1_backward,
+    flash1_tiles,
+    flash2,
+    lower_bound,
+    standard,
+    standard_backward,
+)
 
 PAGE = Path(__file__).resolve().parent / "io-model.md"
 LENGTHS = [1024 << i for i in range(7)]
 HEAD_DIMS = (64, 128)
 MEMORIES = (192, 227)  # KB on chip
 KERNEL = Tiles(128, 128)
+PAPER = {"standard": "40.3", "FlashAttention-1": "4.4"}  # Dao et al. 2022, figure 2, left
 SHARE = 8  # block-sparse visits one tile in so many
 
 
@@ -83,10 +93,31 @@ def trap_table() -> str:
     return _markdown(["d", *(f"B_r = {r}" for r in row_counts)], rows)
 
 
+def paper_table() -> str:
+    """Figure 2 of the FlashAttention paper: GPT-2 medium, forward and backward, 64 sequences of 16 heads."""
+    n, d, heads, tiles = 1024, 64, 64 * 16, flash1_tiles(64, 192 << 10)
+    counted = {
+        "standard": standard(n, d).total + standard_backward(n, d).total,
+        "FlashAttention-1": flash1(n, d, tiles).total + flash1_backward(n, d, tiles).total,
+    }
+    rows = [[name, f"{heads * count / 1e9:.1f}", PAPER[name]] for name, count in counted.items()]
+    return _markdown(["", "this model (GB)", "the paper's measurement (GB)"], rows)
+
+
+def passes_table() -> str:
+    """FlashAttention-1, forward, the same heads: gigabytes by the size of the key tile."""
+    n, d, heads = 1024, 64, 64 * 16
+    columns = (64, 128, 256, 512)
+    moved = [f"{heads * flash1(n, d, Tiles(min(c, d), c)).total / 1e9:.2f}" for c in columns]
+    return _markdown(["B_c", *map(str, columns)], [["GB", *moved]])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"traffic-{d}": lambda d=d: traffic_table(d) for d in HEAD_DIMS},
     "gain": gain_table,
     "trap": trap_table,
+    "paper": paper_table,
+    "passes": passes_table,
 }
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

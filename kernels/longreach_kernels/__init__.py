@@ -3,11 +3,12 @@
 Depends on torch and triton only. Start with `attention`, `ragged_attention` or `paged_attention`.
 """
 
-from .api import attention, paged_attention, ragged_attention, write_pages
+from .api import attention, list_tiles, paged_attention, ragged_attention, write_pages
 from .backends import Backend, resolve_backend
 from .batch import PagedBatch
 from .masks import BlockSparse, Causal, Full, Mask, Window
 from .rotation import rotate
+from .tile_lists import TileLists
 
 __all__ = [
     "Backend",
@@ -16,8 +17,10 @@ __all__ = [
     "Full",
     "Mask",
     "PagedBatch",
+    "TileLists",
     "Window",
     "attention",
+    "list_tiles",
     "paged_attention",
     "ragged_attention",
     "resolve_backend",

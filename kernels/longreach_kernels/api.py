@@ -15,8 +15,9 @@ from torch import Tensor
 from . import debug
 from .backends import resolve_backend
 from .batch import PagedBatch
-from .checks import check_cu_seqlens, check_inputs, kv_scales_of, options_of
+from .checks import check_cu_seqlens, check_inputs, check_lists, kv_scales_of, options_of
 from .masks import Causal, Mask
+from .tile_lists import TileLists
 
 _CAUSAL = Causal()
 
@@ -240,6 +241,7 @@ def paged_attention(
     sink_logits: Tensor | None = ...,
     k_scale: Tensor | None = ...,
     v_scale: Tensor | None = ...,
+    lists: TileLists | None = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -258,6 +260,7 @@ def paged_attention(
     sink_logits: Tensor | None = ...,
     k_scale: Tensor | None = ...,
     v_scale: Tensor | None = ...,
+    lists: TileLists | None = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -275,6 +278,7 @@ def paged_attention(
     sink_logits: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    lists: TileLists | None = None,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -294,6 +298,9 @@ def paged_attention(
         batch: whose queries these are and where their keys lie.
         mask, scale, softcap, sink_logits, backend, return_lse: as in `attention`.
         k_scale, v_scale: (Hkv,) fp32, what a head's fp8 numbers are multiplied by; only with fp8 pages.
+        lists: what each query tile sees, in place of a mask, for example from `dynamic.select_tiles`: lists of all
+            sequences, decodes included, of tiles as `list_tiles` says. Their bit tiles hold what cuts tiles, causal
+            edges included. Nothing waits for the device, and so what they say is believed, as ``batch`` is.
 
     Returns:
         out like q, contiguous; with ``return_lse`` also lse (T, Hq).
@@ -314,6 +321,8 @@ def paged_attention(
         )
     if torch.is_grad_enabled() and (q.requires_grad or k_pages.requires_grad or v_pages.requires_grad):
         raise ValueError("q: paged attention has no gradient; call it under torch.no_grad() or detach its inputs")
+    if lists is not None and mask != _CAUSAL:
+        raise ValueError(f"mask: the lists say what is seen; leave the mask out, got {mask!r}")
     options = options_of(q, q.shape[1], mask, scale, softcap, sink_logits)
     kv_scales = kv_scales_of(k_pages, k_scale, v_scale)
     if debug.ENABLED:
@@ -322,8 +331,26 @@ def paged_attention(
     if kv_scales is not None:
         module = _fp8_module(backend, q)
         options["kv_scales"] = kv_scales
+    if lists is not None:
+        wanted = None if module.__name__.endswith((".cpu", ".reference")) else module.list_tiles(q, k_pages)
+        check_lists(lists, batch, q, wanted)
+        if debug.ENABLED:
+            debug.check_lists(lists, batch)
+        options["lists"] = lists
     out, lse = module.paged_attention(q, k_pages, v_pages, batch, **options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
+
+
+def list_tiles(q: Tensor, k_pages: Tensor, *, backend: str = "auto") -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that `paged_attention` takes for such tensors; the backends
+    ``"reference"`` and ``"cpu"`` take lists of any tiles.
+
+    Args:
+        q: (T, Hq, D).
+        k_pages: (num_pages, page_size, Hkv, D).
+        backend: as in `attention`.
+    """
+    return _module(backend, q).list_tiles(q, k_pages)
 
 
 def write_pages(

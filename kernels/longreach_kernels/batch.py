@@ -40,6 +40,8 @@ class PagedBatch:
         max_context_len: bound of ``context_lens``.
         num_decodes: leading sequences that have exactly one query; they take the split-KV decode kernel, the others
             the prefill kernel. With ``max_seqlen_q == 1`` every sequence is a decode.
+        known_lengths: queries and keys of each sequence, where the caller has them on the host: masks without a closed
+            form then need not wait for the device. Believed.
 
     Raises:
         ValueError: a tensor has the wrong dtype or shape, or a bound is impossible.
@@ -51,6 +53,7 @@ class PagedBatch:
     max_seqlen_q: int
     max_context_len: int
     num_decodes: int = 0
+    known_lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         for name, dims in (("cu_seqlens_q", 1), ("context_lens", 1), ("page_table", 2)):
@@ -86,7 +89,10 @@ class PagedBatch:
 
     @cached_property
     def host_lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Queries and keys of each sequence (copies from the device); read once a batch, shared by all layers."""
+        """Queries and keys of each sequence (copies from the device, unless known); read once a batch, shared by all
+        layers."""
+        if self.known_lengths is not None:
+            return self.known_lengths
         return tuple(self.cu_seqlens_q.diff().tolist()), tuple(self.context_lens.tolist())
 
     def host_sequences(self, page_size: int) -> tuple[HostSequence, ...]:

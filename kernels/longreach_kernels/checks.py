@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from .batch import PagedBatch
 from .masks import Mask
+from .tile_lists import TileLists
 
 FP8 = torch.float8_e4m3fn
 
@@ -44,19 +46,21 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims
 
 def kv_scales_of(k_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """The scales of fp8 pages; other pages have none."""
-    if k_pages.dtype != FP8:
-        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-            if scale is not None:
-                raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {k_pages.dtype}")
+    of_keys, of_values = kv_scale_of(k_pages, "k_scale", k_scale), kv_scale_of(k_pages, "v_scale", v_scale)
+    return None if of_keys is None or of_values is None else (of_keys, of_values)
+
+
+def kv_scale_of(pages: Tensor, name: str, scale: Tensor | None) -> Tensor | None:
+    """One of the scales, by its name: (Hkv,) fp32 for fp8 pages, None for others."""
+    if pages.dtype != FP8:
+        if scale is not None:
+            raise ValueError(f"{name}: only float8_e4m3fn pages have scales, these are {pages.dtype}")
         return None
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        shape = (k_pages.shape[2],)
-        if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != k_pages.device:
-            got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
-            raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {k_pages.device}, got {got}")
-    assert k_scale is not None
-    assert v_scale is not None
-    return k_scale, v_scale
+    shape = (pages.shape[2],)
+    if scale is None or scale.shape != shape or scale.dtype != torch.float32 or scale.device != pages.device:
+        got = None if scale is None else f"{scale.dtype} {tuple(scale.shape)} on {scale.device}"
+        raise ValueError(f"{name}: fp8 pages need an fp32 tensor {shape} on {pages.device}, got {got}")
+    return scale
 
 
 def options_of(
@@ -67,12 +71,8 @@ def options_of(
         raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
     if heads % mask.heads:
         raise ValueError(f"mask: the {mask.heads} heads that its layout tells apart do not divide the {heads} of q")
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    elif not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: must be positive and finite, got {scale}")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
+    scale = scale_of(q, scale)
+    check_softcap(softcap)
     if sink_logits is not None:
         if sink_logits.shape != (heads,):
             raise ValueError(f"sink_logits: needs one logit a query head, ({heads},), got {tuple(sink_logits.shape)}")
@@ -81,9 +81,62 @@ def options_of(
     return {"mask": mask, "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
 
 
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """The factor of the logits; by default ``D ** -0.5``."""
+    if scale is None:
+        return q.shape[-1] ** -0.5
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale: must be positive and finite, got {scale}")
+    return scale
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Check the cap of the logits."""
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: must be positive and finite, or None, got {softcap}")
+
+
 def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
     """Check where the sequences of a ragged batch start: int32 (B + 1,) on the device of q."""
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"{name}: needs an int32 tensor (B + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device != device:
         raise ValueError(f"{name}: needs the device of q, {device}, got {cu_seqlens.device}")
+
+
+def check_lists(lists: TileLists, batch: PagedBatch, q: Tensor, tiles: tuple[int, int] | None) -> None:
+    """Check lists that a caller brings, by all that is known without waiting for the device; ``tiles``: the sizes that
+    the backend takes, None for any."""
+    heads = q.shape[1]
+    for name in ("first_row", "start", "partial", "tiles", "bit_index", "bits", "order"):
+        x = getattr(lists, name)
+        if x.dtype != torch.int32 or not x.is_contiguous():
+            raise ValueError(f"lists: needs a contiguous int32 tensor {name}, got {x.dtype} {tuple(x.shape)}")
+        if x.device != q.device:
+            raise ValueError(f"lists: needs {name} on the device of q, {q.device}, got {x.device}")
+    if tiles is not None and (lists.tile_q, lists.tile_k) != tiles:
+        raise ValueError(
+            f"lists: this backend takes tiles of {tiles[0]} queries and {tiles[1]} keys here, got {lists.tile_q} and "
+            f"{lists.tile_k}; list_tiles() says which"
+        )
+    if lists.tile_q < 1 or lists.tile_k < 32 or lists.tile_k % 32:
+        raise ValueError(f"lists: tiles need keys in multiples of 32, got {lists.tile_q} x {lists.tile_k}")
+    if lists.heads < 1 or heads % lists.heads:
+        raise ValueError(f"lists: the {lists.heads} heads that they tell apart do not divide the {heads} of q")
+    if lists.first_row.shape != (batch.size,):
+        raise ValueError(f"lists: needs first_row ({batch.size},), got {tuple(lists.first_row.shape)}")
+    rows = lists.partial.shape[0]
+    if lists.start.shape != (rows + 1,) or lists.order.shape != (rows,) or lists.partial.dim() != 1:
+        raise ValueError(
+            f"lists: {rows} rows in partial need {rows + 1} in start and {rows} in order, "
+            f"got {tuple(lists.start.shape)} and {tuple(lists.order.shape)}"
+        )
+    if lists.tiles.dim() != 1 or lists.bit_index.shape != lists.tiles.shape:
+        raise ValueError(
+            f"lists: needs one bit_index an entry of tiles, got {tuple(lists.bit_index.shape)} for "
+            f"{tuple(lists.tiles.shape)}"
+        )
+    if lists.bits.dim() != 3 or lists.bits.shape[1:] != (lists.tile_q, lists.tile_k // 32):
+        raise ValueError(
+            f"lists: needs bits (tables, {lists.tile_q}, {lists.tile_k // 32}), got {tuple(lists.bits.shape)}"
+        )

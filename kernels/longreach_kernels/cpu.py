@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .batch import PagedBatch
+from .listed_mask import listed_masks
 from .masks import Mask
 from .reference import quantized
+from .tile_lists import TileLists
 from .tiles import TileRange, key_ranges
 
 # Rows of one call, a group's queries together. The kernel takes its widest query block from 768 rows on.
@@ -149,6 +151,19 @@ def visible_ranges(mask: Mask, q_start: int, q_end: int, num_keys: int) -> Seque
     return ranges
 
 
+def _together(keys: _Keys, ranges: Sequence[TileRange]) -> Iterator[tuple[int, int, Tensor, Tensor, bool]]:
+    """Cover ranges by (start, end, k, v, partial): those that need no mask in one piece, whose start and end mean
+    nothing. Where tiles lie scattered, a call for each costs more than to copy their keys together."""
+    full = [piece for r in ranges if not r.partial for piece in keys.slices(r.start, r.end)]
+    if full:
+        k, v = (torch.cat(x, 1) for x in ([piece[2] for piece in full], [piece[3] for piece in full]))
+        yield 0, 0, k, v, False
+    for r in ranges:
+        if r.partial:
+            for piece in keys.slices(r.start, r.end):
+                yield *piece, True
+
+
 def _sequence(
     q: Tensor,
     keys: _Keys,
@@ -166,8 +181,11 @@ def _sequence(
     kv_heads = keys.k.shape[1]
     group = heads // kv_heads
     if mask.heads > 1:
-        for head in range(heads):
-            own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
+        # Heads that share the mask go together if they are whole groups: their keys are then read once.
+        sharing = heads // mask.heads
+        step = sharing if sharing % group == 0 else 1
+        for head in range(0, heads, step):
+            own, kv = slice(head, head + step), slice(head // group, (head + step - 1) // group + 1)
             scales = None if keys.scales is None else (keys.scales[0][kv], keys.scales[1][kv])
             k, v = keys.k[:, kv], keys.v[:, kv]
             head_keys = _Keys(k, v, keys.length, keys.starts, keys.rows, scales, keys.dtype)
@@ -175,7 +193,7 @@ def _sequence(
             _sequence(
                 q[own],
                 head_keys,
-                OneHead(mask, head // (heads // mask.heads)),
+                OneHead(mask, head // sharing),
                 out[own],
                 lse[own],
                 scale,
@@ -194,17 +212,21 @@ def _sequence(
         end = min(start + tile, num_queries)
         rows = q[:, start:end].reshape(kv_heads, group * (end - start), head_dim)
         tile_out = tile_lse = None
-        for r in visible_ranges(mask, offset + start, offset + end, keys.length):
-            for a, b, k, v in keys.slices(r.start, r.end):
-                seen = None
-                if r.partial:
-                    seen = mask.allowed(torch.arange(offset + start, offset + end), torch.arange(a, b))
-                    seen = seen.repeat(group, 1)
-                piece = _piece(rows, k, v, scale, softcap, seen)
-                if tile_out is None or tile_lse is None:
-                    tile_out, tile_lse = piece
-                else:
-                    tile_out, tile_lse = _merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
+        ranges = visible_ranges(mask, offset + start, offset + end, keys.length)
+        if band is None:
+            pieces = _together(keys, ranges)
+        else:
+            pieces = ((*piece, r.partial) for r in ranges for piece in keys.slices(r.start, r.end))
+        for a, b, k, v, partial in pieces:
+            seen = None
+            if partial:
+                seen = mask.allowed(torch.arange(offset + start, offset + end), torch.arange(a, b))
+                seen = seen.repeat(group, 1)
+            piece = _piece(rows, k, v, scale, softcap, seen)
+            if tile_out is None or tile_lse is None:
+                tile_out, tile_lse = piece
+            else:
+                tile_out, tile_lse = _merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
         if tile_out is None or tile_lse is None:
             out[:, start:end] = 0
             tile_lse = torch.full((heads, end - start), -math.inf, dtype=lse.dtype)
@@ -282,16 +304,25 @@ def paged_attention(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over pages; q (T, Hq, D), k_pages, v_pages (P, page_size, Hkv, D): out like q, lse (T, Hq) fp32."""
+    """Attention over pages; q (T, Hq, D), k_pages, v_pages (P, page_size, Hkv, D): out like q, lse (T, Hq) fp32.
+
+    With ``lists``, what they let through, and the mask is not looked at."""
     out = torch.empty(q.shape, dtype=q.dtype)
     lse = torch.empty(q.shape[:2], dtype=_lse_dtype(q))
     k, v = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
-    for sequence in batch.host_sequences(k_pages.shape[1]):
+    masks: Sequence[Mask] = [mask] * batch.size if lists is None else listed_masks(lists, *batch.host_lengths)
+    for sequence, own_mask in zip(batch.host_sequences(k_pages.shape[1]), masks, strict=True):
         rows = slice(sequence.q_start, sequence.q_end)
         keys = _Keys(k, v, sequence.context_len, sequence.run_starts, sequence.run_rows, kv_scales, q.dtype)
-        _sequence(_by_head(q[rows]), keys, mask, _by_head(out[rows]), lse[rows].T, scale, softcap, sink_logits)
+        _sequence(_by_head(q[rows]), keys, own_mask, _by_head(out[rows]), lse[rows].T, scale, softcap, sink_logits)
     return out, lse
+
+
+def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that suit `paged_attention`; it takes others too."""
+    return SPARSE_TILE, SPARSE_TILE
 
 
 def write_pages(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .batch import PagedBatch
+from .tile_lists import TileLists
 
 
 def _flag(value: str) -> bool:
@@ -82,6 +83,41 @@ def check_starts(name: str, cu_seqlens: Tensor, rows_name: str, num_rows: int) -
     if starts[0] != 0 or starts[-1] != num_rows or (lengths < 0).any():
         raise ValueError(f"{name}: must ascend from 0 to the {num_rows} rows of {rows_name}, got {starts.tolist()}")
     return lengths
+
+
+def check_lists(lists: TileLists, batch: PagedBatch) -> None:
+    """Check that the lists that a caller brings lead to tiles of the batch. Waits for the device.
+
+    Raises:
+        ValueError: a row, a tile or a bit tile is out of range, or a CUDA graph is being captured.
+    """
+    _refuse_capture(lists.start.device)
+    start, partial, tiles, bit_index, order, first_row = (
+        x.cpu().long() for x in (lists.start, lists.partial, lists.tiles, lists.bit_index, lists.order, lists.first_row)
+    )
+    for b, (queries, keys) in enumerate(zip(*batch.host_lengths, strict=True)):
+        q_tiles, k_tiles = -(-queries // lists.tile_q), -(-keys // lists.tile_k)
+        first, stop = int(first_row[b]), int(first_row[b]) + lists.heads * q_tiles
+        if not 0 <= first <= stop <= len(partial):
+            raise ValueError(
+                f"lists: first_row of sequence {b} needs {stop - first} rows of {len(partial)}, is {first}"
+            )
+        bounds = torch.stack([start[first:stop], partial[first:stop], start[first + 1 : stop + 1]])
+        if (bounds.diff(dim=0) < 0).any() or (bounds < 0).any() or (bounds > len(tiles)).any():
+            raise ValueError(f"lists: start and partial of sequence {b} must ascend to at most {len(tiles)}")
+        if not torch.equal(
+            order[first:stop].view(lists.heads, q_tiles).sort(1)[0], torch.arange(q_tiles).expand(lists.heads, -1)
+        ):
+            raise ValueError(f"lists: order of sequence {b} must hold each of its {q_tiles} query tiles once a head")
+        if first == stop:
+            continue
+        inside = slice(int(start[first]), int(start[stop]))
+        entry, bit = tiles[inside], bit_index[inside]
+        tile = torch.where(entry < 0, -1 - entry, entry)
+        if (wrong := _first(tile >= k_tiles)) is not None:
+            raise ValueError(f"lists: a tile of sequence {b} must lie below {k_tiles}, got {tile[wrong]}")
+        if (wrong := _first((bit >= len(lists.bits)) | ((bit < 0) != (entry >= 0)))) is not None:
+            raise ValueError(f"lists: an entry {entry[wrong]} of sequence {b} has bit tile {bit[wrong]}")
 
 
 def check_slots(slots: Tensor, num_pages: int, page_size: int) -> None:

@@ -27,7 +27,11 @@ def to_text(mask: Mask, num_queries: int, num_keys: int, *, size: int = 32, head
 
 def to_png(mask: Mask, num_queries: int, num_keys: int, *, size: int = 256, head: int = 0) -> bytes:
     """Draw a mask as the bytes of a grey PNG: dark where queries (down) see keys (across)."""
-    cells = coverage(mask, num_queries, num_keys, size=size, head=head)
+    return grey_png(coverage(mask, num_queries, num_keys, size=size, head=head))
+
+
+def grey_png(cells: Tensor) -> bytes:
+    """Shares (h, w), 0 to 1, as the bytes of a grey PNG: the darker the larger."""
     grey = (255 - cells * 225).round().to(torch.uint8)
     height, width = grey.shape
     rows = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), grey], dim=1)  # each row begins with its filter, none

@@ -8,11 +8,16 @@ with ``softcap(x) = c * tanh(x / c)``, and, with sink logits ``s`` (one a head, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .batch import PagedBatch
+from .listed_mask import listed_masks
 from .masks import Mask
+from .tile_lists import TileLists
 
 
 def attention(
@@ -70,7 +75,30 @@ def ragged_attention(
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of sequences laid end to end, one after the other: out (Tq, Hq, D), lse (Tq, Hq)."""
-    cu_q, cu_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    return _ragged(
+        q,
+        k,
+        v,
+        cu_seqlens_q.tolist(),
+        cu_seqlens_k.tolist(),
+        mask,
+        scale=scale,
+        softcap=softcap,
+        sink_logits=sink_logits,
+        compute_dtype=compute_dtype,
+    )
+
+
+def _ragged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Sequence[int],
+    cu_k: Sequence[int],
+    masks: Mask | Sequence[Mask],
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """As `ragged_attention`, with one mask for all sequences or one for each."""
     outs, lses = [], []
     for b in range(len(cu_q) - 1):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
@@ -78,11 +106,8 @@ def ragged_attention(
             q[None, rows].transpose(1, 2),
             k[None, keys].transpose(1, 2),
             v[None, keys].transpose(1, 2),
-            mask,
-            scale=scale,
-            softcap=softcap,
-            sink_logits=sink_logits,
-            compute_dtype=compute_dtype,
+            masks if isinstance(masks, Mask) else masks[b],
+            **options,
         )
         outs.append(out[0].transpose(0, 1))
         lses.append(lse[0].transpose(0, 1))
@@ -100,11 +125,13 @@ def paged_attention(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over pages, by gathering each sequence's keys: out (T, Hq, D), lse (T, Hq).
 
-    ``kv_scales``: (Hkv,) factors of the heads of k_pages and of v_pages.
+    ``kv_scales``: (Hkv,) factors of the heads of k_pages and of v_pages. With ``lists``, what they let through, and the
+    mask is not looked at.
     """
     if kv_scales is not None:
         wide = torch.float64 if compute_dtype == torch.float64 else torch.float32
@@ -118,18 +145,24 @@ def paged_attention(
         keys.append(k_pages[pages].flatten(0, 1)[:length])
         values.append(v_pages[pages].flatten(0, 1)[:length])
         cu_k.append(cu_k[-1] + length)
-    return ragged_attention(
+    masks = mask if lists is None else listed_masks(lists, *batch.host_lengths)
+    return _ragged(
         q,
         torch.cat(keys),
         torch.cat(values),
-        batch.cu_seqlens_q,
-        torch.tensor(cu_k, dtype=torch.int32),
-        mask,
+        batch.cu_seqlens_q.tolist(),
+        cu_k,
+        masks,
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,
         compute_dtype=compute_dtype,
     )
+
+
+def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that `paged_attention` takes; any others serve as well."""
+    return 128, 128
 
 
 def write_pages(

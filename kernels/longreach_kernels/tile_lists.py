@@ -30,7 +30,7 @@ class TileLists:
 
     Attributes:
         tile_q, tile_k: tile sizes.
-        queries, keys: of each sequence.
+        queries, keys: of each sequence; empty where only the device knows them.
         heads: H.
         first_row: (B,) the first row of each sequence.
         start: (rows + 1,) where each row's tiles start in ``tiles``.
@@ -66,6 +66,8 @@ class TileLists:
 
         Bit tiles stay as they are, (tile_q, tile_k). Used by the backward pass for dK and dV.
         """
+        if len(self.queries) != 1:
+            raise ValueError(f"queries: only lists of one sequence can be transposed, these are of {self.queries}")
         (num_queries,), (num_keys,) = self.queries, self.keys
         q_tiles, k_tiles = -(-num_queries // self.tile_q), -(-num_keys // self.tile_k)
         rows = torch.repeat_interleave(torch.arange(len(self.start) - 1, device=self.start.device), self.start.diff())
@@ -217,12 +219,19 @@ def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int
     return _csr(alone, head * len(q) + q_tile, torch.where(index < 0, tile, -1 - tile), index, len(q))
 
 
+def pack_bits(pairs: Tensor) -> Tensor:
+    """Bool tiles (n, tile_q, tile_k) as the bit tiles of `TileLists`, (n, tile_q, tile_k // 32) int32."""
+    tiles, tile_q, tile_k = pairs.shape
+    weights = torch.ones(32, dtype=torch.int64) << torch.arange(32)
+    packed = (pairs.reshape(tiles, tile_q, tile_k // 32, 32).long() * weights).sum(-1)
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
+
+
 def _bit_tiles(
     mask: Mask, tiles: Tensor, q: Tensor, k: Tensor, tile_q: int, tile_k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Bit tiles of the given tiles: the table, each tile's index in it, and which tiles are all ones or all zeros."""
     words = tile_k // 32
-    weights = torch.ones(32, dtype=torch.int64) << torch.arange(32)
     tables, indices, ones, zeros, seen = [], [], [], [], 0
     chunk = max(1, _CHUNK_PAIRS // (tile_q * tile_k))
     for part in tiles.split(chunk):
@@ -239,9 +248,7 @@ def _bit_tiles(
         pairs = pairs & real_rows[:, :, None] & real_keys[:, None, :]
         ones.append(pairs.flatten(1).all(1))
         zeros.append(~pairs.flatten(1).any(1))
-        packed = (pairs.view(-1, tile_q, words, 32).long() * weights).sum(-1)
-        packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).int()
-        table, inverse = torch.unique(packed, dim=0, return_inverse=True)
+        table, inverse = torch.unique(pack_bits(pairs), dim=0, return_inverse=True)
         tables.append(table)
         indices.append(inverse + seen)
         seen += len(table)

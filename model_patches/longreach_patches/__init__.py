@@ -6,6 +6,7 @@ from .footprint import Footprint
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
+from .policy_step import MassSample, StepGroup, TileChoice, masks_under
 
 __all__ = [
     "FAMILIES",
@@ -13,15 +14,19 @@ __all__ = [
     "KVPages",
     "KVScales",
     "LoadedModel",
+    "MassSample",
     "ModelLoadError",
     "PageShape",
     "PagedStep",
     "PatchError",
     "PatchedModel",
+    "StepGroup",
+    "TileChoice",
     "UnsupportedModelError",
     "layer_masks",
     "load_config",
     "load_model",
+    "masks_under",
     "patch",
     "resolve_device",
     "resolve_dtype",

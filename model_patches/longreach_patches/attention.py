@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from longreach_kernels import Backend, attention, paged_attention, ragged_attention, write_pages
+from longreach_kernels import Backend, attention, ragged_attention, write_pages
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -22,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from .errors import UnsupportedModelError
 from .families import LayerMask
 from .pages import PagedStep
+from .policy_step import step_attention
 
 NAME = "longreach"
 LAYER_ATTRIBUTE = "longreach_attention"
@@ -136,7 +137,7 @@ def _paged(
     k_scale, v_scale = step.pages.scales[layer_index] or (None, None)
     options = {"k_scale": k_scale, "v_scale": v_scale, "backend": layer.backend.name}
     write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, **options)
-    out = paged_attention(q_thd, k_pages, v_pages, step.batch, layer.mask, scale=scaling, **options)
+    out = step_attention(q_thd, layer_index, layer.mask, step, scale=scaling, **options)
     return out.unsqueeze(0)
 
 

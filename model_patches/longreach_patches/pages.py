@@ -15,6 +15,7 @@ from longreach_kernels import PagedBatch
 from transformers import PretrainedConfig
 
 from .families import layer_masks
+from .policy_step import StepGroup
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,14 @@ class PagedStep:
     The model's input is one row of T tokens, the new tokens of all sequences one after another. `slots` (T,) int64
     says where each token's key and value go (-1: nowhere, padding); `batch` says which tokens belong together and where
     their earlier keys lie. `mask_placeholder` must be passed as the model's `attention_mask`.
+
+    Where sequences differ in how they compute attention, `groups` has all of them, in order, and stands for `batch`.
     """
 
     pages: KVPages
     batch: PagedBatch
     slots: torch.Tensor
+    groups: tuple[StepGroup, ...] = ()
 
     @property
     def mask_placeholder(self) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from longreach import __version__
+from longreach.bench.load_command import load
 from longreach.config import Settings, flag, load_settings, unknown_variables
 from longreach.errors import ConfigError
 
@@ -32,6 +33,7 @@ def main() -> None:
 
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench.command()(load)
 
 
 @bench.command()
@@ -127,7 +129,7 @@ def latency(
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
 ) -> None:
     """Time to the first token and between tokens, by prompt length, of a server that runs or is started."""
-    sizes = {"lengths": lengths, "concurrency": concurrency, "repeats": repeats, "max_tokens": max_tokens}
+    sizes = {"lengths": lengths, "concurrencies": str(concurrency), "repeats": repeats, "max_tokens": max_tokens}
     _compare(target, [], ["latency"], sizes, serve_flags=serve_flags, out=out, plot=plot)
 
 
@@ -219,6 +221,24 @@ def version() -> None:
     typer.echo(__version__)
 
 
+# What the engine is built from, and so which kernels it launches.
+_ENGINE_SETTINGS = (
+    "model",
+    "device",
+    "dtype",
+    "kv_cache_dtype",
+    "attention_backend",
+    "max_model_len",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "page_size",
+    "kv_cache_memory",
+    "gpu_memory_utilization",
+    "cuda_graphs",
+    "random_weights",
+)
+
+
 def _with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option for each of these fields of `Settings`, or all; MODEL is its argument.
 
@@ -279,7 +299,7 @@ def chat(
         int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False)
     ] = None,
 ) -> None:
-    """Talk to a server in the terminal: /file book.txt, /clear, /help; times and speed of each turn."""
+    """Talk to a server in the terminal: /file book.txt, /policy, /clear, /help; times and speed of each turn."""
     from rich.console import Console
 
     from longreach.chat.client import ChatClient, ChatError
@@ -310,6 +330,33 @@ def serve(**flags: Any) -> None:
     from longreach.api.server import run  # FastAPI and the tokenizer take most of a second to import
 
     sys.exit(run(settings, unknown_variables()))
+
+
+@app.command()
+@_with_settings(*_ENGINE_SETTINGS)
+def warmup(**flags: Any) -> None:
+    """Compile the GPU kernels that a model needs into Triton's cache, so that a server that starts compiles nothing.
+
+    Give the settings that the server will have: they, the GPU and the versions decide which kernels are needed.
+    """
+    settings = _settings(flags)
+
+    from longreach_patches import PatchError
+
+    from longreach.engine.compile_ahead import compile_ahead
+
+    try:
+        warmth = compile_ahead(settings.engine_config())
+    except (ValueError, PatchError) as error:
+        raise _refused(error) from None
+    typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")
+    if warmth.cache is None:
+        typer.echo("nothing to compile: this backend has no kernels of its own")
+        return
+    typer.echo(
+        f"{warmth.compiled} kernels compiled, {warmth.found} found in {warmth.cache}; {warmth.requests} requests, "
+        f"{warmth.seconds:.1f} s"
+    )
 
 
 @app.command()

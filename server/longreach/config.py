@@ -13,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from longreach.engine.messages import EngineConfig
+from longreach.engine.messages import AttentionPolicy, EngineConfig
 from longreach.errors import ConfigError, quoted
+from longreach.policies import policy_of
 
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
@@ -59,6 +61,38 @@ def _number(value: object) -> object:
         return float(value) if re.search(r"[.eE]", value) else int(value)
     except ValueError:
         return value
+
+
+def _attention(value: object) -> object:
+    """A policy as JSON or in its short form, as text: it is looked at here and read by `Settings.default_policy`."""
+    if isinstance(value, str):
+        _policy(value)
+    return value
+
+
+def _policy(text: str) -> AttentionPolicy:
+    value: object = text
+    if text.lstrip().startswith("{"):
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise PydanticCustomError("attention", "not valid JSON: {error}", {"error": str(error)}) from None
+    try:
+        return policy_of(value).resolve()
+    except ValidationError as error:
+        problem = error.errors()[0]
+        named = {"name": ".".join(map(str, problem["loc"])), "message": problem["msg"]}
+        raise PydanticCustomError("attention", "`{name}` {message}", named) from None
+
+
+def _layers(value: object) -> object:
+    """Layers as text: 0,1,-1."""
+    if not isinstance(value, str):
+        return value
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if not all(re.fullmatch(r"-?\d{1,4}", part) for part in parts):
+        raise PydanticCustomError("layers", "give numbers of layers with commas: 0,1,-1")
+    return tuple(int(part) for part in parts)
 
 
 def _power_of_two(value: int) -> int:
@@ -114,6 +148,7 @@ class Settings(BaseSettings):
     allowed_origins: Annotated[str, Field(pattern=_ORIGINS)] | None = Field(
         None, description="Web pages that may use the server from a browser: https://a.example, with commas, or *."
     )
+    playground: bool = Field(True, description="Serve the playground, a page at / on which to ask the model.")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = Field(
         "auto", description="Where the model runs: auto, cpu, cuda or cuda:N."
     )
@@ -125,6 +160,12 @@ class Settings(BaseSettings):
     )
     attention_backend: Literal["auto", "cpu", "triton", "hopper", "reference"] = Field(
         "auto", description="Attention kernels: auto, cpu, triton, hopper or reference."
+    )
+    attention: Annotated[str, BeforeValidator(_attention)] = Field(
+        "dense", description="Attention policy of requests that name none: dense, window:4096:4, or as JSON."
+    )
+    attention_dense_layers: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_layers)] = Field(
+        (), description="Layers that no policy touches: 0,1,-1 (-1 is the last)."
     )
     max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
@@ -244,6 +285,11 @@ class Settings(BaseSettings):
             return EMBEDDED_MODEL_NAME
         return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
 
+    @property
+    def default_policy(self) -> AttentionPolicy:
+        """The attention policy of requests that name none."""
+        return _policy(self.attention)
+
     def engine_config(self) -> EngineConfig:
         """What the engine process is told."""
         return EngineConfig(
@@ -266,6 +312,7 @@ class Settings(BaseSettings):
             resume_seconds=self.resume_seconds,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
+            attention_dense_layers=[*self.attention_dense_layers],
             silence_timeout=self.silence_timeout,
             step_timeout=self.step_timeout,
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from longreach.engine.messages import Started, Stats
+from longreach.engine.messages import AttentionUse, Started, Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,6 +26,7 @@ _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
                 640, 2560)  # fmt: skip
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1)
 _COUNT = tuple(mantissa * 10**exponent for exponent in range(7) for mantissa in (1, 2, 5))
 
 # Upper ends of the bands of prompt length, in tokens, and what each is called.
@@ -111,6 +112,19 @@ class Metrics:
             ("status", "end"),
             registry=self._registry,
         )
+        self._attention = {
+            name: Histogram(
+                f"longreach:attention_{name}", text, (*_LABELS, "policy"), buckets=_SHARES, registry=self._registry
+            )
+            for name, text in (
+                ("density", "Pairs that a prompt was computed with under a policy, of those of dense attention."),
+                (
+                    "kept_mass",
+                    "Mean part of the dense softmax's mass that a policy kept, on a prompt's sample.",
+                ),
+                ("kept_mass_min", "The least of these parts in a prompt."),
+            )
+        }
         self._registry.register(_EngineCollector(self._names, look))
         ProcessCollector(registry=self._registry)
 
@@ -151,6 +165,15 @@ class Metrics:
         """A request's first token came."""
         assert line.first_token is not None
         self._observe("time_to_first_token_seconds", line, line.first_token - line.arrived)
+
+    def attention(self, use: AttentionUse) -> None:
+        """A prompt was read under a policy that is not dense."""
+        labels = *self._names, use.policy.name
+        if use.dense_pairs:
+            self._attention["density"].labels(*labels).observe(use.pairs / use.dense_pairs)
+        if use.kept_mass is not None:
+            self._attention["kept_mass"].labels(*labels).observe(use.kept_mass.mean)
+            self._attention["kept_mass_min"].labels(*labels).observe(use.kept_mass.least)
 
     def http(self, status: int | None, end: str | None) -> None:
         """An HTTP request ended."""

@@ -6,6 +6,8 @@ the portable kernels, which run on this GPU too, compute the rest.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -13,10 +15,11 @@ from longreach_kernels import portable
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable import write_pages
+from longreach_kernels.tile_lists import TileLists
 
 from . import decode_launch, launch
 
-__all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
+__all__ = ["attention", "list_tiles", "paged_attention", "ragged_attention", "write_pages"]
 
 
 def attention(
@@ -68,11 +71,17 @@ def paged_attention(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes and the other sequences, each by the Hopper kernel where it can, else by the portable one."""
+    """Decodes and the other sequences, each by the Hopper kernel where it can, else by the portable one. If there are
+    lists, all sequences by the prefill kernel."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+    if lists is not None:
+        prefill = _list_module(q, k_pages)
+        prefill.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, lists=lists, **options)
+        return out, lse
     if batch.decodes:
         decode = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
         decode.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
@@ -80,3 +89,12 @@ def paged_attention(
         prefill = launch if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]) else portable
         prefill.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
     return out, lse
+
+
+def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that `paged_attention` takes."""
+    return _list_module(q, k_pages).list_tiles(q, k_pages)
+
+
+def _list_module(q: Tensor, k_pages: Tensor) -> ModuleType:
+    return launch if launch.supports(q, k_pages, None, page_size=k_pages.shape[1]) else portable.launch

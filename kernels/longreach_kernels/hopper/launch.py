@@ -55,15 +55,15 @@ def padded(head_dim: int) -> int:
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
-def configure(head_dim: int, mask: Mask, fp8: bool = False) -> Config:
-    """The configuration for a head dim, a kind of mask and of keys; each compiles for sm_90 without spills where it
-    matters."""
+def configure(head_dim: int, mask: Mask | None, fp8: bool = False) -> Config:
+    """The configuration for a head dim, a kind of mask (None: lists that the caller brings) and of keys; each compiles
+    for sm_90 without spills where it matters."""
     width = padded(head_dim)
     if fp8:
         return Config(128, 2, 240, 24, ring=4)
     if width == 256:
         return Config(64, 2, 240, 24, False)
-    if width == 64 and mask.band is not None and mask.band.window is None:
+    if width == 64 and mask is not None and mask.band is not None and mask.band.window is None:
         return Config(128, 3, 160, 32)
     return Config(128, 2, 240, 24)
 
@@ -86,16 +86,19 @@ class Rows(NamedTuple):
         return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
 
-def supports(q: Tensor, k: Tensor, mask: Mask, *, page_size: int | None = None) -> bool:
+def supports(q: Tensor, k: Tensor, mask: Mask | None, *, page_size: int | None = None) -> bool:
     """Whether the Hopper kernel computes this; everything else is the portable kernels' work.
 
     It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, at least one key, pages that hold whole
-    tiles of 128 keys, and every mask that has a closed form or blocks of 128. Softcaps and learned sinks are no limit.
+    tiles of 128 keys, and every mask that has a closed form or blocks of 128; None stands for lists that the caller
+    brings. Softcaps and learned sinks are no limit.
     Keys in fp8 pages may be of head dims that are multiples of 16 from 48 to 128.
     """
-    band = mask.band
     fp8 = k.dtype == FP8
-    mask_fits = smallest_block(mask) >= 128 if band is None else band.window is None or band.causal
+    mask_fits = True
+    if mask is not None:
+        band = mask.band
+        mask_fits = smallest_block(mask) >= 128 if band is None else band.window is None or band.causal
     return (
         mask_fits
         and q.dtype in (torch.bfloat16, torch.float16)
@@ -203,6 +206,7 @@ def paged_forward(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
 ) -> None:
     """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq). Waits for the
     lengths, once a batch, if the mask has no closed form.
@@ -210,14 +214,16 @@ def paged_forward(
     Few queries with many keys are computed in parts of the keys, which are merged (`parts`): how many depends on all
     queries of the batch, and so does the last bit of a result.
 
+    With `lists`, of tiles as `list_tiles` says, all sequences of the batch, and the mask is not looked at. They are
+    not computed in parts.
+
     Over fp8 pages with `kv_scales` (Hkv,) both products are of e4m3: a query is divided by a scale of its own and
     rounded, so that it does not depend on its batch, and weights are rounded too.
     """
-    skip = batch.decodes
+    skip = batch.decodes if lists is None else 0
     num_seqs = batch.size - skip
-    config = configure(q.shape[-1], mask, kv_scales is not None)
-    lists = None
-    if mask.band is None:
+    config = configure(q.shape[-1], mask if lists is None else None, kv_scales is not None)
+    if lists is None and mask.band is None:
         refuse_capture(mask, q.device)
         queries, keys = batch.host_lengths
         lists = ragged_tile_lists(mask, queries[skip:], keys[skip:], _ROWS * config.consumers, config.block_n, q.device)
@@ -229,7 +235,7 @@ def paged_forward(
         tiles = transposed(values.tensor, context_lens, page_table, page_size, **shape)
         values = Rows(tiles, *tiles.shape[:2], *tiles.stride()[:2])
     cut = None
-    if mask.band is not None and mask.band.window is None and sink_logits is None:
+    if lists is None and mask.band is not None and mask.band.window is None and sink_logits is None:
         rows = _ROWS * config.consumers
         cut = parts.cut(q, q.shape[0] - skip, batch.max_context_len, rows, config.block_n, _processors(q.device))
     _launch(
@@ -258,6 +264,12 @@ def paged_forward(
     )
     if cut is not None:
         parts.merge(cut, out, lse, skip)
+
+
+def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that `paged_forward` takes."""
+    config = configure(q.shape[-1], None, k_pages.dtype == FP8)
+    return _ROWS * config.consumers, config.block_n
 
 
 def _ragged_items(tokens: int, num_seqs: int, heads: int, config: Config) -> int:
@@ -323,7 +335,7 @@ def _launch(
         return
     if cut is not None:
         num_items *= cut.number
-    band = mask.band
+    band = mask.band if lists is None else None
     group = heads[0] // heads[1]
     head_dim = q.tensor.shape[-1]
     kv_bytes = max(1, lengths[1]) * 2 * padded(head_dim) * k.tensor.itemsize

@@ -7,14 +7,15 @@ from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
+from longreach_kernels.tile_lists import TileLists
 
 from .decode import paged_decode
 from .launch import dense_forward as attention
-from .launch import paged_forward
+from .launch import list_tiles, paged_forward
 from .launch import ragged_forward as ragged_attention
 from .pages import write_pages
 
-__all__ = ["attention", "paged_attention", "ragged_attention", "write_pages"]
+__all__ = ["attention", "list_tiles", "paged_attention", "ragged_attention", "write_pages"]
 
 
 def paged_attention(
@@ -28,11 +29,16 @@ def paged_attention(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Decodes by the split-KV kernel, the other sequences by the prefill kernel: out like q, lse (T, Hq) fp32."""
+    """Decodes by the split-KV kernel, the other sequences, or all if there are lists, by the prefill kernel: out like
+    q, lse (T, Hq) fp32."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
+    if lists is not None:
+        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, lists=lists, **options)
+        return out, lse
     if batch.decodes:
         paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
     if batch.decodes < batch.size:

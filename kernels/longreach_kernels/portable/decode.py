@@ -40,7 +40,7 @@ def _layout(num_keys, window, sinks, SPLIT: tl.constexpr, WINDOWED: tl.constexpr
 
 
 @triton.jit(
-    do_not_specialize=["stride_table", "window", "sinks", "num_splits"],
+    do_not_specialize=["stride_table", "pages_of_head", "window", "sinks", "num_splits"],
     do_not_specialize_on_alignment=["CuQ", "ContextLens", "Table"],
 )
 def _split_kernel(
@@ -59,6 +59,7 @@ def _split_kernel(
     k_strides,
     v_strides,
     stride_table,
+    pages_of_head,
     window,
     sinks,
     num_splits,
@@ -105,7 +106,7 @@ def _split_kernel(
         scale_log2 *= tl.load(KScale + kv_head)
     k_base = K + kv_head.to(tl.int64) * k_strides[1]
     v_base = V + kv_head.to(tl.int64) * v_strides[1]
-    table = Table + seq.to(tl.int64) * stride_table
+    table = Table + seq.to(tl.int64) * stride_table + kv_head * pages_of_head
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     row_max = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_G,), tl.float32)
@@ -219,9 +220,12 @@ def paged_decode(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    pages_of_head: int = 0,
 ) -> None:
     """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq). Where the mask has no closed form
-    the prefill kernel computes them: it walks tile lists."""
+    the prefill kernel computes them: it walks tile lists.
+
+    With ``pages_of_head`` the rows of the page table hold so many pages for each KV head, one head after the other."""
     band = mask.band
     if band is None:
         options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
@@ -254,6 +258,7 @@ def paged_decode(
         page_strides(k_pages),
         page_strides(v_pages),
         batch.page_table.stride(0),
+        pages_of_head,
         band.window or 0,
         band.sinks,
         splits,

@@ -193,14 +193,19 @@ def paged_forward(
     softcap: float | None = None,
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
 ) -> None:
     """The sequences of ``batch`` that are not decodes, or those that are; writes their rows of out (T, Hq, D) and lse
-    (T, Hq). Waits for the lengths, once a batch, if the mask has no closed form."""
+    (T, Hq). Waits for the lengths, once a batch, if the mask has no closed form.
+
+    With ``lists``, of tiles as `list_tiles` says, all sequences of the batch, and the mask is not looked at."""
     config = forward_config(q.shape[-1], q.dtype, capability(q.device), k_pages.shape[1])
     these = slice(batch.decodes) if decodes else slice(batch.decodes, None)
     num_seqs = batch.decodes if decodes else batch.size - batch.decodes
-    lists = None
-    if mask.band is None:
+    if lists is not None:
+        these, num_seqs, decodes = slice(None), batch.size, False
+        config = sparse_config(config)
+    elif mask.band is None:
         config = sparse_config(config, mask)
         refuse_capture(mask, q.device)
         queries, keys = batch.host_lengths
@@ -214,7 +219,7 @@ def paged_forward(
         mask,
         config,
         lists,
-        tiles=cdiv(num_seqs if decodes else q.shape[0] - batch.decodes, config.block_m) + num_seqs,
+        tiles=cdiv(num_seqs if decodes else q.shape[0] - (these.start or 0), config.block_m) + num_seqs,
         num_seqs=num_seqs,
         num_keys=num_seqs * batch.max_context_len,
         scale=scale,
@@ -225,6 +230,12 @@ def paged_forward(
         context_lens=batch.context_lens[these],
         page_table=batch.page_table[these],
     )
+
+
+def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
+    """Queries and keys of a tile of the lists that `paged_forward` takes."""
+    config = sparse_config(forward_config(q.shape[-1], q.dtype, capability(q.device), k_pages.shape[1]))
+    return config.block_m, config.block_n
 
 
 def refuse_capture(mask: Mask, device: torch.device) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from longreach_kernels import paged_attention
 from torch import Tensor, nn
 
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.pages import PagedStep
+from longreach_patches.policy_step import step_attention
 
 from .activation import silu_mul
 from .dispatch import uses_triton
@@ -90,12 +90,11 @@ class FusedLayer:
             backend=self._backend,
         )
         del qkv
-        out = paged_attention(
+        out = step_attention(
             q,
-            k_pages,
-            v_pages,
-            step.batch,
+            self._index,
             self._attention.longreach_attention.mask,
+            step,
             scale=self._scale,
             k_scale=k_scale,
             v_scale=v_scale,

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from longreach.api.attention_usage import attention_usage
 from longreach.api.errors import ClientGoneError
 from longreach.api.generation import Ask
 from longreach.api.objects import CachedTokens, PromptProgress, Usage
@@ -44,7 +45,8 @@ def stream_response(service: Service, record: RequestRecord, events: AsyncGenera
 def usage_of(record: RequestRecord) -> Usage:
     """What has been read and written so far."""
     prompt, output = record.prompt_tokens or 0, record.output_tokens
-    return Usage(prompt, output, prompt + output, CachedTokens(record.cached_tokens))
+    cached = CachedTokens(record.cached_tokens)
+    return Usage(prompt, output, prompt + output, cached, attention_usage(record.attention))
 
 
 class StreamExtras:

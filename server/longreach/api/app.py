@@ -11,7 +11,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import chat, completions, errors, monitoring, openapi, reference, responses, routes, tokens
+from longreach.api import (
+    attention,
+    chat,
+    completions,
+    errors,
+    monitoring,
+    openapi,
+    playground,
+    reference,
+    responses,
+    routes,
+    tokens,
+)
 from longreach.api.auth import OPEN_PATHS
 from longreach.api.metering import current_record
 from longreach.api.record import RequestRecord, request_id_from
@@ -21,7 +33,7 @@ from longreach.errors import AuthenticationError, OverloadedError
 log = logging.getLogger("longreach.requests")
 
 _RETRY_AFTER_BODIES = 2
-_QUIET = {"/health", "/ready", "/metrics"}  # probes would drown everything else
+_QUIET = frozenset({"/health", "/ready", "/metrics"})  # probes would drown everything else
 
 
 def create_app(service: Service) -> FastAPI:
@@ -36,11 +48,13 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokens, routes, monitoring, reference):
+    for module in (completions, chat, responses, tokens, attention, routes, monitoring, reference):
         app.include_router(module.router)
+    page = playground.page_files() if service.settings.playground else {}
+    app.include_router(playground.router(page))
     openapi.install(app)
     errors.install(app)
-    app.add_middleware(RequestMiddleware, service=service)
+    app.add_middleware(RequestMiddleware, service=service, page=frozenset(page))
     if service.settings.allowed_origins is not None:  # outermost: a browser's preflight has no key
         app.add_middleware(
             CORSMiddleware,
@@ -59,13 +73,16 @@ def _is_quiet(scope: Scope) -> bool:
 class RequestMiddleware:
     """An id and a record for every request, one log line, and an answer to what nobody else caught.
 
-    Nothing but the probes is reached without a key, and bodies count towards `--max-total-body-bytes` from their first
-    byte to the end of their request, whose memory depends on theirs.
+    Nothing but the probes and the playground's files is reached without a key, and bodies count towards
+    `--max-total-body-bytes` from their first byte to the end of their request, whose memory depends on theirs.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, page: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._service = service
+        self._quiet = _QUIET | page
+        # The page asks for a key itself; its files are the same for everybody.
+        self._open = OPEN_PATHS | {path.encode() for path in page}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
@@ -117,11 +134,11 @@ class RequestMiddleware:
         finally:
             self._service.bodies -= body_bytes
             self._service.metrics.http(record.status, record.finish)
-            log.log(logging.DEBUG if path in _QUIET else logging.INFO, "%s", record.line())
+            log.log(logging.DEBUG if path in self._quiet else logging.INFO, "%s", record.line())
 
     def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:
         if not self._service.keys:
             return
         record.key = self._service.keys.find(authorization)
-        if record.key is None and raw_path not in OPEN_PATHS:
+        if record.key is None and raw_path not in self._open:
             raise AuthenticationError

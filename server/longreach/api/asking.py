@@ -81,6 +81,7 @@ def make_asks(
         check_fit(prompt, max(max_tokens, 1), info, param)
     ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
     speculate = service.settings.speculate if asked.speculate is None else asked.speculate
+    attention = service.settings.default_policy if asked.attention is None else asked.attention.resolve()
     asks = [
         Ask(
             Generate(
@@ -96,6 +97,7 @@ def make_asks(
                 grammar=grammar,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs if choice == 0 else None,
+                attention=attention,
             ),
             stops=[*asked.stop, *stops],
             include_stop=asked.include_stop_str_in_output,
@@ -108,6 +110,6 @@ def make_asks(
         for choice in range(choices)
     ]
     places = {ask.request.request_id: len(ask.request.prompt) for ask in asks}
-    engine.admit(places)
+    engine.admit(places, attention)
     record.at_end.callback(engine.release, places)
     return asks

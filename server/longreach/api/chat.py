@@ -38,13 +38,16 @@ from longreach.api.scored import chat_logprobs
 from longreach.api.service import Service
 from longreach.api.stream import sse_data
 from longreach.errors import InvalidRequestError
+from longreach.policies import POLICIES
 from longreach.text.answer_format import Call, Part
 from longreach.text.tokenizer import Tokenizer
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk))
+@router.post(
+    "/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk, nested=POLICIES)
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer the last message of a chat, in one answer or as a stream of events."""
     call = await receive(request, ChatRequest)

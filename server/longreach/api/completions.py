@@ -25,6 +25,7 @@ from longreach.api.scored import completion_logprobs
 from longreach.api.stream import sse_data
 from longreach.engine.messages import Logprob, Started
 from longreach.errors import InvalidRequestError
+from longreach.policies import POLICIES
 from longreach.text.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -33,7 +34,7 @@ router = APIRouter()
 _MAX_WHOLE_SCORED = 65536
 
 
-@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True))
+@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True, nested=POLICIES))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
     call = await receive(request, CompletionRequest)

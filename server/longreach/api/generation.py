@@ -72,6 +72,8 @@ async def generate_text(
         async for update in updates:
             if ask.leads:
                 record.progressed(ask.request.request_id, update.computed, update.cached)
+            if update.attention is not None:
+                record.attention.append(update.attention)
             delta = writer.push(update)
             if delta is not None:
                 yield delta

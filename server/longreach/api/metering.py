@@ -62,6 +62,8 @@ class MeteredEngine:
 
     def _note(self, line: Timeline, update: Update) -> None:
         line.waited, line.cached = update.waited, update.cached
+        if update.attention is not None:
+            self._metrics.attention(update.attention)
         if not update.tokens:
             return
         now = self._clock()

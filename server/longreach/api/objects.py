@@ -19,13 +19,43 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class KeptMass(msgspec.Struct, frozen=True):
+    """What part of the dense softmax's mass lies on the keys that were seen, on a sample of the prompt's queries in all
+    heads of the layers that the policy changes, exactly: mean, 5th percentile, least."""
+
+    queries: int
+    mean: float
+    p5: float
+    min: float
+
+
+class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy that is not dense left out of the prompt, beside dense attention in all heads of all layers.
+
+    `density` is of pairs of a query and a key; under `dynamic`, whose tiles may be of another size, of tiles.
+
+    `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
+    are those of the tiles that were skipped. What came from the cache is not counted.
+    """
+
+    policy: str
+    parameters: dict[str, int | float | bool | str | list[int]]
+    density: float
+    tiles_visited: int
+    tiles_skipped: int
+    flops_saved: int
+    kv_bytes_saved: int
+    kept_mass: KeptMass | None
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of the prompts and of all answers."""
+    """Tokens of the prompts and of all answers, and what a sparse attention policy left out."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    attention: AttentionUsage | UnsetType = UNSET
 
 
 class PromptProgress(msgspec.Struct, frozen=True):
@@ -198,6 +228,52 @@ class Version(msgspec.Struct, frozen=True):
     """The server's version."""
 
     version: str
+
+
+class PolicyParameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter of an attention policy; the bounds of a list are those of its members."""
+
+    type: str
+    values: list[str] | UnsetType = UNSET
+    minimum: float | int | UnsetType = UNSET
+    maximum: float | int | UnsetType = UNSET
+    default: int | float | bool | str | list[int] | None
+    description: str
+
+
+class PolicyInfo(msgspec.Struct, frozen=True):
+    """An attention policy."""
+
+    policy: str
+    description: str
+    parameters: dict[str, PolicyParameter]
+
+
+class AttentionPolicies(msgspec.Struct, frozen=True):
+    """All policies that a request may name, and the one of requests that name none."""
+
+    object: Literal["list"]
+    data: list[PolicyInfo]
+    default: str
+
+
+class MaskPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy sees of a prompt: shares of pairs and of tiles (`block` x `block`) that causal attention has.
+
+    `grid` has a row for each stretch of queries and in it a number for each stretch of keys: the share of visible pairs
+    there, 0 to 100. `exact` says whether all tiles were counted, or a sample.
+    """
+
+    policy: str
+    parameters: dict[str, int | float | bool | str | list[int]]
+    length: int
+    block: int
+    exact: bool
+    density: float
+    tiles_visited: int
+    tiles_total: int
+    flops_saved_share: float
+    grid: list[list[int]]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from longreach.api.auth import ApiKey
+from longreach.engine.messages import AttentionUse
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -17,8 +18,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class RequestRecord:
     """Filled in by whoever learns something; nothing in it comes from the prompt's text.
 
-    `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `at_end` is what is left to
-    do when the request has ended, however that was.
+    `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `attention` is what its
+    prompts were computed with, unless that was dense. `at_end` is what is left to do when the request has ended,
+    however that was.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class RequestRecord:
     output_tokens: int = 0
     first_token: float | None = None
     finish: str | None = None
+    attention: list[AttentionUse] = field(default_factory=list)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
 

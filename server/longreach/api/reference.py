@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;"
-    "border-bottom:1px solid #8884}code{font-size:13px}h2{margin-top:2.5rem}:root{color-scheme:light dark}"
-)
+_STYLE = """
+:root { color-scheme: light dark; --paper: light-dark(#faf9f5, #15171a); --ink: light-dark(#1d2225, #e6e4de);
+  --soft: light-dark(#5b6266, #a0a5a8); --line: light-dark(#dcd9d0, #34383d); --accent: light-dark(#17606a, #6fc3cc) }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 64rem;
+  margin: 2rem auto; padding: 0 1rem }
+h1 { font-family: Charter, Georgia, serif } a { color: var(--accent) }
+h2 { margin: 2.5rem 0 0; scroll-margin-top: 1rem } h2 code { font-size: 1.0625rem }
+code { font-size: .875em; overflow-wrap: anywhere } nav ul { columns: 18rem; padding: 0; list-style: none }
+.frame { overflow-x: auto } table { border-collapse: collapse; width: 100%; min-width: 38rem }
+th { color: var(--soft); font-weight: normal } td:first-child, td:nth-child(3) { white-space: nowrap }
+td, th { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line) }
+"""
 
 router = APIRouter()
 
@@ -71,21 +79,48 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
 
 def as_html(document: dict[str, Any]) -> str:
     """The reference as one page."""
+    found = list(sections(document))
     parts = [
-        f"<!doctype html><meta charset=utf-8><title>longreach API</title><style>{_STYLE}</style><h1>longreach API</h1>"
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width, initial-scale=1'>",
+        f"<title>longreach API</title><style>{_STYLE}</style><h1>longreach API</h1>",
+        "<p>A client of OpenAI&rsquo;s API works here with another base URL, this server&rsquo;s and <code>/v1</code>.",
+        "What a field asks for is honoured, or refused by the field&rsquo;s name.</p>",
+        "<p>The same for programs: <a href=openapi.json>openapi.json</a></p>",
+        "<nav aria-label=Contents><ul>",
+        *(f"<li><a href='#{_anchor(s.title)}'><code>{html.escape(s.title)}</code></a>" for s in found),
+        "</ul></nav>",
     ]
-    parts.append("<p>The same for programs: <a href=openapi.json>openapi.json</a></p>")
-    for section in sections(document):
-        parts.append(f"<h2><code>{html.escape(section.title)}</code></h2>")
-        parts.append(f"<p>{html.escape(section.description)}</p>")
+    objects = {section.title for section in found if section.title.isidentifier()}
+    for section in found:
+        parts.append(f"<h2 id='{_anchor(section.title)}'><code>{html.escape(section.title)}</code></h2>")
+        parts.append(f"<p>{_prose(section.description)}</p>")
         if section.fields:
-            parts.append("<table><tr><th>Field<th>Type<th>Default<th>")
+            parts.append("<div class=frame tabindex=0><table><tr><th>Field<th>Type<th>Default<th>Meaning")
             for field in section.fields:
-                cells = [f"<code>{html.escape(field.name)}</code>", html.escape(field.type)]
+                cells = [f"<code>{html.escape(field.name)}</code>", _linked(field.type, objects)]
                 cells += ["required" if field.default is None else f"<code>{html.escape(field.default)}</code>"]
-                parts.append("<tr><td>" + "<td>".join([*cells, html.escape(field.description)]))
-            parts.append("</table>")
+                parts.append("<tr><td>" + "<td>".join([*cells, _prose(field.description)]))
+            parts.append("</table></div>")
     return "\n".join(parts)
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"\W+", "-", title).strip("-")
+
+
+def _prose(text: str) -> str:
+    """A description as HTML: what stands in backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _linked(kind: str, objects: set[str]) -> str:
+    """A type as HTML, with links to the objects that it names."""
+
+    def link(word: re.Match[str]) -> str:
+        return f"<a href='#{word[0]}'>{word[0]}</a>" if word[0] in objects else word[0]
+
+    return re.sub(r"\w+", link, html.escape(kind))
 
 
 def as_markdown(document: dict[str, Any]) -> str:

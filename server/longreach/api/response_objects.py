@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from longreach.api.objects import ErrorObject
+from longreach.api.objects import AttentionUsage, ErrorObject
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -69,6 +69,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
+    attention: AttentionUsage | msgspec.UnsetType = msgspec.UNSET
 
 
 class Incomplete(msgspec.Struct, frozen=True):

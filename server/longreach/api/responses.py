@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from longreach.api.answering import stream_response, whole_response
 from longreach.api.asking import make_asks, tokens_left
+from longreach.api.attention_usage import attention_usage
 from longreach.api.call import receive
 from longreach.api.chat_parts import ChatReader
 from longreach.api.generation import TextDelta, generate_text
@@ -36,13 +37,14 @@ from longreach.api.response_objects import (
 from longreach.api.schema.responses import InputMessage, ResponseRequest
 from longreach.api.stream import sse_data
 from longreach.engine.messages import FinishReason
+from longreach.policies import POLICIES
 
 router = APIRouter()
 
 
 @router.post(
     "/v1/responses",
-    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage,)),
+    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage, *POLICIES)),
 )
 async def create_response(request: Request) -> Response:
     """Answer a text or a chat, in one answer or as a stream of events."""
@@ -189,6 +191,7 @@ class _Response:
             output_tokens=output,
             output_tokens_details=ReasoningTokens(self._reasoning_tokens),
             total_tokens=prompt + output,
+            attention=attention_usage(record.attention),
         )
         wanted = None if asked.text is None else asked.text.format
         return ResponseObject(

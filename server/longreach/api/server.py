@@ -208,6 +208,8 @@ def _announce(service: Service, url: str) -> None:
         "Maximum concurrency for %d tokens per request: %.2f", info.max_model_len, info.kv_tokens / info.max_model_len
     )
     log.info("ready: %s", url)
+    if service.settings.playground:
+        log.info("playground: %s/", url)
     log.info(
         "try: curl -N %s/v1/completions -H 'Content-Type: application/json' %s"
         '-d \'{"model": "%s", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',

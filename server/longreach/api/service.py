@@ -15,10 +15,11 @@ import msgspec
 from longreach.api.auth import ApiKeys
 from longreach.api.chat_prompt import Chat
 from longreach.api.grammars import GrammarCompiler, Kind
+from longreach.api.mask_pictures import MaskPictures
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import EngineConfig, Generate, Started, Stats, Update
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
 from longreach.text.tokenizer import Tokenizer, model_file
@@ -45,7 +46,7 @@ class Engine(Protocol):
         """Whether the engine has given a sign of life of late."""
         ...
 
-    def admit(self, prompts: Mapping[str, int]) -> None:
+    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = ...) -> None:
         """Take a place for each request, given with its prompt's tokens, or raise a `QueueFullError`."""
         ...
 
@@ -115,6 +116,7 @@ class Service:
         self._tokenizer: Tokenizer | None = None
         self._chat: Chat | None = None
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
+        self.masks = MaskPictures()
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -260,7 +262,8 @@ class Service:
         return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
 
     async def stop(self) -> None:
-        """Stop the engine, if it was ever started."""
+        """Stop the engine, if it was ever started, and whatever else was."""
+        self.masks.stop()
         if self._engine is not None:
             await self._engine.stop()
 

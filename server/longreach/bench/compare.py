@@ -11,7 +11,8 @@ from typing import Any
 
 from . import contestants, shapes
 from .contestants import Model, Running
-from .load import SUITES, Load, Report, measure
+from .load import Load, Report
+from .suites import SUITES, measure
 from .summary import environment
 
 OURS = "longreach"
@@ -41,7 +42,7 @@ def compare(
         ValueError: an argument makes no sense, or a contestant cannot be started or fails.
     """
     _check(target, peers, suites)
-    result: dict[str, Any] = {"environment": environment(), "model": _described(target), "runs": []}
+    result: dict[str, Any] = {"environment": environment(), "model": described(target), "runs": []}
 
     def add(name: str, start_s: float | None, results: dict[str, Any]) -> None:
         rows = results.pop("latency", [])
@@ -49,7 +50,7 @@ def compare(
         if save is not None:
             save(result)
 
-    with _model(target) as model:
+    with started(target) as model:
         if model is None:
             add(OURS, None, asyncio.run(measure(target, suites, load, report)))
         else:
@@ -85,26 +86,28 @@ def _check(target: str, peers: list[str], suites: list[str]) -> None:
     for peer in peers:
         if "=" not in peer and peer not in ("vllm", "transformers"):
             raise ValueError(f"peers are vllm, transformers and NAME=URL; got {peer!r}")
-        if "=" not in peer and _is_url(target):
+        if "=" not in peer and is_url(target):
             raise ValueError(f"{peer} is started for a model; give a model or a shape in place of {target}")
         if peer == "transformers" and "latency" not in suites:
             raise ValueError("transformers takes part in the latency suite alone; add it, or leave transformers out")
 
 
-def _is_url(target: str) -> bool:
+def is_url(target: str) -> bool:
+    """Whether a target is a server that runs already."""
     return target.startswith(("http://", "https://"))
 
 
-def _described(target: str) -> dict[str, str]:
+def described(target: str) -> dict[str, str]:
+    """What goes to JSON about the model."""
     if target in shapes.SHAPES:
         return {"shape": target, "weights": "random", "dtype": "bfloat16"}
     return {"name": target}
 
 
 @contextlib.contextmanager
-def _model(target: str) -> Iterator[Model | None]:
+def started(target: str) -> Iterator[Model | None]:
     """The model to serve, a shape's in a directory of its own; None where a server runs already."""
-    if _is_url(target):
+    if is_url(target):
         yield None
     elif target in shapes.SHAPES:
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,18 +1,22 @@
 """What a server is measured by: latency by prompt length, batches, fairness beside a long prompt, and reuse of pages.
 
-Latency is the time to the first token (TTFT), from sending the request to the first streamed text, and the inter-token
-latency (ITL), the time between two events of one stream. Each suite takes a `Target` and returns plain data for JSON.
+Latency is the time to the first token (TTFT), from sending the request to the first streamed text, the inter-token
+latency (ITL), the time between two events of one stream, and the time from end to end. Each suite takes a `Target` and
+returns plain data for JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from .goodput import Objective
+from .monitor import watch
 from .stream import Target, Timing
 from .summary import summarise
 
@@ -20,52 +24,86 @@ Report = Callable[[str], object]
 
 _STREAM_TOKENS = 1000  # prompts of the running streams and of the newcomer
 _STREAMS = 8
+_QUESTION_TOKENS = 64  # behind a document that is in the prefix cache
 _SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much is sent: prompt lengths in tokens, rounds, tokens of an answer, batches of (requests, prompt length)."""
+    """How much is sent: prompt lengths in tokens, rounds, tokens of an answer, batches of (requests, prompt length).
+
+    Latency is measured with each of `concurrencies` requests at a time, in `repeats` rounds, or fewer once `seconds`
+    have passed; if `cached`, then again with prompts of which all but a short question is in the prefix cache. Arrivals
+    are `arrivals` requests at each of `rates` a second, of lengths drawn from `arrival_lengths`.
+    """
 
     lengths: tuple[int, ...] = (4096, 16384)
-    concurrency: int = 1
+    concurrencies: tuple[int, ...] = (1,)
     repeats: int = 3
     max_tokens: int = 64
+    seconds: float = math.inf
+    cached: bool = False
+    rates: tuple[float, ...] = ()
+    arrivals: int = 16
+    arrival_lengths: tuple[int, ...] = ()
+    objective: Objective = field(default_factory=Objective)
     batches: tuple[tuple[int, int], ...] = ()
     batch_tokens: int = 128
     long_prompt: int = 131072
 
 
 async def latency(target: Target, load: Load, report: Report) -> list[dict[str, Any]]:
-    """TTFT and ITL of `concurrency` requests at a time, by prompt length; a row for each."""
+    """TTFT, ITL and end to end by prompt length, concurrency and whether the prefix is cached; a row for each."""
     rows: list[dict[str, Any]] = []
     for length in load.lengths:
         if target.max_model_len and length + load.max_tokens > target.max_model_len:
             report(f"skipped {length}: the server takes {target.max_model_len} tokens")
             continue
-        await target.stream(target.prompt(length), 4)  # memory is touched and code compiled before the clock runs
-        timings: list[Timing] = []
+        document = target.prompt(max(1, length - _QUESTION_TOKENS) if load.cached else length)
+        await target.stream(document, 4)  # memory is touched and code compiled before the clock runs
+        # The cached ones come first, while all of the document is sure to be there.
+        for prefix in (document, []) if load.cached else ([],):
+            for concurrency in load.concurrencies:
+                rows.append(await _rounds(target, load, length, prefix, concurrency))
+                report(_said(rows[-1]))
+    return sorted(rows, key=lambda row: (row["prompt_tokens"], row["prefix"] == "cached"))
+
+
+async def _rounds(target: Target, load: Load, length: int, prefix: list[int], concurrency: int) -> dict[str, Any]:
+    timings: list[Timing] = []
+    rounds = 0
+    async with watch(target) as peaks:
         start = time.perf_counter()
-        for _ in range(load.repeats):
-            prompts = [target.prompt(length) for _ in range(load.concurrency)]
+        while rounds < load.repeats and (rounds == 0 or time.perf_counter() - start < load.seconds):
+            prompts = [prefix + target.prompt(length - len(prefix)) for _ in range(concurrency)]
             timings += await asyncio.gather(*(target.stream(prompt, load.max_tokens) for prompt in prompts))
-        rows.append(
-            {
-                "prompt_tokens": length,
-                "concurrency": load.concurrency,
-                "requests": len(timings),
-                "max_tokens": load.max_tokens,
-                "seconds": time.perf_counter() - start,
-                "ttft_s": summarise([timing.ttft for timing in timings]),
-                "itl_s": summarise([gap for timing in timings for gap in timing.gaps]),
-            }
-        )
-        ttft, itl = rows[-1]["ttft_s"], rows[-1]["itl_s"]
-        report(
-            f"{length:>8} tokens x {load.concurrency}: TTFT p50 {ttft['p50']:.3f} s p99 {ttft['p99']:.3f} s, "
-            f"ITL p50 {1e3 * itl['p50']:.2f} ms p99 {1e3 * itl['p99']:.2f} ms"
-        )
-    return rows
+            rounds += 1
+        seconds = time.perf_counter() - start
+    cached = [timing.cached for timing in timings if timing.cached is not None]
+    good = sum(load.objective.met(length, timing) for timing in timings)
+    return {
+        "prompt_tokens": length,
+        "prefix": "cached" if prefix else "cold",
+        "cached_tokens": sum(cached) / len(cached) if cached else None,
+        "concurrency": concurrency,
+        "requests": len(timings),
+        "max_tokens": load.max_tokens,
+        "seconds": seconds,
+        "goodput_per_s": good / seconds,
+        "good": good,
+        "ttft_s": summarise([timing.ttft for timing in timings]),
+        "itl_s": summarise([gap for timing in timings for gap in timing.gaps]),
+        "e2e_s": summarise([timing.e2e for timing in timings]),
+        **peaks,
+    }
+
+
+def _said(row: dict[str, Any]) -> str:
+    ttft, itl = row["ttft_s"], row["itl_s"]
+    return (
+        f"{row['prompt_tokens']:>8} tokens x {row['concurrency']}, {row['prefix']}: TTFT p50 {ttft['p50']:.3f} s "
+        f"p99 {ttft['p99']:.3f} s, ITL p50 {1e3 * itl['p50']:.2f} ms p99 {1e3 * itl['p99']:.2f} ms"
+    )
 
 
 async def throughput(target: Target, load: Load, report: Report) -> list[dict[str, Any]]:
@@ -150,24 +188,6 @@ async def reuse(target: Target, load: Load, report: Report) -> dict[str, Any]:
         "second_question_ttft_s": second.ttft,
         "retry_ttft_s": retry.ttft,
     }
-
-
-SUITES: dict[str, Callable[[Target, Load, Report], Awaitable[Any]]] = {
-    "latency": latency,
-    "throughput": throughput,
-    "fairness": fairness,
-    "reuse": reuse,
-}
-
-
-async def measure(url: str, suites: list[str], load: Load, report: Report) -> dict[str, Any]:
-    """Run some suites against the server at `url`; the results by suite.
-
-    Raises:
-        ValueError: there is no server, or a request was refused or failed.
-    """
-    async with Target(url) as target:
-        return {suite: await SUITES[suite](target, load, report) for suite in suites}
 
 
 async def _until(condition: Callable[[], bool], tasks: list[asyncio.Task[Timing]]) -> None:

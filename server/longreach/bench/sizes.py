@@ -1,13 +1,16 @@
-"""Sizes of a load as text: 16k tokens, batches of 16x16k."""
+"""Sizes of a load as text: 16k tokens, batches of 16x16k, 0.5 requests a second."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from longreach.config import Tokens
 
+from .goodput import Objective
 from .load import Load
 
 _TOKENS = TypeAdapter(Tokens)
@@ -19,25 +22,44 @@ def load_of(**sizes: Any) -> Load:
     Raises:
         ValueError: one is not a positive number, or not written as it should be; the message names its flag.
     """
-    for name in ("lengths", "batches"):
+    for name, parse in _LISTS.items():
         if name in sizes:
-            parts = [part for part in sizes[name].split(",") if part]
-            sizes[name] = tuple(_batch(part) if name == "batches" else _tokens(name, part) for part in parts)
+            sizes[name] = tuple(parse(name, part) for part in sizes[name].split(",") if part)
     if "long_prompt" in sizes:
         sizes["long_prompt"] = _tokens("long_prompt", sizes["long_prompt"])
     for name, value in sizes.items():
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int | float) and value <= 0 and not isinstance(value, bool):
             raise ValueError(f"{_flag(name)}: give a positive number, got {value}")
+    if "lengths" in sizes and not sizes["lengths"]:
+        raise ValueError("--lengths: give one or more")
     if sizes.get("max_tokens", 2) < 2:
         raise ValueError("--max-tokens: give at least 2, so that there is a delay between tokens")
+    if "ttft_slo" in sizes:
+        sizes["objective"] = Objective(sizes.pop("ttft_slo"), sizes.pop("itl_slo"))
     return Load(**sizes)
 
 
-def _batch(text: str) -> tuple[int, int]:
+def _batch(name: str, text: str) -> tuple[int, int]:
     count, x, length = text.partition("x")
     if not x or not count.isdecimal() or int(count) < 1:
         raise ValueError(f"--batches: give requests x tokens, as in 16x16k, got {text!r}")
-    return int(count), _tokens("batches", length)
+    return int(count), _tokens(name, length)
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{_flag(name)}: give whole numbers from 1, got {text!r}")
+    return int(text)
+
+
+def _rate(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{_flag(name)}: give requests a second, as in 0.5, got {text!r}")
+    return value
 
 
 def _tokens(name: str, text: str) -> int:
@@ -51,4 +73,14 @@ def _tokens(name: str, text: str) -> int:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "--" + _FLAGS.get(name, name).replace("_", "-")
+
+
+_FLAGS = {"concurrencies": "concurrency"}
+_LISTS: dict[str, Callable[[str, str], Any]] = {
+    "lengths": _tokens,
+    "arrival_lengths": _tokens,
+    "batches": _batch,
+    "concurrencies": _count,
+    "rates": _rate,
+}

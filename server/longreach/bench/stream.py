@@ -15,16 +15,26 @@ _TIMEOUT = httpx.Timeout(30, read=1800)
 
 @dataclass
 class Timing:
-    """When things happened in one stream, in seconds on the performance counter: sent, and each event with tokens."""
+    """When things happened in one stream, in seconds on the performance counter: sent, each event with tokens, the end.
+
+    `tokens` of the answer and `cached` ones of the prompt are what the server reports; None where it does not.
+    """
 
     sent: float = 0.0
     events: list[float] = field(default_factory=list)
+    ended: float = 0.0
     tokens: int | None = None
+    cached: int | None = None
 
     @property
     def ttft(self) -> float:
         """From sending the request to the first token."""
         return self.events[0] - self.sent
+
+    @property
+    def e2e(self) -> float:
+        """From sending the request to the end of its stream."""
+        return self.ended - self.sent
 
     @property
     def gaps(self) -> list[float]:
@@ -37,12 +47,23 @@ class Timing:
         return [after - before for before, after in pairs if start <= after <= end]
 
 
-class Target:
-    """The model that a server at `url` serves, and prompts for it: random token ids, so that no two begin alike."""
+class RefusedError(ValueError):
+    """The server is too busy for a request (429 or 503); it may be sent again."""
 
-    def __init__(self, url: str, seed: int = 0) -> None:
-        self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=None))
+
+class Target:
+    """The model that a server at `url` serves, and prompts for it: random token ids, so that no two begin alike.
+
+    Every request carries `attention`, a policy, unless that is None.
+    """
+
+    def __init__(self, url: str, seed: int = 0, *, attention: Any = None, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, headers=headers)
+        self.url = url
         self._rng = random.Random(seed)
+        self._extra = {} if attention is None else {"attention": attention}
         self.model = ""
         self.max_model_len = 0
 
@@ -64,6 +85,14 @@ class Target:
     async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
+    async def metrics(self) -> str:
+        """The server's /metrics; empty where it has none."""
+        try:
+            answer = await self._client.get("/metrics")
+        except httpx.HTTPError:
+            return ""  # it may be busy; the next look will tell
+        return answer.text if answer.status_code == 200 else ""
+
     def prompt(self, length: int) -> list[int]:
         """New token ids, of those that every tokenizer of a benchmark's size has."""
         return [self._rng.randrange(16, 500) for _ in range(length)]
@@ -72,6 +101,7 @@ class Target:
         """Send a prompt and time its tokens, into `timing` while they come.
 
         Raises:
+            RefusedError: the server has no room for the request at this moment.
             ValueError: the server refused the request, ended the stream with an error, or gave fewer tokens.
         """
         timing = timing or Timing()
@@ -83,6 +113,7 @@ class Target:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._extra,
         }
         content = orjson.dumps(body)
         timing.sent = time.perf_counter()
@@ -90,12 +121,14 @@ class Target:
         try:
             async with self._client.stream("POST", "/v1/completions", content=content, headers=headers) as response:
                 if response.status_code != 200:
-                    raise ValueError(f"{response.status_code}: {(await response.aread())[:500]!r}")
+                    refusal = RefusedError if response.status_code in (429, 503) else ValueError
+                    raise refusal(f"{response.status_code}: {(await response.aread())[:500]!r}")
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         _record(line[6:], timing)
         except httpx.HTTPError as error:
             raise ValueError(f"the server went away: {error or type(error).__name__}") from None
+        timing.ended = time.perf_counter()
         if timing.tokens != max_tokens or not timing.events:
             raise ValueError(f"asked for {max_tokens} tokens, got {timing.tokens}")
         return timing
@@ -108,5 +141,6 @@ def _record(line: str, timing: Timing) -> None:
         raise ValueError(f"the stream ended in an error: {event['error']}")
     if usage := event.get("usage"):
         timing.tokens = usage["completion_tokens"]
+        timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     if any(choice["text"] for choice in event["choices"]):
         timing.events.append(now)

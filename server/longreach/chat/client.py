@@ -37,6 +37,16 @@ class Words:
 
 
 @dataclass(frozen=True)
+class AttentionTold:
+    """What the turn's attention policy left out, as far as the server says: the share of pairs that was computed, and
+    the mean and least share of the dense attention's mass that was kept."""
+
+    density: float
+    kept_mean: float | None
+    kept_least: float | None
+
+
+@dataclass(frozen=True)
 class Finished:
     """The turn is over. Times are in seconds since it was sent; tokens are as the server counts them."""
 
@@ -46,6 +56,7 @@ class Finished:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    attention: AttentionTold | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -87,9 +98,11 @@ class ChatClient:
         self._http.close()
 
     def ask(
-        self, messages: list[Message], max_tokens: int | None = None
+        self, messages: list[Message], max_tokens: int | None = None, attention: Any = None
     ) -> Generator[Reading | Words | Finished, None, None]:
         """Send a conversation and yield what comes; the last is `Finished`. Closing it early ends the server's work.
+
+        `attention` is a policy as the server takes it, a text or an object; None leaves it to the server.
 
         Raises:
             ChatError: the server refused the conversation, failed midway, or is gone.
@@ -103,6 +116,8 @@ class ChatClient:
         }
         if max_tokens is not None:
             body["max_completion_tokens"] = max_tokens
+        if attention is not None:
+            body["attention"] = attention
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -138,7 +153,15 @@ class ChatClient:
             usage.get("prompt_tokens", 0),
             (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             usage.get("completion_tokens", 0),
+            _attention(usage),
         )
+
+
+def _attention(usage: dict[str, Any]) -> AttentionTold | None:
+    if not (told := usage.get("attention")):
+        return None
+    kept = told.get("kept_mass") or {}
+    return AttentionTold(told["density"], kept.get("mean"), kept.get("min"))
 
 
 def _refusal(response: httpx.Response) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import orjson
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from longreach.chat.client import ChatClient, ChatError, Finished, Message, Reading, Words
 from longreach.errors import quoted
+from longreach.policies import policy_of
 
 HELP = """\
 /file PATH   put a text file in front of the next message
+/policy P    compute attention under a policy: window:4096:4, dynamic:0.95, dense, or as JSON; alone: show it
 /clear       begin a new conversation
 /help        show this
 /quit        leave; so does Ctrl-D
@@ -87,6 +93,7 @@ class Terminal:
         self._console = console
         self._read = read
         self._max_tokens = max_tokens
+        self._policy: Any = None  # the server's default
 
     def run(self) -> None:
         """Go on until `/quit` or the end of what is read."""
@@ -118,16 +125,40 @@ class Terminal:
                 raise ChatError("/file needs a path: /file book.txt")
             path = Path(argument.strip()).expanduser()
             self._note(f"{path.name}: {self._conversation.attach(path)} characters, in front of the next message")
+        elif command == "/policy":
+            self._set_policy(argument.strip())
         elif line.startswith("/"):
             raise ChatError(f"there is no command {quoted(command)}; /help lists those there are")
         else:
             self._turn(line)
 
+    def _set_policy(self, text: str) -> None:
+        if not text:
+            self._note("the server's default" if self._policy is None else str(self._policy))
+            return
+        policy: Any = text
+        if text.startswith("{"):
+            try:
+                policy = orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                raise ChatError(f"/policy: this is not valid JSON: {error}") from None
+        try:
+            policy_of(policy)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ChatError(f"/policy: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+        except PydanticCustomError as error:
+            raise ChatError(f"/policy: {error.message()}") from None
+        self._policy = policy
+        self._note(f"from the next message on: {text}")
+
     def _turn(self, line: str) -> None:
         self._conversation.say(line)
         answer = ""
         try:
-            with contextlib.closing(self._client.ask(self._conversation.messages, self._max_tokens)) as events:
+            with contextlib.closing(
+                self._client.ask(self._conversation.messages, self._max_tokens, self._policy)
+            ) as events:
                 for event in self._shown(events):
                     if isinstance(event, Words) and not event.reasoning:
                         answer += event.text
@@ -184,6 +215,12 @@ def summary(turn: Finished) -> str:
         parts.append(f"{turn.tokens_per_second:.1f} tokens/s")
     cached = f" ({turn.cached_tokens:,} cached)" if turn.cached_tokens else ""
     parts += [f"prompt {turn.prompt_tokens:,} tokens{cached}", f"answer {turn.completion_tokens:,} tokens"]
+    if turn.attention is not None:
+        told = turn.attention
+        kept = (
+            "" if told.kept_mean is None else f", kept {told.kept_mean:.1%} of its mass (least {told.kept_least:.1%})"
+        )
+        parts.append(f"{told.density:.1%} of dense attention{kept}")
     if turn.finish_reason != "stop":
         parts.append(f"ended by {turn.finish_reason}")
     return " · ".join(parts)

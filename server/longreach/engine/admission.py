@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from .errors import QueueFullError
 from .messages import Update
-from .step_time import StepCost
+from .step_time import Reach, StepCost
 
 
 @dataclass
 class _Entry:
     prompt_tokens: int
+    reach: Reach | None = None
     computed: int = 0
     started: bool = False
 
@@ -60,7 +61,7 @@ class Admission:
     def prefill_seconds(self) -> float:
         """Predicted time to read what is left of all prompts."""
         return sum(
-            self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
+            self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk, entry.reach)
             for entry in self._entries.values()
             if entry.computed < entry.prompt_tokens
         )
@@ -70,13 +71,15 @@ class Admission:
         entry = self._entries.get(request_id)
         if entry is None or self.cost == StepCost():
             return None
-        return self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk)
+        return self.cost.prefill_seconds(entry.computed, entry.prompt_tokens, self._chunk, entry.reach)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def enter(self, prompts: Mapping[str, int]) -> None:
+    def enter(self, prompts: Mapping[str, int], reach: Reach | None = None) -> None:
         """Let requests wait, given with their prompts' tokens: all of them or none. An empty queue takes any prompts.
+
+        `reach` is what their attention policy lets a query see.
 
         Raises:
             QueueFullError: they may not; says after how many seconds all prompts that are here should have been read.
@@ -84,7 +87,7 @@ class Admission:
         self._check(len(prompts), sum(prompts.values()))
         for request_id, prompt_tokens in prompts.items():
             assert request_id not in self._entries, f"request id {request_id} is in use"
-            self._entries[request_id] = _Entry(prompt_tokens)
+            self._entries[request_id] = _Entry(prompt_tokens, reach)
             self._waiting += 1
             self._waiting_tokens += prompt_tokens
 

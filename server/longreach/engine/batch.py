@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from .messages import AttentionPolicy
 from .plan import StepPlan
 from .request import Request
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """The sequences of one attention policy, neighbours in a step.
+
+    Attributes:
+        policy: theirs.
+        sequences, rows: which of the step's B sequences and T tokens they are.
+        cu_seqlens_q: where each starts, counted from the group's first token.
+        num_decodes: leading sequences of one token.
+        max_seqlen_q, max_context_len: the longest of each.
+    """
+
+    policy: AttentionPolicy
+    sequences: slice
+    rows: slice
+    cu_seqlens_q: Int32
+    num_decodes: int
+    max_seqlen_q: int
+    max_context_len: int
 
 
 @dataclass(frozen=True)
@@ -25,8 +48,9 @@ class HostBatch:
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
         page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
         logit_rows: (R,) of which of the T rows the logits are wanted: the last of each chunk that draws or is scored.
-        num_decodes: leading sequences of one token.
+        num_decodes: leading sequences of one token, if all are dense.
         max_seqlen_q, max_context_len: the longest of each.
+        groups: the sequences by policy, unless all are dense.
     """
 
     input_ids: Int64
@@ -40,6 +64,7 @@ class HostBatch:
     num_decodes: int
     max_seqlen_q: int
     max_context_len: int
+    groups: tuple[HostGroup, ...] = ()
 
 
 class BatchBuilder:
@@ -84,6 +109,7 @@ class BatchBuilder:
             num_decodes=plan.num_decodes,
             max_seqlen_q=int(lengths.max()),
             max_context_len=longest,
+            groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
         )
 
     def _update_row(self, request: Request) -> None:
@@ -95,3 +121,20 @@ class BatchBuilder:
         if filled < total:
             self._table[request.row, filled:total] = request.pages[filled:]
             self._filled[request.row] = total
+
+
+def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGroup]:
+    first = 0
+    for policy, chunks in plan.groups:
+        last = first + len(chunks)
+        starts = cu_seqlens_q[first : last + 1]
+        yield HostGroup(
+            policy=policy,
+            sequences=slice(first, last),
+            rows=slice(int(starts[0]), int(starts[-1])),
+            cu_seqlens_q=starts - starts[0],
+            num_decodes=sum(chunk.length == 1 for chunk in chunks),
+            max_seqlen_q=max(chunk.length for chunk in chunks),
+            max_context_len=int(ends[first:last].max()),
+        )
+        first = last

@@ -6,6 +6,7 @@ import functools
 import logging
 
 import torch
+from longreach_kernels import list_tiles
 from longreach_patches import (
     Footprint,
     KVPages,
@@ -26,6 +27,7 @@ from .host_store import HostStore
 from .limits import Limits
 from .messages import EngineConfig, Started
 from .pages import PagePool
+from .policies import LayerPolicies
 from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
@@ -61,8 +63,17 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     sized = demand.fit(_room(config, loaded, demand, rehearsal))
     fitting_len = sized.max_model_len
     page_bytes = footprint.pages.bytes_per_page
-    own = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
-    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - own)
+    unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
+    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
+    own = layer_masks(loaded.config)
+    policies = LayerPolicies(
+        own,
+        loaded.config.num_attention_heads,
+        footprint.pages,
+        tuple(config.attention_dense_layers),
+        tile=_tile(loaded, footprint),
+        step_tokens=batched_tokens,
+    )
     limits = Limits(
         config.max_num_seqs,
         batched_tokens,
@@ -70,6 +81,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         config.max_itl,
         config.resume_seconds,
         restored_pages=capacity.restored_pages(config.max_itl, page_bytes),
+        dense_share=policies.dense_share,
     )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
@@ -87,10 +99,20 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     types = str(loaded.dtype), str(kv_dtype)
     hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
     started = _started(loaded, pages, limits, slots * config.page_size)
-    runner = Runner(loaded, pages, builder, drawn, graphs, host=HostStore(pages, slots) if slots else None)
-    bands = [mask.band for mask in layer_masks(loaded.config)]
-    pairs = PairCount(None if band.window is None else band.window + band.sinks for band in bands)
-    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs), started
+    host = HostStore(pages, slots) if slots else None
+    runner = Runner(loaded, pages, builder, drawn, graphs, policies, host)
+    bands = [mask.band for mask in own]
+    pairs = PairCount((None if band.window is None else band.window + band.sinks for band in bands), policies.pairs)
+    return Engine(Scheduler(pool, limits, hasher), runner, pairs=pairs, policies=policies), started
+
+
+def _tile(loaded: LoadedModel, footprint: Footprint) -> tuple[int, int]:
+    """Queries and keys of the tiles that the attention kernels take lists of."""
+    shape = footprint.pages
+    q = torch.empty((1, loaded.config.num_attention_heads, shape.head_dim), dtype=loaded.dtype, device=loaded.device)
+    size = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    pages = torch.empty(size, dtype=shape.dtype, device=loaded.device)
+    return list_tiles(q, pages, backend=loaded.patched.backend.name)
 
 
 def _started(loaded: LoadedModel, pages: KVPages, limits: Limits, host_kv_tokens: int) -> Started:
@@ -112,6 +134,7 @@ def _started(loaded: LoadedModel, pages: KVPages, limits: Limits, host_kv_tokens
         attention_backend=backend.name,
         backend_reason=backend.reason,
         load_seconds=loaded.load_seconds,
+        dense_share=limits.dense_share,
     )
 
 

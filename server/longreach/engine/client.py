@@ -13,8 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from .admission import Admission
 from .errors import EngineDeadError, EngineStartError, RequestFailedError
 from .messages import (
+    DENSE,
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
+    AttentionPolicy,
     Cancel,
     EngineConfig,
     Failed,
@@ -31,6 +33,7 @@ from .messages import (
     frame_length,
     from_engine_decoder,
 )
+from .reach import reach_of
 
 logger = logging.getLogger(__name__)
 
@@ -130,15 +133,16 @@ class EngineClient:
         """Requests that have been sent and have not ended."""
         return len(self._inboxes)
 
-    def admit(self, prompts: Mapping[str, int]) -> None:
-        """Take a place in the queue for each request, given with its prompt's tokens: for all of them or for none.
+    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = DENSE) -> None:
+        """Take a place in the queue for each request, given with its prompt's tokens: for all of them or for none. They
+        are of one attention policy.
 
         A place is given back when `generate` of its request ends, or by `release` if it was never begun.
 
         Raises:
             QueueFullError: too much is waiting.
         """
-        self._admission.enter(prompts)
+        self._admission.enter(prompts, reach_of(attention, self.info.dense_share))
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give back the places of requests, as far as they still have any."""
@@ -165,7 +169,7 @@ class EngineClient:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         if request.request_id not in self._admission:
-            self._admission.enter({request.request_id: len(request.prompt)})
+            self.admit({request.request_id: len(request.prompt)}, request.attention)
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False

@@ -6,13 +6,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from .constraint import Constraint
 from .density import PairCount
 from .host_pages import PageMoves
 from .isolation import Result, StepRunner, launch_apart
-from .messages import Failed, Generate, Stats, Update, Updates
+from .messages import AttentionUse, Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
@@ -21,6 +21,20 @@ from .scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _NOT_COMPUTED = "the model could not compute this request"
+
+
+class Policies(Protocol):
+    """What is known of attention policies where the model is; `policies.LayerPolicies`, or a stand-in."""
+
+    heads: int  # of queries
+
+    def check(self, spec: Generate) -> None:
+        """Raise a ValueError, whose message is the caller's, for a request whose policy the model cannot have."""
+        ...
+
+    def use(self, request: Request) -> AttentionUse:
+        """What a request's prompt was computed with; takes what was measured of it."""
+        ...
 
 
 class _InFlight(NamedTuple):
@@ -43,10 +57,12 @@ class Engine:
         runner: StepRunner,
         clock: Callable[[], float] = time.monotonic,
         pairs: PairCount | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
+        self._policies = policies
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._step_began: float | None = None
@@ -69,6 +85,8 @@ class Engine:
         assert (spec.grammar is None) == (constraint is None), f"request {spec.request_id}: grammar without its state"
         request = Request.of(spec, secrets.randbits(63), self._clock())
         try:
+            if self._policies is not None:
+                self._policies.check(spec)
             request.constraint = constraint
             self.scheduler.add(request)
         except ValueError as error:
@@ -154,19 +172,29 @@ class Engine:
         # Where steps overlap, the host may come late to one and then find the next one done too: its clock would say
         # that this one took no time, and the model of step time would believe that steps are free.
         seconds = self._runner.take_seconds()
-        self.scheduler.step_time.observe(plan.work, now - step.since if seconds is None else seconds)
+        if not any(chunk.policy.is_dynamic for chunk in plan.chunks):  # how much those left out was not predicted
+            self.scheduler.step_time.observe(plan.work, now - step.since if seconds is None else seconds)
         broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
         failures = self._fail(broken, "the model's output was not a number")
         failures += self._fail_stuck(here)
         lengths = [chunk.request.known for chunk in here]
         self.scheduler.settle(drawn)
         updates = [
-            _update(chunk, length)
+            _update(chunk, length, self._use(chunk.request, length))
             for chunk, length in zip(here, lengths, strict=True)
             if (request := chunk.request).id in self.scheduler.running or request.finish_reason is not None
         ]
         cost = None if plan.num_decodes == len(plan.chunks) else self.scheduler.step_time.cost
         return [*failures, Updates(updates, cost)] if updates else failures
+
+    def _use(self, request: Request, length: int) -> AttentionUse | None:
+        """What the prompt of a request, of which `length` tokens were known before, was computed with; told once."""
+        if request.is_dense or self._policies is None or length != request.prompt_tokens or request.known == length:
+            return None
+        use = self._policies.use(request)
+        if use.policy.is_dynamic:
+            self._pairs.measured(request.cached, request.prompt_tokens, use.pairs / self._policies.heads)
+        return use
 
     def _fail_stuck(self, chunks: list[Chunk]) -> list[Updates | Failed]:
         """End requests whose grammar could not say what may come next."""
@@ -197,7 +225,7 @@ class Engine:
             restored_pages=self._restored,
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
-            computed_pairs=self._pairs.computed,
+            computed_pairs=round(self._pairs.computed),
         )
 
 
@@ -207,7 +235,7 @@ def _failures(
     return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
 
 
-def _update(chunk: Chunk, length: int) -> Update:
+def _update(chunk: Chunk, length: int, use: AttentionUse | None) -> Update:
     """What a step has done for a request of which `length` tokens were known before."""
     request = chunk.request
     known, request.logprobs = request.logprobs, {}  # what is left over belongs to drafts that did not stand
@@ -221,4 +249,5 @@ def _update(chunk: Chunk, length: int) -> Update:
         waited=request.waited or 0.0,
         logprobs=[known[at] for at in range(length, request.known) if at in known],
         prompt_logprobs=[known[at] for at in chunk.scored],
+        attention=use,
     )

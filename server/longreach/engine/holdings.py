@@ -22,7 +22,8 @@ class Holdings:
         """Make the names of a request's full pages, as far as it does not have them."""
         if self._hasher is not None:
             tokens = request.tokens[: request.known] if request.pending else request.tokens
-            self._hasher.extend(request.digests, tokens, request.spec.cache_salt)
+            spec = request.spec
+            self._hasher.extend(request.digests, tokens, spec.cache_salt, spec.attention.key)
 
     def enter(self, request: Request, length: int) -> bool:
         """Share what the prefix cache has and promise the rest of `length` tokens, or change nothing: False."""

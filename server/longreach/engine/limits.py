@@ -12,7 +12,8 @@ class Limits:
 
     `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
     the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
-    place from the start; `restored_pages` how many pages a step may bring back from the host.
+    place from the start; `dense_share` which part of the full layers no attention policy touches; `restored_pages` how
+    many pages a step may bring back from the host.
     """
 
     max_num_seqs: int
@@ -21,6 +22,7 @@ class Limits:
     max_itl: float = math.inf
     resume_seconds: float = 0.0
     promised_tokens: int = 1024
+    dense_share: float = 0.0
     restored_pages: int = 64
 
     def __post_init__(self) -> None:

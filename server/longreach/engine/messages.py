@@ -44,8 +44,32 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     tokenizer_file: str | None = None
+    attention_dense_layers: list[int] = []
     silence_timeout: float = 30.0
     step_timeout: float = 600.0
+
+
+class AttentionPolicy(msgspec.Struct, frozen=True):
+    """Which keys a query sees in a request: a policy's name, and its parameters in the order of its schema.
+
+    Names, parameters and their bounds are those of `longreach.api.schema.attention`. Equal policies are equal values.
+    """
+
+    name: str = "dense"
+    parameters: tuple[tuple[str, bool | int | float | str | tuple[int, ...]], ...] = ()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the prompt itself decides which keys its queries see."""
+        return self.name == "dynamic"
+
+    @property
+    def key(self) -> str:
+        """The policy as a string: equal for equal policies, and for no others."""
+        return repr((self.name, self.parameters))
+
+
+DENSE = AttentionPolicy()
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -78,7 +102,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     those tokens cannot be drawn before `min_tokens` tokens have been. Prompts of a smaller `priority` are read first.
     Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step. With `grammar` (in
     llguidance's form) the answer is a sentence of it. `logprobs` and `prompt_logprobs` ask for the log-probabilities of
-    the answer's and the prompt's tokens, with so many of the likeliest at each place.
+    the answer's and the prompt's tokens, with so many of the likeliest at each place. All of its tokens are computed
+    under its `attention` policy, and pages are shared only with requests of the same.
     """
 
     request_id: str
@@ -93,6 +118,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    attention: AttentionPolicy = DENSE
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -105,6 +131,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
     `host_kv_tokens` is what host memory keeps of the pages that are evicted; `page_bytes` what one page takes.
+    `dense_share` is the share of the full layers that no attention policy touches.
     """
 
     max_model_len: int
@@ -122,6 +149,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention_backend: str
     backend_reason: str
     load_seconds: float
+    dense_share: float = 0.0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -142,6 +170,36 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float] = []
 
 
+class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the dense softmax's mass that lies on the keys a policy lets be seen: mean, 5th percentile and least
+    of the sampled `queries` of a prompt, over all heads of all layers that the policy changes."""
+
+    queries: int
+    mean: float
+    p5: float
+    least: float
+
+
+class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt was computed with under a policy that is not dense, beside what dense attention computes.
+
+    Pairs of a query and a key, and tiles of 128 by 128 of them, are summed over query heads and layers; the dense ones
+    are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in the
+    cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache. `kept_mass` is
+    None where no layer is changed. Under a dynamic policy tiles are the kernel's own, of the layers where they are
+    chosen, and pairs follow from them.
+    """
+
+    policy: AttentionPolicy
+    pairs: int
+    dense_pairs: int
+    tiles: int
+    dense_tiles: int
+    flops_saved: int
+    kv_bytes_saved: int
+    kept_mass: KeptMass | None = None
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request after a step.
 
@@ -149,7 +207,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `tokens` are new ones (none while the prompt is being read); `finish_reason` is set on a request's last update.
     `waited` is how long the request was in the engine before its first step began, in seconds. If they were asked for,
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
-    already told; the prompt's first token has none.
+    already told; the prompt's first token has none. The update with the first token has the `attention` of a request
+    that is not dense.
     """
 
     request_id: str
@@ -161,6 +220,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     waited: float = 0.0
     logprobs: list[Logprob] = []
     prompt_logprobs: list[Logprob] = []
+    attention: AttentionUse | None = None
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

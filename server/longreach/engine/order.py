@@ -21,7 +21,7 @@ def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[i
     arrive later than PATIENCE * r after a long one, they all come after it.
     """
     length = len(request.tokens)
-    remaining = cost.prefill_seconds(computed, length, chunk)
+    remaining = cost.prefill_seconds(computed, length, chunk, request.reach_under)
     return request.spec.priority, request.arrived + PATIENCE * remaining, length - computed
 
 

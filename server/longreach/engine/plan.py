@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
+from .messages import DENSE, AttentionPolicy
 from .request import Request
 from .speculation import standing
-from .step_time import Work
+from .step_time import Reach, Work
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class Chunk:
         return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored)
 
     @property
+    def policy(self) -> AttentionPolicy:
+        """The attention policy that it is computed under."""
+        return self.request.policy_at(self.start)
+
+    @property
+    def reach(self) -> Reach | None:
+        """How much its policy lets a query see, about; None for everything."""
+        return None if self.request.is_dense or self.policy == DENSE else self.request.reach_under
+
+    @property
     def end(self) -> int:
         """The position after the chunk's last token."""
         return self.start + self.length
@@ -57,9 +71,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The chunks of one forward pass: first those of a single token, then the longer ones."""
+    """The chunks of one forward pass: policy by policy, the dense ones first, and of each policy first the chunks of a
+    single token, then the longer ones."""
 
     chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepPlan:
+        """A plan of these chunks, put in order; chunks that are alike stay in theirs."""
+        return cls(tuple(sorted(chunks, key=_place)))
 
     @property
     def num_tokens(self) -> int:
@@ -69,14 +89,33 @@ class StepPlan:
     @property
     def work(self) -> Work:
         """What the step costs, as the model of step time counts it."""
-        return Work.of_step((chunk.start, chunk.length) for chunk in self.chunks)
+        return Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in self.chunks)
 
     @property
     def num_decodes(self) -> int:
-        """Leading chunks of exactly one token."""
+        """Chunks of exactly one token."""
         return sum(chunk.length == 1 for chunk in self.chunks)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no chunk has a policy that is not dense."""
+        return all(chunk.request.is_dense or chunk.policy == DENSE for chunk in self.chunks)
+
+    @property
+    def groups(self) -> list[tuple[AttentionPolicy, tuple[Chunk, ...]]]:
+        """The chunks of each policy, in order."""
+        by_policy = groupby(self.chunks, key=lambda chunk: chunk.policy)
+        return [(policy, tuple(chunks)) for policy, chunks in by_policy]
 
     @property
     def is_decode_only(self) -> bool:
         """Whether every chunk is one token that draws the next: the shape that CUDA graphs replay."""
         return all(chunk.length == chunk.num_draws == 1 for chunk in self.chunks)  # one row, whatever is scored
+
+
+def _place(chunk: Chunk) -> tuple[Any, ...]:
+    """Where a chunk stands in a step."""
+    policy = DENSE if chunk.request.is_dense else chunk.policy
+    if policy == DENSE:
+        return False, chunk.length != 1
+    return True, policy.name, policy.parameters, chunk.length != 1

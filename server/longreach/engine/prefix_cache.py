@@ -22,18 +22,21 @@ _REQUEST_SHARE = 1 / 4
 
 
 class PageHasher:
-    """Names pages. `namespace` is everything but salt and tokens that a page's contents depend on."""
+    """Names pages. `namespace` is what all contents depend on, beside a request's own salt, policy and tokens."""
 
     def __init__(self, page_size: int, *namespace: str) -> None:
         self._page_size = page_size
         self._namespace = (*namespace, str(page_size))
 
-    def extend(self, digests: list[bytes], tokens: Sequence[int], salt: str) -> None:
-        """Append the digests of those full pages of `tokens` that `digests` does not have yet."""
+    def extend(self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "") -> None:
+        """Append the digests of those full pages of `tokens` that `digests` does not have yet.
+
+        `salt` is the tenant's, `policy` the attention policy's key.
+        """
         first, last = len(digests), len(tokens) // self._page_size
         if first >= last:
             return
-        previous = digests[-1] if digests else self._root(salt)
+        previous = digests[-1] if digests else self._root(salt, policy)
         new = memoryview(array("i", tokens[first * self._page_size : last * self._page_size])).cast("B")
         size = len(new) // (last - first)
         for start in range(0, len(new), size):
@@ -42,9 +45,9 @@ class PageHasher:
             previous = digest.digest()
             digests.append(previous)
 
-    def _root(self, salt: str) -> bytes:
+    def _root(self, *own: str) -> bytes:
         # Each part behind its length: no two sequences of parts run together into the same bytes.
-        parts = [part.encode("utf-8", "surrogatepass") for part in (*self._namespace, salt)]
+        parts = [part.encode("utf-8", "surrogatepass") for part in (*self._namespace, *own)]
         return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
 
 

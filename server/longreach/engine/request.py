@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from .constraint import Constraint
 from .history import TokenCounts
-from .messages import FinishReason, Generate, Logprob
+from .messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
 from .speculation import PromptLookup
+from .step_time import Reach
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
 PENDING = -1
+# Queries of the tiles that dynamic policies choose for; a multiple of every kernel's.
+TILE = 128
 
 
 @dataclass(eq=False)
@@ -26,12 +31,16 @@ class Request:
         arrived: when it came, in seconds on the engine's clock.
         cached: how many of its prompt's tokens were taken over from the prefix cache.
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
+        reach_under: how much its attention policy lets a query see, for predictions; None for everything.
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
         waited: seconds from its arrival to its first step, once that has begun.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
+        kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
+            sample of its prompt's queries, from when they are measured to when they are told.
+        visited: key tiles that a dynamic policy chose, over layers, KV heads and the query tiles of the prompt.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
 
@@ -46,6 +55,7 @@ class Request:
     digests: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
+    reach_under: Reach | None = None
     row: int = -1
     preempted: bool = False
     waited: float | None = None
@@ -53,6 +63,8 @@ class Request:
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)
     constraint: Constraint | None = None
+    kept: list[Any] = field(default_factory=list)
+    visited: int = 0
     _lookup: PromptLookup | None = None
     _counts: TokenCounts | None = None
 
@@ -66,6 +78,23 @@ class Request:
     def id(self) -> str:
         """The caller's id."""
         return self.spec.request_id
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether its queries see all that the model's own masks let through."""
+        return self.spec.attention == DENSE
+
+    def policy_at(self, position: int) -> AttentionPolicy:
+        """What queries from `position` on are computed under: what is behind a prompt that chose its keys sees all."""
+        if self.is_dense or (self.spec.attention.is_dynamic and position >= self.prompt_tokens):
+            return DENSE
+        return self.spec.attention
+
+    @property
+    def stretch(self) -> int:
+        """Tokens of which a chunk of the prompt has to hold a multiple, unless it ends the prompt: what is chosen for a
+        tile of queries depends on where the tile begins."""
+        return TILE if self.spec.attention.is_dynamic else 1
 
     @property
     def prompt_tokens(self) -> int:

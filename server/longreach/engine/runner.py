@@ -6,7 +6,7 @@ behind it; whoever wants them waits for that copy alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, islice
 
 import numpy as np
@@ -20,8 +20,10 @@ from .errors import DeviceLostError
 from .graphs import DecodeGraphs
 from .host_pages import PageMoves
 from .host_store import HostStore
+from .kept_mass import StepSamples
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
+from .policies import LayerPolicies
 from .sampler import SamplingTensors, sample
 from .transfer import DeviceSpan, OnItsWay, moved, upload
 
@@ -57,6 +59,7 @@ class Runner:
         builder: BatchBuilder,
         drawn: torch.Tensor,
         graphs: DecodeGraphs | None,
+        policies: LayerPolicies,
         host: HostStore | None = None,
     ) -> None:
         self.overlaps = loaded.device.type == "cuda"
@@ -65,6 +68,7 @@ class Runner:
         self._builder = builder
         self._drawn = drawn
         self._graphs = graphs
+        self._policies = policies
         self._host = host
         self._vocab_size = loaded.config.vocab_size
         self._seconds: float | None = None
@@ -74,16 +78,18 @@ class Runner:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
         span = DeviceSpan() if self._loaded.device.type == "cuda" else None
-        logits = self._graphs.replay(batch) if self._graphs is not None and plan.is_decode_only else None
+        logits, samples = None, None
+        if self._graphs is not None and not batch.groups and plan.is_decode_only:
+            logits = self._graphs.replay(batch)
         if logits is None:
-            logits = self._eager(batch)
+            logits, samples = self._eager(plan, batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = logits.new_empty(0, dtype=torch.int64)
         if draws:
             how = SamplingTensors.of(draws, self._vocab_size)
             tokens = sample(self._drawing_rows(logits, plan), moved(how, self._loaded.device))
-        drawn = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens))
+        drawn = _Drawn(drawing, tokens, StepLogprobs(plan, logits, tokens), samples)
         self._remember(drawing, tokens)  # last: until then the step can be launched again
         if span is None:
             return drawn
@@ -141,15 +147,15 @@ class Runner:
         # What is not a number ends its request one step late; until then it stands for some token.
         self._drawn[rows] = tokens[last].clamp(min=0)
 
-    def _eager(self, batch: HostBatch) -> torch.Tensor:
+    def _eager(self, plan: StepPlan, batch: HostBatch) -> tuple[torch.Tensor, StepSamples]:
         device = self._loaded.device
         long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
         input_ids, positions, slots, logit_rows, rows = long
         cu_seqlens_q, context_lens, page_table = short
-        if self.overlaps and batch.num_decodes:
-            alone = slice(batch.num_decodes)
-            input_ids[alone] = fill_pending(input_ids[alone], rows[alone], self._drawn)
+        if self.overlaps:
+            for tokens, sequences in _lone(batch):
+                input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self._drawn)
         paged = PagedBatch(
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
@@ -158,19 +164,39 @@ class Runner:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        return forward(self._loaded, PagedStep(self._pages, paged, slots), input_ids, positions, logit_rows)
+        samples = StepSamples(plan, batch, paged)
+        groups = self._policies.groups(plan, batch, paged, samples.samples)
+        step = PagedStep(self._pages, paged, slots, groups)
+        logits = forward(self._loaded, step, input_ids, positions, logit_rows)
+        samples.collect(groups)
+        return logits, samples
+
+
+def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
+    """The tokens and the sequences of those that compute one token, which the step before this may have drawn."""
+    if not batch.groups:
+        yield slice(batch.num_decodes), slice(batch.num_decodes)
+    for group in batch.groups:
+        count = group.num_decodes
+        tokens, sequences = group.rows.start, group.sequences.start
+        yield slice(tokens, tokens + count), slice(sequences, sequences + count)
 
 
 class _Drawn:
-    """What a step has drawn by request, and the log-probabilities, on their way to the host."""
+    """What a step has drawn by request, the log-probabilities, and what was measured, on their way to the host."""
 
-    def __init__(self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs) -> None:
+    def __init__(
+        self, drawing: list[Chunk], tokens: torch.Tensor, logprobs: StepLogprobs, samples: StepSamples | None
+    ) -> None:
         self._drawing = drawing
         self._tokens = OnItsWay(tokens)
         self._logprobs = logprobs
+        self._samples = samples
 
     def __call__(self) -> dict[str, list[int]]:
         [drawn] = self._tokens.lists()
         self._logprobs.deliver()
+        if self._samples is not None:
+            self._samples.deliver()
         tokens = iter(drawn)
         return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}

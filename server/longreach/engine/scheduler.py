@@ -27,6 +27,7 @@ from .order import rank, seconds_for_prompts
 from .pages import PagePool
 from .plan import Chunk, StepPlan
 from .prefix_cache import PageHasher
+from .reach import reach_of
 from .request import Request
 from .speculation import MAX_DRAFTS
 from .step_time import StepTime, Work
@@ -84,6 +85,7 @@ class Scheduler:
         if self.pool.pages_for(request.max_length) > self.pool.num_pages:
             capacity = self.pool.num_pages * self.pool.page_size
             raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
+        request.reach_under = reach_of(request.spec.attention, self.limits.dense_share)
         self._holdings.hash(request)
         self.waiting[request.id] = request
         self._blocked = False
@@ -115,8 +117,7 @@ class Scheduler:
         if streams is None:
             return None
         chunks = streams + self._prompts(streams)
-        chunks.sort(key=lambda chunk: chunk.length != 1)
-        return StepPlan(tuple(chunks)) if chunks else None
+        return StepPlan.of(chunks) if chunks else None
 
     def advance(self, plan: StepPlan) -> None:
         """Record that `plan` is being computed: the next one may be planned."""
@@ -233,7 +234,7 @@ class Scheduler:
         budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
         seconds = math.inf
         if streams:
-            taken = Work.of_step((chunk.start, chunk.length) for chunk in streams)
+            taken = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
             seconds = seconds_for_prompts(taken, cost, self.limits.max_itl)
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
@@ -258,16 +259,19 @@ class Scheduler:
             start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
             if limit < 1:
                 continue
-            length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds)
-            if length < min(_LEAST_CHUNK, limit):
-                length = 0 if chunks else min(_LEAST_CHUNK, limit)
+            length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds, request.reach_under)
+            least = min(max(_LEAST_CHUNK, request.stretch), limit)
+            if length < least:
+                length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
+            if length < request.wanted:
+                length -= (start + length) % request.stretch
             if length:
                 rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length
-                seconds -= cost.seconds(Work.of_chunk(start, length))
+                seconds -= cost.seconds(Work.of_chunk(start, length, request.reach_under))
         return chunks
 
     def _let_in(self, request: Request) -> bool:

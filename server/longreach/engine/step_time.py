@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +27,24 @@ _RIDGE = 1e-5
 _FORGET = 0.98
 
 
+class Reach(NamedTuple):
+    """How many keys a query sees under an attention policy, about: `base` and `share` of those at or before it, or all
+    of them where they are fewer."""
+
+    base: float
+    share: float
+
+    def keys(self, end: int) -> int:
+        """Keys that the query before position `end` sees."""
+        return min(end, round(self.base + self.share * end))
+
+    def pairs(self, start: int, end: int) -> int:
+        """Pairs of the queries `start` to `end`."""
+        turn = end if self.share >= 1 else min(max(int(self.base / (1 - self.share)), start), end)
+        grown = (turn - start) * (start + turn + 1) / 2
+        return round(grown + (end - turn) * (self.base + self.share * (turn + end + 1) / 2))
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one or more steps compute; see the module's formula for the four counts."""
@@ -36,17 +55,24 @@ class Work:
     keys: int = 0
 
     @classmethod
-    def of_chunk(cls, start: int, length: int) -> Work:
-        """Tokens `start` to `start + length` of one sequence, each of which attends to itself and all before it."""
+    def of_chunk(cls, start: int, length: int, reach: Reach | None = None) -> Work:
+        """Tokens `start` to `start + length` of one sequence, each of which attends to itself and all before it, or to
+        as much of that as `reach` says."""
         end = start + length
+        if reach is not None:
+            return cls(0, length, reach.pairs(start, end), length + reach.keys(start))
         return cls(0, length, length * (start + end + 1) // 2, end)
 
     @classmethod
-    def of_step(cls, chunks: Iterable[tuple[int, int]]) -> Work:
-        """One step of chunks, each given as (start, length)."""
+    def of_step(cls, chunks: Iterable[tuple[int, int, Reach | None]]) -> Work:
+        """One step of chunks, each given as (start, length, reach)."""
         tokens = pairs = keys = 0
-        for start, length in chunks:  # in plain numbers: this runs once a step for every request
+        for start, length, reach in chunks:  # in plain numbers: this runs once a step for every request
             tokens += length
+            if reach is not None:
+                pairs += reach.pairs(start, start + length)
+                keys += length + reach.keys(start)
+                continue
             pairs += length * (2 * start + length + 1) // 2
             keys += start + length
         return cls(1, tokens, pairs, keys)
@@ -74,23 +100,25 @@ class StepCost(msgspec.Struct, frozen=True):
             + self.per_key * work.keys
         )
 
-    def longest_chunk(self, start: int, limit: int, seconds: float) -> int:
+    def longest_chunk(self, start: int, limit: int, seconds: float, reach: Reach | None = None) -> int:
         """The most tokens from `start` on, at most `limit`, that add at most `seconds` to a step; 0 if none fits."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if self.seconds(Work.of_chunk(start, middle)) <= seconds:
+            if self.seconds(Work.of_chunk(start, middle, reach)) <= seconds:
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def prefill_seconds(self, start: int, end: int, chunk: int) -> float:
+    def prefill_seconds(self, start: int, end: int, chunk: int, reach: Reach | None = None) -> float:
         """Predicted time to compute tokens `start` to `end` of one prompt in steps of `chunk` tokens, alone."""
-        whole = Work.of_chunk(start, end - start)
+        whole = Work.of_chunk(start, end - start, reach)
         steps = -(-(end - start) // chunk)
         # Every step reads the keys so far: `steps` times about the mean of first and last.
         keys = steps * (start + end) // 2
+        if reach is not None:
+            keys = steps * (reach.keys(start) + reach.keys(end)) // 2
         return self.seconds(Work(steps, whole.tokens, whole.pairs, keys))
 
 

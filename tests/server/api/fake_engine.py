@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Stats, Update
+from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Logprob, Started, Stats, Update
 
 EOS_ID = 1
 
@@ -89,7 +89,7 @@ class EchoEngine:
         """As `EngineClient.responsive`."""
         return not self.stalled
 
-    def admit(self, prompts: Mapping[str, int]) -> None:
+    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = DENSE) -> None:
         """As `EngineClient.admit`; there is room for everything, or for nothing more."""
         if self.full is not None:
             raise self.full

@@ -41,6 +41,8 @@ OPERATIONS = [
     "POST /v1/responses",
     "POST /tokenize",
     "POST /detokenize",
+    "GET /v1/attention/policies",
+    "GET /v1/attention/mask",
     "GET /v1/models",
     "GET /v1/models/{name}",
     "GET /health",
@@ -98,6 +100,7 @@ EXCLUSIVE = {
     *("min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "best_of", "logprobs", "top_logprobs"),
     *("stream_options", "return_progress", "reasoning", "reasoning_effort", "enable_thinking", "stop_token_ids"),
     "logit_bias",
+    "attention",
 }
 ANY = {200, 400, 404, 413, 415}
 SIMPLE: dict[str, Any] = {

@@ -48,5 +48,10 @@ def test_the_server_shows_it_without_anything_from_elsewhere(server: LiveServer)
     for path in server.http.get("/openapi.json").json()["paths"]:
         assert f"{path}</code></h2>" in answer.text
     assert "<td><code>min_p</code><td>number, 0 to 1<td><code>0.0</code>" in answer.text
-    assert "<h2><code>Message</code></h2>" in answer.text
+    assert "<h2 id='Message'><code>Message</code></h2>" in answer.text
+    assert "list of <a href='#Message'>Message</a>" in answer.text
+    assert "Send chunks with <code>prompt_progress</code>" in answer.text
+    links = set(re.findall(r"href='#([^']+)'", answer.text))
+    assert "POST-v1-completions" in links
+    assert links <= set(re.findall(r"id='([^']+)'", answer.text))
     assert not re.search(r"https?:|<script|src=", answer.text)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +15,9 @@ from longreach.bench.sizes import load_of
 from longreach.bench.stream import Timing
 from typer.testing import CliRunner
 
-from .http_stub import listening
+from .completions_stub import server
 
-Body = dict[str, Any]
 LOAD = Load(lengths=(20, 300), repeats=2, max_tokens=5, batches=((3, 40),), batch_tokens=4, long_prompt=100)
-
-
-@contextmanager
-def server(missing: int = 0, max_model_len: int = 4096, status: int = 200) -> Iterator[tuple[str, list[Body]]]:
-    """A server that streams all tokens but `missing`, an event each, and the requests it got."""
-    bodies: list[Body] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def answer(self, status: int, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.answer(200, "application/json")
-            self.wfile.write(json.dumps({"data": [{"id": "fake", "max_model_len": max_model_len}]}).encode())
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            bodies.append(body)
-            self.answer(status, "text/event-stream")
-            if status != 200:
-                self.wfile.write(b"no room")
-                return
-            count = body["max_tokens"] - missing
-            events: list[Body] = [{"choices": [{"text": ""}]}]
-            events += [{"choices": [{"text": " w"}]}] * count
-            events.append({"choices": [], "usage": {"completion_tokens": count}})
-            try:
-                for event in events:
-                    self.wfile.write(b": keep-alive\n\n")
-                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-                self.wfile.write(b"data: [DONE]\n\n")
-            except ConnectionError:
-                pass  # a client that leaves is part of what is measured
-
-    with listening(Handler) as url:
-        yield url, bodies
 
 
 def test_every_request_is_counted_and_no_two_prompts_are_alike() -> None:
@@ -110,7 +65,7 @@ def test_an_answer_that_is_not_whole_ends_the_run(how: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compare", "--suites", "speed"], "suites are latency, throughput, fairness, reuse; got 'speed'"),
+        (["compare", "--suites", "speed"], "suites are latency, throughput, fairness, reuse, arrivals; got 'speed'"),
         (["compare", "--peers", "tgi"], "peers are vllm, transformers and NAME=URL; got 'tgi'"),
         (["compare", "http://127.0.0.1:1", "--peers", "vllm"], "vllm is started for a model"),
         (["compare", "--peers", "transformers", "--suites", "reuse"], "latency suite alone"),

@@ -53,7 +53,7 @@ def server(
                 self.send(said[0], "application/json", json.dumps(said[1]).encode())
                 return
             chunks: list[Body] = [{"choices": [{"text": piece}]} for piece in (said[:3], said[3:])]
-            usage: Body = {"prompt_tokens": 500} | ({} if density is None else {"attention_density": density})
+            usage: Body = {"prompt_tokens": 500} | ({} if density is None else {"attention": {"density": density}})
             chunks.append({"choices": [], "usage": usage})
             events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
             self.send(200, "text/event-stream", ("".join(events) + "data: [DONE]\n\n").encode())

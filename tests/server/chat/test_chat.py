@@ -243,3 +243,41 @@ def test_a_bar_is_shown_while_the_prompt_is_read(server: FakeServer) -> None:
     Terminal(client(server), Conversation(), console, lambda _: next(lines)).run()
     assert "60/100 tokens" in shown.getvalue()
     assert shown.getvalue().index("60/100") < shown.getvalue().index("flies")
+
+
+def test_a_policy_holds_for_the_messages_that_follow_it(server: FakeServer) -> None:
+    lines = ["Hi", "/policy window:100:2", "And?", '/policy {"policy": "dynamic", "recall": 0.9}', "So?", "/policy"]
+    shown, _ = chat(server, *lines)
+    assert [body.get("attention") for body in server.bodies] == [
+        None,
+        "window:100:2",
+        {"policy": "dynamic", "recall": 0.9},
+    ]
+    assert "{'policy': 'dynamic', 'recall': 0.9}" in shown
+
+
+def test_a_policy_that_cannot_be_is_told_and_changes_nothing(server: FakeServer) -> None:
+    shown, _ = chat(server, "/policy window:0", "/policy {", "/policy 4", "/policy dense:4", "Hi")
+    for words_ in (
+        "size: must be from 1 to 16777216",
+        "not valid JSON",
+        "a text such as window:4096:4",
+        "0 parameters",
+    ):
+        assert words_ in shown
+    assert "attention" not in server.bodies[0]
+
+
+def test_a_turn_says_what_its_policy_left_out(server: FakeServer) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 4}
+    for kept, told in (
+        (
+            {"queries": 9, "mean": 0.914, "p5": 0.5, "min": 0.11},
+            "12.5% of dense attention, kept 91.4% of its mass (least 11.0%)",
+        ),
+        (None, "12.5% of dense attention"),
+    ):
+        attention = {"policy": "window", "density": 0.125, "kept_mass": kept}
+        server.lines = [*ANSWER[:-2], chunk(usage=usage | {"attention": attention}), ANSWER[-1]]
+        shown, _ = chat(server, "Hi")
+        assert f"answer 4 tokens · {told}\n" in shown

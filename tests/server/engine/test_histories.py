@@ -61,7 +61,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         self.page_size = page_size
         pool = PagePool(pages * 4 // page_size, page_size, HostPages(slots) if slots else None)
-        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, restored)
+        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, restored_pages=restored)
         self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps=overlaps)
         self.runner.after_step = self.while_a_step_runs
         self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)

@@ -5,29 +5,34 @@ from __future__ import annotations
 import random
 
 import pytest
+from longreach.engine.reach import reach_of
 from longreach.engine.step_time import StepCost, StepTime, Work
+from longreach.policies import policy_of
+from longreach_kernels import Window
+from longreach_kernels.policies import policy_mask
+from longreach_kernels.tile_counts import tile_count
 
 # About what an 8B model costs on one H200: 5 ms a step, 24 us a token, 0.9 ns a pair, 31 ns a cached key.
 GPU = StepCost(5e-3, 24e-6, 0.9e-9, 31e-9)
-DECODES = Work.of_step([(30_000 + i, 1) for i in range(8)])
+DECODES = Work.of_step([(30_000 + i, 1, None) for i in range(8)])
 
 
 def prefill(start: int, length: int) -> Work:
-    return Work.of_step([(start, length)])
+    return Work.of_step([(start, length, None)])
 
 
 def test_work_counts_what_causal_attention_computes() -> None:
     assert Work.of_chunk(3, 4) == Work(0, 4, 4 + 5 + 6 + 7, 7)
-    assert Work.of_step([(0, 2), (9, 1)]) == Work(1, 3, 1 + 2 + 10, 12)
+    assert Work.of_step([(0, 2, None), (9, 1, None)]) == Work(1, 3, 1 + 2 + 10, 12)
 
 
 @pytest.mark.parametrize("true", [GPU, StepCost(8e-3, 5e-4, 4e-8, 1e-7), StepCost(0.0, 1e-3, 0.0, 0.0)])
 def test_predictions_come_within_a_few_percent_of_noisy_measurements(true: StepCost) -> None:
     noise, model = random.Random(0), StepTime()
     for start in range(0, 131_072, 8192):
-        for work in (prefill(start, 8192), Work.of_step([(start, 1)]), DECODES + prefill(start, 900)):
+        for work in (prefill(start, 8192), Work.of_step([(start, 1, None)]), DECODES + prefill(start, 900)):
             model.observe(work, true.seconds(work) * noise.uniform(0.97, 1.03))
-    for work in (prefill(100_000, 4096), Work.of_step([(60_000, 1)]), prefill(0, 300)):
+    for work in (prefill(100_000, 4096), Work.of_step([(60_000, 1, None)]), prefill(0, 300)):
         assert model.cost.seconds(work) == pytest.approx(true.seconds(work), rel=0.1)
     assert all(value >= 0 for value in (model.cost.per_step, model.cost.per_token, model.cost.per_pair))
 
@@ -88,3 +93,36 @@ def test_a_whole_prefill_is_predicted_as_its_steps_are() -> None:
     assert GPU.prefill_seconds(0, 131_072, 8192) == pytest.approx(
         GPU.prefill_seconds(0, 65_536, 8192) + GPU.prefill_seconds(65_536, 131_072, 8192)
     )
+
+
+def test_a_reach_is_what_its_policy_lets_a_query_see() -> None:
+    asked = ("window:3000:50", "a_shape", "strided:1024", "strided:512:true", "local_global", "bigbird")
+    for text in asked:
+        policy = policy_of(text).resolve()
+        reach = reach_of(policy, 0.0)
+        mask = policy_mask(policy.name, **dict(policy.parameters))
+        assert reach is not None
+        for start, end in ((0, 2000), (0, 60_000), (50_000, 52_000)):
+            exact = tile_count(mask, start, end).pairs / mask.heads
+            assert reach.pairs(start, end) == pytest.approx(exact, rel=0.15), text
+        assert reach.keys(40_000) == pytest.approx(tile_count(mask, 39_999, 40_000).pairs / mask.heads, rel=0.15), text
+
+
+def test_layers_that_stay_dense_count_in_a_reach() -> None:
+    window = policy_of("window:1000:0").resolve()
+    assert reach_of(policy_of("dense").resolve(), 0.0) is None
+    assert reach_of(window, 1.0) is None
+    quarter = reach_of(window, 0.25)
+    assert quarter is not None
+    assert quarter.pairs(0, 50_000) == pytest.approx(
+        0.25 * Work.of_chunk(0, 50_000).pairs + 0.75 * tile_count(Window(1000), 0, 50_000).pairs,
+        rel=0.01,
+    )
+
+
+def test_what_a_policy_leaves_out_is_not_predicted() -> None:
+    reach = reach_of(policy_of("window:1024:0").resolve(), 0.0)
+    assert GPU.prefill_seconds(0, 131_072, 8192, reach) < 0.5 * GPU.prefill_seconds(0, 131_072, 8192)
+    assert GPU.longest_chunk(100_000, 8192, 0.1, reach) > GPU.longest_chunk(100_000, 8192, 0.1)
+    assert Work.of_step([(9, 4, reach)]) == Work.of_step([(9, 4, None)])
+    assert Work.of_chunk(50_000, 8, reach).keys == 1024 + 8

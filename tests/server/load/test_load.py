@@ -32,6 +32,11 @@ def test_readers_that_do_not_read(server: ServerProcess) -> None:
     asyncio.run(scenarios.slow_readers(server, 20, tokens=100))
 
 
+def test_readers_that_read_slowly() -> None:
+    result = asyncio.run(scenarios.trickling_readers(20, tokens=200, bytes_per_second=16384))
+    assert result["seconds"] > result["bytes_each"] / 16384 / 2, "they were not slow"
+
+
 def test_headers_without_an_end(server: ServerProcess) -> None:
     assert asyncio.run(scenarios.slowloris(server, 50))["seconds_held_at_most"] < 10
 

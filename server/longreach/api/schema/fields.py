@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, PlainValidator
 
-MAX_PROMPT_TOKENS = 2**24
+from longreach.strict import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
+from longreach.strict import StrictModel as StrictModel
+from longreach.strict import invalid as invalid
+
 MAX_PROMPTS = 64
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -20,17 +22,6 @@ MAX_MESSAGES = 65536
 MAX_TOOLS = 128
 
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
-
-
-class StrictModel(BaseModel):
-    """A JSON object with known members of exact types."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", validate_default=False)
-
-
-def invalid(message: str, code: str = "invalid_value") -> PydanticCustomError:
-    """An error whose message and code reach the caller as they are."""
-    return PydanticCustomError("longreach", "{message}", {"message": message, "code": code})
 
 
 def or_default(default: object) -> BeforeValidator:

@@ -23,11 +23,14 @@ def parse(model: type[M], body: object) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _as_api_error(error.errors(include_url=False)) from None
+        raise as_api_error(error.errors(include_url=False)) from None
 
 
-def _as_api_error(problems: Sequence[Any]) -> InvalidRequestError:
-    """OpenAI reports one field at a time; an unknown field comes first, being the likelier slip."""
+def as_api_error(problems: Sequence[Any]) -> InvalidRequestError:
+    """What the caller is told of pydantic's `problems`.
+
+    OpenAI reports one field at a time; an unknown field comes first, being the likelier slip.
+    """
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     param = ".".join(str(part)[:64] for part in problem["loc"])[:256] or None
     if problem["type"] == "extra_forbidden":

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
+from longreach.api.schema.attention import Attention
 from longreach.api.schema.fields import (
     MAX_CHOICES,
     MAX_PROMPT_TOKENS,
@@ -46,6 +47,9 @@ class ServingFields(StrictModel):
     )
     speculate: int | None = Field(
         None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
+    )
+    attention: Attention = Field(
+        None, description="Which keys a query sees: a policy, or its short form (window:4096:4); the server's default."
     )
 
 

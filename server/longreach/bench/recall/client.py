@@ -22,7 +22,7 @@ _TIMEOUT = httpx.Timeout(10, read=600)
 class Answer:
     """What a server said: the time to its first token and in all, in seconds, and the tokens it read.
 
-    `density` is the share of the attention that was computed, where the server reports it (`usage.attention_density`).
+    `density` is the share of the attention that was computed, where the server reports it (`usage.attention.density`).
     """
 
     text: str
@@ -39,8 +39,9 @@ class Server:
         ValueError: nothing answers there, or not with a list of models.
     """
 
-    def __init__(self, url: str, attention: Any = None) -> None:
-        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT)
+    def __init__(self, url: str, attention: Any = None, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(base_url=url, timeout=_TIMEOUT, headers=headers)
         self._extra = {} if attention is None else {"attention": attention}
         try:
             self.model: str = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
@@ -85,7 +86,7 @@ class Server:
                     first = first or time.perf_counter()
                 usage = chunk.get("usage") or usage
         ended = time.perf_counter()
-        density = usage.get("attention_density")
+        density = (usage.get("attention") or {}).get("density")
         return Answer(text, (first or ended) - started, ended - started, usage.get("prompt_tokens", 0), density)
 
     def _refusal(self, response: httpx.Response) -> str:
@@ -93,7 +94,7 @@ class Server:
             error = response.json()["error"]
         except (ValueError, LookupError, TypeError):
             return f"the server answered {response.status_code} without an error object"
-        if self._extra and error.get("param") == "attention":
+        if self._extra and str(error.get("param")).partition(".")[0] == "attention":
             return f"the server takes no such attention policy, leave --attention out: {error['message']}"
         return f"the server refused a prompt: {error['message']}"
 

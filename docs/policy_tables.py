@@ -1,0 +1,61 @@
+"""Write the table of docs/attention-policies.md from the policies' schema.
+
+python docs/policy_tables.py            # writes the page
+python docs/policy_tables.py --check    # changes nothing, fails if the page is not what the schema says
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from longreach.api.attention import policy_info
+from longreach.api.objects import PolicyParameter
+from longreach.policies import POLICIES
+from msgspec import UNSET
+
+PAGE = Path(__file__).resolve().parent / "attention-policies.md"
+BEGIN, END = "<!-- policies -->\n", "<!-- end -->\n"
+
+
+def render(page: str) -> str:
+    """The page with its table made anew."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"page: needs the lines {BEGIN.strip()} and {END.strip()}")
+    lines = ["| policy | parameter | range | default | |", "|---|---|---|---|---|"]
+    for kind in POLICIES:
+        info = policy_info(kind)
+        lines.append(f"| `{info.policy}` | | | | {' '.join(info.description.split())} |")
+        for name, parameter in info.parameters.items():
+            cells = f"`{name}` | {_range(parameter)} | `{json.dumps(parameter.default)}` | {parameter.description}"
+            lines.append(f"| | {cells} |")
+    return before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after
+
+
+def _range(parameter: PolicyParameter) -> str:
+    if parameter.values is not UNSET:
+        return " or ".join(parameter.values)
+    if parameter.minimum is UNSET:
+        return parameter.type
+    return f"{parameter.type}, {parameter.minimum} to {parameter.maximum}"
+
+
+def main() -> None:
+    """Write the page, or with --check compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page would change")
+    check = parser.parse_args().check
+    before = PAGE.read_text()
+    after = render(before)
+    if not check:
+        PAGE.write_text(after)
+    elif after != before:
+        sys.exit(f"{PAGE.name} is not what the schema says; run docs/policy_tables.py")
+
+
+if __name__ == "__main__":
+    main()

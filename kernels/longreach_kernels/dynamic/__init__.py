@@ -1,0 +1,31 @@
+"""Dynamic sparse attention: which keys matter is estimated for the queries at hand, and only those are read.
+
+For a prompt: `select_tiles` makes the lists that `longreach_kernels.paged_attention` takes in place of a mask. What
+they leave out is not known before it is measured, by `kept_mass`. For decodes: `select_blocks` and `block_attention`,
+from bounds that `write_bounds` keeps beside the pages; what they leave out has a bound, `BlockChoice.missed`.
+"""
+
+from .estimators import Antidiagonal, Estimator, Pooled
+from .kept_mass import kept_mass
+from .page_bounds import new_bounds, write_bounds
+from .page_selection import BlockChoice, block_attention, select_blocks
+from .select import select_tiles
+from .targets import Density, Recall, Speedup, Target, Threshold
+
+__all__ = [
+    "Antidiagonal",
+    "BlockChoice",
+    "Density",
+    "Estimator",
+    "Pooled",
+    "Recall",
+    "Speedup",
+    "Target",
+    "Threshold",
+    "block_attention",
+    "kept_mass",
+    "new_bounds",
+    "select_blocks",
+    "select_tiles",
+    "write_bounds",
+]

@@ -1,0 +1,111 @@
+"""The greatest logit that any key of a block may have, from its bounds: in torch, and in Triton."""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# (to the stubs a constexpr has no attributes, and device functions that return tl values return nothing)
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.portable.arguments import padded
+from longreach_kernels.portable.config import cdiv, launch
+
+from .page_bounds import BLOCK
+
+
+def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
+    """(B, Hq, blocks) fp32: sum over channels of max(q_c least_c, q_c greatest_c); -inf beyond a sequence's end.
+
+    Args:
+        q: (B, Hq, D), one query a sequence.
+        bounds: of `page_bounds.new_bounds`.
+        batch: of decodes.
+    """
+    blocks_of_page, kv_heads = bounds.shape[1], bounds.shape[2]
+    limit = cdiv(max(1, batch.max_context_len), BLOCK)
+    products = torch.full((*q.shape[:2], limit), float("-inf"))
+    for b, length in enumerate(batch.context_lens.tolist()):
+        count = cdiv(length, BLOCK) if length else 0
+        pages = batch.page_table[b, : cdiv(count, blocks_of_page) if count else 0].long()
+        own = bounds[pages].flatten(0, 1)[:count].float().repeat_interleave(q.shape[1] // kv_heads, 1)
+        products[b, :, :count] = (q[b].float()[:, None] * own).amax(2).sum(-1).T
+    return products
+
+
+@triton.jit(
+    do_not_specialize=["stride_table", "limit"],
+    do_not_specialize_on_alignment=["CuQ", "ContextLens", "Table"],
+)
+def score_kernel(
+    Q,
+    Bounds,
+    Products,
+    CuQ,
+    ContextLens,
+    Table,
+    stride_qt,
+    stride_qh,
+    stride_table,
+    limit,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCKS_OF_PAGE: tl.constexpr,
+):
+    """Grid (parts of the blocks, Hkv, B)."""
+    kv_head = tl.program_id(1)
+    seq = tl.program_id(2)
+    num_keys = tl.load(ContextLens + seq)
+    block = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    inside = block * BLOCK_SIZE < num_keys
+    table = Table + seq.to(tl.int64) * stride_table
+    page = tl.load(table + block // BLOCKS_OF_PAGE, mask=inside, other=0).to(tl.int64)
+    row = ((page * BLOCKS_OF_PAGE + block % BLOCKS_OF_PAGE) * KV_HEADS + kv_head) * (2 * HEAD_DIM)
+    loaded = inside[:, None] & (offs_d[None, :] < HEAD_DIM)
+    least = tl.load(Bounds + row[:, None] + offs_d[None, :], mask=loaded, other=0.0).to(tl.float32)
+    greatest = tl.load(Bounds + row[:, None] + HEAD_DIM + offs_d[None, :], mask=loaded, other=0.0).to(tl.float32)
+    q_row = Q + tl.load(CuQ + seq).to(tl.int64) * stride_qt
+    for g in range(GROUP):
+        head = kv_head * GROUP + g
+        q = tl.load(q_row + head * stride_qh + offs_d, mask=offs_d < HEAD_DIM, other=0.0).to(tl.float32)
+        product = tl.sum(tl.maximum(q[None, :] * least, q[None, :] * greatest), 1)
+        at = Products + (seq.to(tl.int64) * (KV_HEADS * GROUP) + head) * limit + block
+        tl.store(at, tl.where(inside, product, float("-inf")), mask=block < limit)
+
+
+def products(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
+    """As `products_on_cpu`, in one launch."""
+    kv_heads, head_dim = bounds.shape[2], q.shape[2]
+    limit = cdiv(max(1, batch.max_context_len), BLOCK)
+    found = torch.empty((*q.shape[:2], limit), dtype=torch.float32, device=q.device)
+    block_n = 32
+    launch(
+        score_kernel,
+        (cdiv(limit, block_n), kv_heads, batch.size),
+        q,
+        bounds,
+        found,
+        batch.cu_seqlens_q,
+        batch.context_lens,
+        batch.page_table,
+        q.stride(0),
+        q.stride(1),
+        batch.page_table.stride(0),
+        limit,
+        GROUP=q.shape[1] // kv_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_D=padded(head_dim),
+        BLOCK_N=block_n,
+        BLOCK_SIZE=BLOCK,
+        BLOCKS_OF_PAGE=bounds.shape[1],
+        num_warps=4,
+    )
+    return found

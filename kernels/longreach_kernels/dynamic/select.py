@@ -1,0 +1,160 @@
+"""`select_tiles`: from the queries of a step and the keys in pages to the lists of key tiles worth reading."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longreach_kernels.api import list_tiles
+from longreach_kernels.backends import resolve_backend
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.checks import check_softcap, kv_scale_of, scale_of
+from longreach_kernels.tile_lists import TileLists
+
+from . import specification
+from .estimators import Antidiagonal, Estimator, Pooled
+from .lists import lists_of_choice
+from .query_tiles import QueryTiles, query_tiles
+from .specification import Logits
+from .targets import Density, Recall, Speedup, Target, Threshold, choose, density_of
+
+_ANTIDIAGONAL = Antidiagonal()
+
+
+@torch.no_grad()
+def select_tiles(
+    q: Tensor,
+    k_pages: Tensor,
+    batch: PagedBatch,
+    *,
+    target: Target,
+    estimator: Estimator = _ANTIDIAGONAL,
+    scale: float | None = None,
+    softcap: float | None = None,
+    k_scale: Tensor | None = None,
+    window: int | None = None,
+    prompt_lens: Tensor | None = None,
+    local: int = 512,
+    tail: int = 512,
+    dense_below: int = 2048,
+    backend: str = "auto",
+) -> TileLists:
+    """Choose the key tiles that each query tile of a step reads, one list for each KV head and all query heads of it.
+
+    Always kept, wherever they can be seen at all: the first key tile, the tiles of the ``local`` keys before a query
+    tile, all keys of a query tile that begins before ``dense_below`` or ends in the ``tail`` of its prompt or after it.
+    So a sequence that is writing its answer attends to everything.
+
+    What a query tile keeps depends on its own queries and the keys before its end, and on nothing else in the batch. If
+    chunks begin at multiples of the tile (`list_tiles`), it does not depend on how the prompt was cut into chunks
+    either. The new tokens' keys must be in their pages already. Nothing waits for the device, except on a CPU.
+
+    Args:
+        q: (T, Hq, D), the queries of all sequences laid end to end.
+        k_pages: (num_pages, page_size, Hkv, D), in the dtype of q or float8_e4m3fn.
+        batch: as in `paged_attention`; its ``max_context_len`` bounds the memory of the lists.
+        target: how much is kept: `Recall`, `Density`, `Speedup` or `Threshold`.
+        estimator: `Antidiagonal` or `Pooled`.
+        scale, softcap: as in `paged_attention`.
+        k_scale: (Hkv,) fp32, of fp8 pages.
+        window: keys that a query sees, itself counted, for layers with a sliding window; the lists keep to it.
+        prompt_lens: (B,) int32 on the device of q, tokens of each prompt when it is read to its end; by default the
+            context lengths, as if each prompt ended with this step.
+        local, tail, dense_below: tokens, at least 0.
+        backend: as in `paged_attention`, which the lists are for.
+
+    Returns:
+        Lists for `paged_attention`, with Hkv heads. Their ``start[-1]`` is the number of key tiles in them.
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    _check(q, k_pages, batch, target, estimator, window, prompt_lens)
+    for name, value in (("local", local), ("tail", tail), ("dense_below", dense_below)):
+        if value < 0:
+            raise ValueError(f"{name}: must be at least 0 tokens, got {value}")
+    factor = scale_of(q, scale)
+    check_softcap(softcap)
+    logits = Logits(factor, softcap, kv_scale_of(k_pages, "k_scale", k_scale))
+
+    tile_q, tile_k = list_tiles(q, k_pages, backend=backend)
+    tiles = query_tiles(batch, q.shape[0], tile_q, tile_k, window)
+    visible = tiles.visible()
+    if batch.max_context_len <= dense_below:
+        return lists_of_choice(visible.expand(k_pages.shape[2], -1, -1), tiles)
+    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
+    prompt_lens = batch.context_lens if prompt_lens is None else prompt_lens
+    forced = forced_tiles(tiles, prompt_lens, local, tail, dense_below)
+    chosen = density_of(target, estimator.cost(tile_k)) if isinstance(target, Speedup) else target
+    return lists_of_choice(choose(mass, visible, forced, chosen), tiles)
+
+
+def masses(
+    q: Tensor,
+    k_pages: Tensor,
+    batch: PagedBatch,
+    tiles: QueryTiles,
+    logits: Logits,
+    estimator: Estimator,
+    backend: str,
+) -> Tensor:
+    """(Hkv, Q, K) int32, the estimated mass of each key tile, in `targets.PARTS`."""
+    if resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference"):
+        if isinstance(estimator, Pooled):
+            return specification.pooled_mass(q, k_pages, batch, tiles, logits)
+        return specification.antidiagonal_mass(q, k_pages, batch, tiles, logits, estimator.stride)
+    if isinstance(estimator, Pooled):
+        from .pooled import pooled_mass
+
+        return pooled_mass(q, k_pages, batch, tiles, logits)
+    from .antidiagonal import antidiagonal_mass
+
+    return antidiagonal_mass(q, k_pages, batch, tiles, logits, estimator.stride)
+
+
+def forced_tiles(tiles: QueryTiles, prompt_lens: Tensor, local: int, tail: int, dense_below: int) -> Tensor:
+    """(Q, K) bool: tiles that are kept whatever their mass, if they are visible."""
+    starts = tiles.key_starts
+    dense = (tiles.first < dense_below) | (tiles.last >= prompt_lens.long()[tiles.seq] - tail)
+    near = starts + tiles.tile_k > (tiles.first - local)[:, None]
+    return dense[:, None] | near | (starts == 0)
+
+
+def _check(
+    q: Tensor,
+    k_pages: Tensor,
+    batch: PagedBatch,
+    target: Target,
+    estimator: Estimator,
+    window: int | None,
+    prompt_lens: Tensor | None,
+) -> None:
+    if q.dim() != 3 or not q.dtype.is_floating_point or q.stride(-1) != 1:
+        raise ValueError(f"q: needs floating point (T, Hq, D) with contiguous channels, got {q.dtype} {tuple(q.shape)}")
+    if k_pages.dim() != 4 or k_pages.shape[3] != q.shape[2] or k_pages.stride(-1) != 1:
+        raise ValueError(
+            f"k_pages: needs (num_pages, page_size, Hkv, {q.shape[2]}) with contiguous channels, "
+            f"got {tuple(k_pages.shape)}"
+        )
+    if k_pages.dtype not in (q.dtype, torch.float8_e4m3fn):
+        raise ValueError(f"k_pages: needs the dtype of q, {q.dtype}, or float8_e4m3fn, got {k_pages.dtype}")
+    if k_pages.shape[2] == 0 or q.shape[1] % k_pages.shape[2]:
+        raise ValueError(f"k_pages: {q.shape[1]} query heads are not a multiple of its {k_pages.shape[2]} heads")
+    for name, x in (("k_pages", k_pages), ("batch", batch.context_lens)):
+        if x.device != q.device:
+            raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
+    if not isinstance(target, (Recall, Density, Speedup, Threshold)):
+        raise ValueError(f"target: needs Recall, Density, Speedup or Threshold, got {target!r}")
+    if not isinstance(estimator, (Antidiagonal, Pooled)):
+        raise ValueError(f"estimator: needs Antidiagonal() or Pooled(), got {estimator!r}")
+    if window is not None and window < 1:
+        raise ValueError(f"window: must be at least 1, the query itself, or None, got {window}")
+    if prompt_lens is not None and (
+        prompt_lens.dtype != torch.int32
+        or prompt_lens.shape != batch.context_lens.shape
+        or prompt_lens.device != q.device
+    ):
+        raise ValueError(
+            f"prompt_lens: needs int32 ({batch.size},) on {q.device}, "
+            f"got {prompt_lens.dtype} {tuple(prompt_lens.shape)} on {prompt_lens.device}"
+        )

@@ -1,0 +1,112 @@
+"""Pictures of static policies: the masks that the kernels use, drawn and counted, in a process of their own.
+
+What is drawn needs torch, which this process does not hold, and takes processor time, which its event loop does not
+have. The process is started with the first picture and serves one at a time; what it takes is bounded, since long
+sequences are sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+from collections import OrderedDict
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from longreach.api.objects import MaskPicture
+from longreach.engine.messages import AttentionPolicy
+from longreach.errors import OverloadedError
+
+MAX_LENGTH = 2**22
+MAX_CELLS = 128
+
+_WAITING = 16
+_REMEMBERED = 64
+_RETRY_AFTER = 2
+# Rows of tiles that are counted: all of up to 128K positions. Beyond, so many are a sample, evenly spread, and the
+# fewer the longer they are.
+_COUNTED_ROWS = 1024
+_COUNTED_TILES = 1 << 22
+
+
+class MaskPictures:
+    """Draws masks; `stop` ends the process."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._waiting = 0
+        self._turn = asyncio.Lock()
+        self._known: OrderedDict[tuple[AttentionPolicy, int], tuple[MaskPicture, bytes]] = OrderedDict()
+
+    async def draw(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
+        """The picture of a policy over a prompt of `length` tokens, as numbers and as PNG.
+
+        Raises:
+            OverloadedError: too many pictures are asked for at once.
+        """
+        name = policy, length
+        if name not in self._known:
+            if self._waiting >= _WAITING:
+                raise OverloadedError("Too many masks are being drawn.", _RETRY_AFTER, code="busy_drawing")
+            self._waiting += 1
+            try:
+                async with self._turn:
+                    if name not in self._known:
+                        self._known[name] = await self._run(policy, length)
+            finally:
+                self._waiting -= 1
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(name)
+        return self._known[name]
+
+    async def _run(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
+            self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
+        except BrokenProcessPool:
+            self._pool = None  # the next picture gets another process
+            raise
+
+    def stop(self) -> None:
+        """End the process, if it was ever started."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+def _leave_signals_to_the_owner() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def picture(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
+    """Draw and count a policy's mask; runs in the process of its own."""
+    from longreach_kernels.draw import grey_png
+    from longreach_kernels.policies import policy_mask
+    from longreach_kernels.tile_counts import TILE, sampled_coverage, tile_count
+
+    parameters: dict[str, Any] = dict(policy.parameters)
+    mask = policy_mask(policy.name, **parameters)
+    tiles = -(-length // TILE)
+    rows = min(_COUNTED_ROWS, _COUNTED_TILES // tiles)
+    count = tile_count(mask, 0, length, most_rows=rows)
+    cells = sampled_coverage(mask, length, size=MAX_CELLS)
+    total = tiles * (tiles + 1) // 2
+    share = count.tiles / count.causal_tiles
+    told = MaskPicture(
+        policy=policy.name,
+        parameters=parameters,
+        length=length,
+        block=TILE,
+        exact=tiles <= rows,
+        density=count.density,
+        tiles_visited=round(share * total),
+        tiles_total=total,
+        flops_saved_share=1 - share,
+        grid=(cells * 100).round().int().tolist(),
+    )
+    return told, grey_png(cells)

@@ -1,0 +1,124 @@
+"""The result of a load test as Markdown: latencies by length, arrivals, and what policies gain and lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .fit import PowerLaw, power_law
+
+_PARTS = ("p50", "p90", "p99")
+
+
+def report(result: dict[str, Any], picture: str | None) -> str:
+    """A page: the tables, and the picture beside it if there is one."""
+    page = f"# Load test by context length\n\n{table(result)}"
+    return page if picture is None else f"{page}\n![Load test by context length]({picture})\n"
+
+
+def table(result: dict[str, Any]) -> str:
+    """All tables, then what they were measured on."""
+    policies = result["policies"]
+    tables = [_latency(policies), _arrivals(policies), _policies(policies)]
+    text = ["\n".join("| " + " | ".join(cells) + " |" for cells in lines) for lines in tables if len(lines) > 2]
+    return "\n\n".join([*text, *_growth(policies), _caption(result)]) + "\n"
+
+
+def cold_rows(policy: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of one request at a time without a cached prefix (of the least concurrency that was measured)."""
+    cold = [row for row in policy["rows"] if row["prefix"] == "cold"]
+    least = min((row["concurrency"] for row in cold), default=1)
+    return [row for row in cold if row["concurrency"] == least]
+
+
+def growth(policy: dict[str, Any]) -> PowerLaw | None:
+    """How TTFT of cold prompts grows with their length."""
+    rows = cold_rows(policy)
+    return power_law([row["prompt_tokens"] for row in rows], [row["ttft_s"]["p50"] for row in rows])
+
+
+def speedups(policy: dict[str, Any], dense: dict[str, Any]) -> dict[int, float]:
+    """TTFT of dense attention over that of a policy, by prompt length."""
+    base = {row["prompt_tokens"]: row["ttft_s"]["p50"] for row in cold_rows(dense)}
+    rows = cold_rows(policy)
+    return {n: base[n] / row["ttft_s"]["p50"] for row in rows if (n := row["prompt_tokens"]) in base}
+
+
+def _latency(policies: list[dict[str, Any]]) -> list[list[str]]:
+    several = len(policies) > 1
+    head = ["prompt tokens", "prefix", "at once", "TTFT p50 / p90 / p99 (s)", "ITL p50 / p90 / p99 (ms)"]
+    head += ["end to end p50 / p90 / p99 (s)", "goodput (requests/s)", "soon enough"]
+    lines = [["attention", *head] if several else head]
+    lines.append([*(["---"] if several else []), "---:", "---", *["---:"] * (len(head) - 2)])
+    for policy in policies:
+        for row in policy["rows"]:
+            cells = [f"{row['prompt_tokens']:,}", _prefix(row), str(row["concurrency"]), *_times(row)]
+            cells += [f"{row['goodput_per_s']:.3g}", f"{row['good']} of {row['requests']}"]
+            lines.append([policy["name"], *cells] if several else cells)
+    return lines
+
+
+def _prefix(row: dict[str, Any]) -> str:
+    if row["prefix"] == "cold" or row["cached_tokens"] is None:
+        return row["prefix"]
+    return f"{row['cached_tokens']:,.0f} cached"
+
+
+def _arrivals(policies: list[dict[str, Any]]) -> list[list[str]]:
+    several = len(policies) > 1
+    head = ["arrivals (requests/s)", "prompt tokens", "TTFT p50 / p90 / p99 (s)", "ITL p50 / p90 / p99 (ms)"]
+    head += ["end to end p50 / p90 / p99 (s)", "goodput (requests/s)", "soon enough", "refused"]
+    lines = [["attention", *head] if several else head]
+    lines.append([*(["---"] if several else []), *["---:"] * len(head)])
+    for policy in policies:
+        for row in policy["arrivals"]:
+            lengths = [f"{part['prompt_tokens']:,}" for part in row["by_length"]]
+            cells = [f"{row['rate_per_s']:g}", ", ".join(lengths), *_times(row), f"{row['goodput_per_s']:.3g}"]
+            cells += [f"{row['good']} of {row['requests']}", str(row["refused"])]
+            lines.append([policy["name"], *cells] if several else cells)
+    return lines
+
+
+def _policies(policies: list[dict[str, Any]]) -> list[list[str]]:
+    """Speed-up over dense attention and recall, a column for each length."""
+    lengths = sorted({row["prompt_tokens"] for policy in policies for row in cold_rows(policy)})
+    lines = [["", *(f"{length:,}" for length in lengths)], ["---", *["---:"] * len(lengths)]]
+    for policy in policies:
+        if policy is not policies[0]:
+            gain = speedups(policy, policies[0])
+            cells = [f"{gain[n]:.2f}" if n in gain else "" for n in lengths]
+            lines.append([f"{policy['name']}: speed-up of TTFT over {policies[0]['name']}", *cells])
+        if "recall" in policy:
+            found = {row["prompt_tokens"]: row for row in policy["recall"]}
+            cells = [f"{found[n]['exact']:.2f}" if n in found else "" for n in lengths]
+            lines.append([f"{policy['name']}: recall of one fact, {policy['recall'][0]['prompts']} prompts", *cells])
+    return lines
+
+
+def _growth(policies: list[dict[str, Any]]) -> list[str]:
+    said = []
+    for policy in policies:
+        if law := growth(policy):
+            rows = cold_rows(policy)
+            first, last = rows[0]["prompt_tokens"], rows[-1]["prompt_tokens"]
+            said.append(f"{policy['name']}: TTFT grows as N^{law.exponent:.2f} from {first:,} to {last:,} tokens.")
+    return [" ".join(said)] if said else []
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    return [
+        " / ".join(f"{row['ttft_s'][part]:.3f}" for part in _PARTS),
+        " / ".join(f"{1e3 * row['itl_s'][part]:.1f}" for part in _PARTS),
+        " / ".join(f"{row['e2e_s'][part]:.2f}" for part in _PARTS),
+    ]
+
+
+def _caption(result: dict[str, Any]) -> str:
+    where, model, load = result["environment"], result["model"], result["load"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
+    what = model.get("name") or f"{model['shape']} shape, {model['weights']} weights, {model['dtype']}"
+    limits = load["objective"]
+    enough = (
+        f"soon enough: {limits['ttft']:g} s of TTFT for each 1,024 tokens, a mean ITL of {1e3 * limits['itl']:g} ms"
+    )
+    answers = f"answers of {load['max_tokens']} tokens"
+    return "; ".join([what, answers, enough, where["device"], versions, where["date"]]) + "."

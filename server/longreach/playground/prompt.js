@@ -1,0 +1,36 @@
+/** Requests: a document, a question and options become a path and a body. */
+
+/** The name of the embedded model, which answers single questions in plain text best. */
+export const EMBEDDED_MODEL = "longreach-default";
+
+/**
+ * The request that puts `question` to `model` after `text`. The document always comes first, so that the next question about it
+ * finds it in the prefix cache. `turns` are earlier questions and answers, oldest first; `attention` a policy or null.
+ */
+export function requestFor({ model, text, question, turns = [], options, attention = null }) {
+  const shared = {
+    model,
+    temperature: options.temperature,
+    stream: true,
+    stream_options: { include_usage: true, continuous_usage_stats: true },
+    return_progress: true,
+    ...(attention ? { attention } : {}),
+  };
+  if (options.form === "plain") {
+    const prompt = `${text ? `${text}\n` : ""}${question}\nAnswer:`;
+    return { path: "v1/completions", body: { ...shared, prompt, max_tokens: options.maxTokens } };
+  }
+  const questions = [...turns.map((turn) => turn.question), question];
+  const messages = questions.flatMap((asked, i) => {
+    const content = i === 0 && text ? `${text}\n\n${asked}` : asked;
+    const user = { role: "user", content };
+    return i < turns.length ? [user, { role: "assistant", content: turns[i].answer }] : [user];
+  });
+  return { path: "v1/chat/completions", body: { ...shared, messages, max_completion_tokens: options.maxTokens } };
+}
+
+/** The text and the reasoning that a chunk of either endpoint adds. */
+export function pieceOf(chunk) {
+  const choice = chunk.choices?.[0];
+  return { text: choice?.text ?? choice?.delta?.content ?? "", reasoning: choice?.delta?.reasoning_content ?? "" };
+}

@@ -1,0 +1,100 @@
+/** The server that this page came from: JSON, streams of events, and every failure in words. */
+
+const KEY = "longreach-api-key";
+
+/** What went wrong, in a sentence for the reader; `status` is 0 where there was no answer at all. */
+export class Refusal extends Error {
+  constructor(message, { status = 0, code = null, retryAfter = null, details = {} } = {}) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.retryAfter = retryAfter;
+    this.details = details;
+  }
+}
+
+/** Use an API key from now on, until the tab is closed. */
+export function setKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
+
+export async function getJson(path, signal) {
+  return (await call(path, { signal })).json();
+}
+
+export async function postJson(path, body, signal) {
+  return (await post(path, body, signal)).json();
+}
+
+/**
+ * The chunks of a streamed answer, parsed; returns after `[DONE]`.
+ * Throws a Refusal if the server refuses, fails midway or goes away, and an AbortError when `signal` aborts.
+ */
+export async function* postEvents(path, body, signal) {
+  const response = await post(path, body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    while (true) {
+      const { done, value } = await read(reader);
+      if (done) throw new Refusal("The answer broke off: the server ended the connection.");
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data: ")) continue;
+        if (line === "data: [DONE]") return;
+        const chunk = JSON.parse(line.slice(6));
+        if (chunk.error) throw new Refusal(chunk.error.message, { status: 200, code: chunk.error.code });
+        yield chunk;
+      }
+    }
+  } finally {
+    await reader.cancel().catch(() => undefined); // a stream that has failed already cannot be cancelled
+  }
+}
+
+async function read(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("The answer broke off: the connection to the server was lost.");
+  }
+}
+
+function post(path, body, signal) {
+  const headers = { "content-type": "application/json" };
+  return call(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+async function call(path, options) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { cache: "no-store", ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("The server does not answer. Is it still running?");
+  }
+  if (!response.ok) throw await refusalOf(response);
+  return response;
+}
+
+async function refusalOf(response) {
+  const status = response.status;
+  let details = {};
+  try {
+    details = (await response.json()).error ?? {};
+  } catch {
+    // Something between the page and the server answered, and not in JSON.
+    return new Refusal(`The server answered with status ${status}.`, { status });
+  }
+  if (status === 401) document.dispatchEvent(new Event("key-needed"));
+  const after = Number(response.headers.get("retry-after")) || null;
+  const again = status === 429 && after ? ` Try again in ${after} s.` : "";
+  const message = `${details.message ?? `The server answered with status ${status}.`}${again}`;
+  return new Refusal(message, { status, code: details.code, retryAfter: after, details });
+}

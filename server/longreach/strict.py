@@ -1,0 +1,19 @@
+"""Strict models and the errors of their checks, for what comes from outside: requests and settings."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+MAX_PROMPT_TOKENS = 2**24
+
+
+class StrictModel(BaseModel):
+    """A JSON object with known members of exact types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", validate_default=False)
+
+
+def invalid(message: str, code: str = "invalid_value") -> PydanticCustomError:
+    """An error whose message and code reach the caller as they are."""
+    return PydanticCustomError("longreach", "{message}", {"message": message, "code": code})

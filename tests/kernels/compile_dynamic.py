@@ -1,0 +1,74 @@
+"""Compile the estimators' kernels for sm_90 without a GPU, and print what the compiler made of them as JSON.
+
+Run as a process of its own, because Triton's interpreter, chosen for the other tests, changes the language itself.
+Arguments are the head dims to compile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
+from longreach_kernels.dynamic.page_bounds import bounds_kernel
+from longreach_kernels.dynamic.page_scores import score_kernel
+from longreach_kernels.dynamic.pooled import mean_kernel, pooled_kernel
+from longreach_kernels.portable.arguments import padded
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from .sass import facts
+
+_TYPES = dict.fromkeys(("CuQ", "ContextLens", "Table", "Mass"), "*i32")
+_TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | dict.fromkeys(("Q", "K", "Means"), "*bf16")
+_TYPES |= {"scale_log2": "fp32", "softcap_log2": "fp32", "k_strides": ("i32", "i32", "i32")}
+_ALIGNED = ("Q", "K", "Means", "Sums", "Maxima", "Mass", "Bounds", "Products", "stride_qt", "stride_qh")
+_OPTIONS = {"WINDOWED": True, "SOFTCAP": False, "KV_SCALES": False, "PRECISION": "tf32"}
+
+
+def compile_kernel(kernel: Any, constants: dict[str, Any], types: dict[str, Any], **options: int) -> dict[str, Any]:
+    """`sass.facts` of a kernel for which ``constants`` may hold more than it takes."""
+    names = kernel.arg_names
+    constants = {name: constants[name] for name in names if name in constants}
+    types = _TYPES | types
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    strides = [(names.index("k_strides"), i) for i in (0, 1, 2)] if "k_strides" in names else []
+    aligned = [*((names.index(name),) for name in _ALIGNED if name in names), *strides]
+    attributes = {path: [["tt.divisibility", 16]] for path in aligned}
+    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
+    return facts(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options))
+
+
+def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
+    """`sass.facts` by kernel and variant."""
+    shape = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_SIZE": 128, "TILE_Q": 128}
+    shape |= {"TILE_K": 128 if head_dim <= 128 else 64}
+    found = {}
+    for stride in (8, 16):
+        config = folded_config(head_dim, torch.bfloat16, 90, stride)
+        fold = {"FOLD": stride, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PARTS": 1 << 28}
+        fold |= {"ROWS": 4 * 128 // stride, "TILES": config.block_n * stride // shape["TILE_K"]}
+        for name, options, types in (
+            ("bf16", {}, {}),
+            ("fp8 softcap", {"KV_SCALES": True, "SOFTCAP": True}, {"K": "*fp8e4nv"}),
+        ):
+            constants = shape | fold | _OPTIONS | options
+            found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
+        found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
+    found["mean"] = compile_kernel(mean_kernel, shape, {}, num_warps=4)
+    pooled = shape | _OPTIONS | {"BLOCK_N": 64}
+    found["pooled"] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, num_warps=8, num_stages=2)
+    blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
+    blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}
+    for dtype in ("*bf16", "*fp8e4nv"):
+        types = {"K": dtype, "Bounds": dtype, "Slots": "*i64", "Products": "*fp32"}
+        found[f"bounds {dtype}"] = compile_kernel(bounds_kernel, blocks, types, num_warps=4)
+        found[f"scores {dtype}"] = compile_kernel(score_kernel, blocks, types, num_warps=4)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({f"D{d} {name}": x for d in map(int, sys.argv[1:]) for name, x in compile_all(d).items()}))

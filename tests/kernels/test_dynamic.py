@@ -1,0 +1,423 @@
+"""Estimates of where attention lies, what is chosen by them, and the lists that are made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from longreach_kernels import Causal, PagedBatch, Window, debug, list_tiles, paged_attention
+from longreach_kernels.dynamic import (
+    Antidiagonal,
+    Density,
+    Pooled,
+    Recall,
+    Speedup,
+    Threshold,
+    pooled,
+    select_tiles,
+    specification,
+)
+from longreach_kernels.dynamic import antidiagonal as folded
+from longreach_kernels.dynamic.lists import lists_of_choice
+from longreach_kernels.dynamic.query_tiles import query_tiles
+from longreach_kernels.dynamic.specification import Logits
+from longreach_kernels.dynamic.targets import PARTS, choose, density_of
+from longreach_kernels.listed_mask import listed_masks
+from torch import Tensor
+
+from .accuracy import check, check_paged, paged
+
+LENGTHS = ([1, 100, 64, 150], [90, 180, 64, 230])  # a decode, chunks at odd places and at a tile's edge
+BACKENDS = ["cpu", "triton"]
+
+
+def batch_of(head_dim: int = 16, page_size: int = 16, device: torch.device | str = "cpu", **options):
+    return paged(*LENGTHS, page_size, 4, 2, head_dim, num_decodes=1, device=device, **options)
+
+
+def keys_of(k_pages: Tensor, batch: PagedBatch, sequence: int) -> Tensor:
+    length = int(batch.context_lens[sequence])
+    pages = batch.page_table[sequence, : -(-length // k_pages.shape[1])].long()
+    return k_pages[pages].flatten(0, 1)[:length]
+
+
+def by_definition(q: Tensor, k: Tensor, first: int, stride: int, window: int | None, tile_k: int) -> Tensor:
+    """Antidiagonal mass of one query tile and head, q (n, D), k (N, D) up to its end, pair by pair in fp64."""
+    logits = q.double() @ k.double().T * 0.7
+    shares = []
+    for start in range(0, len(q), stride):
+        row = torch.full((-(-len(k) // stride),), float("-inf"), dtype=torch.float64)
+        for column in range(len(row)):
+            pairs = [(start + stride - 1 - i, column * stride + i) for i in range(stride)]
+            total = sum(logits[a, b] for a, b in pairs if a < len(q) and b < len(k))
+            near = window is None or (column + 1) * stride > first + start - window + 1
+            if column * stride <= first + start and near:
+                row[column] = total / stride
+        shares.append(torch.softmax(row, 0))
+    mass = torch.stack(shares).mean(0)
+    return torch.stack([part.sum() for part in mass.split(tile_k // stride)])
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("stride", [4, 16])
+def test_the_antidiagonal_estimate_is_what_it_says(stride: int, window: int | None) -> None:
+    q, k_pages, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    mass = specification.antidiagonal_mass(q, k_pages, batch, tiles, Logits(0.7, None, None), stride)
+    for slot in tiles.exists.nonzero().flatten().tolist():
+        b, first, last = int(tiles.seq[slot]), int(tiles.first[slot]), int(tiles.last[slot])
+        begin = int(batch.cu_seqlens_q[b]) + int(tiles.tile[slot]) * 32
+        for kv_head in range(2):
+            k = keys_of(k_pages, batch, b)[: (last // 32 + 1) * 32, kv_head]
+            rows = q[begin : begin + last - first + 1]
+            shares = [by_definition(rows[:, h], k, first, stride, window, 32) for h in (2 * kv_head, 2 * kv_head + 1)]
+            expected = torch.stack(shares).mean(0)
+            got = mass[kv_head, slot].double() / PARTS
+            torch.testing.assert_close(got[: len(expected)], expected, atol=1e-6, rtol=0)
+            assert not got[len(expected) :].any()
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_the_pooled_estimate_is_what_it_says(window: int | None) -> None:
+    q, k_pages, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    mass = specification.pooled_mass(q, k_pages, batch, tiles, Logits(0.7, None, None))
+    for slot in tiles.exists.nonzero().flatten().tolist():
+        b, first, last = int(tiles.seq[slot]), int(tiles.first[slot]), int(tiles.last[slot])
+        begin = int(batch.cu_seqlens_q[b]) + int(tiles.tile[slot]) * 32
+        shares = []
+        for head in range(4):
+            k = keys_of(k_pages, batch, b)[: (last // 32 + 1) * 32, head // 2].double()
+            means = torch.stack([tile.mean(0) for tile in k.split(32)])
+            logits = q[begin : begin + last - first + 1, head].double() @ means.T * 0.7
+            positions, starts = first + torch.arange(len(logits))[:, None], torch.arange(len(means)) * 32
+            unseen = starts > positions
+            if window is not None:
+                unseen |= starts + 32 <= positions - window + 1
+            logits = logits.masked_fill(unseen, float("-inf"))
+            shares.append(torch.softmax(logits, -1).mean(0))
+        expected = torch.stack(shares).view(2, 2, -1).mean(1)
+        got = mass[:, slot].double() / PARTS
+        torch.testing.assert_close(got[:, : expected.shape[1]], expected, atol=1e-6, rtol=0)
+        assert not got[:, expected.shape[1] :].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}], ids=str)
+@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Pooled()], ids=repr)
+def test_the_kernels_agree_with_the_specification(estimator, options: dict, device: torch.device) -> None:
+    options = dict(options)
+    window, softcap = options.pop("window", None), options.pop("softcap", None)
+    q, k_pages, _, batch = batch_of(**options)
+    on_host = batch
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    logits = Logits(0.7, softcap, None)
+    here = [x.to(device) for x in (q, k_pages)]
+    if device.type != "cpu":
+        batch = PagedBatch(
+            *(x.to(device) for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)),
+            batch.max_seqlen_q,
+            batch.max_context_len,
+            batch.num_decodes,
+        )
+    there = query_tiles(batch, len(q), 32, 32, window)
+    if isinstance(estimator, Pooled):
+        got = pooled.pooled_mass(*here, batch, there, logits)
+        expected = specification.pooled_mass(q, k_pages, on_host, tiles, logits)
+    else:
+        got = folded.antidiagonal_mass(*here, batch, there, logits, estimator.stride)
+        expected = specification.antidiagonal_mass(q, k_pages, on_host, tiles, logits, estimator.stride)
+    torch.testing.assert_close(got.cpu().double() / PARTS, expected.double() / PARTS, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", [Antidiagonal(8), Pooled()], ids=repr)
+def test_8_bit_keys_are_scaled(estimator) -> None:
+    q, k_pages, _, batch = batch_of()
+    scales = torch.tensor([0.5, 3.0])
+    tiles, logits = query_tiles(batch, len(q), 32, 32, None), Logits(0.7, None, scales)
+    quantized = (k_pages / scales[:, None]).to(torch.float8_e4m3fn)
+    exact = quantized.float() * scales[:, None]
+    for make in (specification, folded if isinstance(estimator, Antidiagonal) else pooled):
+        name, more = ("antidiagonal_mass", (8,)) if isinstance(estimator, Antidiagonal) else ("pooled_mass", ())
+        got = getattr(make, name)(q, quantized, batch, tiles, logits, *more)
+        want = getattr(make, name)(q, exact, batch, tiles, Logits(0.7, None, None), *more)
+        torch.testing.assert_close(got.double() / PARTS, want.double() / PARTS, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 50, 130])
+@pytest.mark.parametrize("sizes", [(32, 32), (64, 32), (16, 64)])
+def test_lists_mean_the_choice_and_the_edges(sizes: tuple[int, int], window: int | None) -> None:
+    q, _, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), *sizes, window)
+    keep = torch.rand(2, *tiles.visible().shape) < 0.6
+    lists = lists_of_choice(keep & tiles.visible(), tiles)
+    debug.check_lists(lists, batch)
+    mask = Causal() if window is None else Window(window)
+    for b, (meant, queries, keys) in enumerate(zip(listed_masks(lists, *LENGTHS), *LENGTHS, strict=True)):
+        slot = int(((tiles.seq == b) & (tiles.tile == 0)).nonzero())
+        positions = torch.arange(keys - queries, keys), torch.arange(keys)
+        own = keep[:, slot : slot + -(-queries // sizes[0])]
+        chosen = own.repeat_interleave(sizes[0], 1).repeat_interleave(sizes[1], 2)[:, :queries, :keys]
+        assert torch.equal(meant.allowed(*positions), chosen & mask.allowed(*positions))
+    lengths = lists.start.diff()
+    for b, queries in enumerate(LENGTHS[0]):
+        count = -(-queries // sizes[0])
+        for head in range(2):
+            first = int(lists.first_row[b]) + head * count
+            walked = lengths[first : first + count][lists.order[first : first + count].long()]
+            assert (walked.diff() <= 0).all(), "longest first"
+
+
+@pytest.mark.parametrize("target", [Recall(1.0), Density(1.0)], ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 50])
+def test_all_of_it_is_dense_attention(window: int | None, backend: str, target) -> None:
+    q, k_pages, v_pages, batch = batch_of()
+    lists = select_tiles(q, k_pages, batch, target=target, window=window, dense_below=0, tail=0, backend=backend)
+    out, lse = paged_attention(q, k_pages, v_pages, batch, lists=lists, backend=backend, return_lse=True)
+    check_paged(out, lse, q, k_pages, v_pages, batch, Causal() if window is None else Window(window))
+
+
+def kept(lists, batch: PagedBatch, sequence: int) -> Tensor:
+    """(H, query tiles, key tiles) bool of one sequence."""
+    return listed_masks(lists, *batch.host_lengths)[sequence].state >= -1
+
+
+def long_batch(length: int = 1600, chunk: int | None = None, device: str = "cpu"):
+    """One prompt whose queries of tile 9 look for one key of tile 2 (tiles of 128); all else is noise."""
+    q, k_pages, v_pages, batch = paged([length], [length], 16, 4, 2, 16, device=device)
+    q, k_pages = q * 0.2, k_pages * 0.2
+    direction = torch.nn.functional.normalize(torch.randn(16), dim=0)
+    q[9 * 128 : 10 * 128] += 6 * direction
+    rows = batch.page_table[0].repeat_interleave(16) * 16 + torch.arange(16).repeat(batch.page_table.shape[1])
+    at = rows[2 * 128 + 37 : 2 * 128 + 53].long()  # a stretch, as words of a sentence are
+    k_pages.view(-1, 2, 16)[at] += 6 * direction
+    return q, k_pages, v_pages, batch
+
+
+@pytest.mark.parametrize("estimator", [Antidiagonal(16), Antidiagonal(8), Pooled()], ids=repr)
+@pytest.mark.parametrize("target", [Recall(0.8), Density(0.5), Threshold(0.5), Speedup(2.0)], ids=repr)
+def test_a_place_that_matters_is_found(target, estimator) -> None:
+    q, k_pages, _, batch = long_batch()
+    none = {"local": 0, "tail": 0, "dense_below": 0}
+    lists = select_tiles(q, k_pages, batch, target=target, estimator=estimator, **none)
+    found = kept(lists, batch, 0)
+    assert found[:, 9, 2].all()
+    assert found[:, :, 0].all(), "the first tile is always kept"
+    assert found.diagonal(dim1=1, dim2=2).all(), "the diagonal is always kept"
+    assert found[:, 9].sum() < 20, "of 20 tiles that it may see"
+
+
+def test_what_is_always_kept() -> None:
+    q, k_pages, _, batch = paged([1, 1100], [1200, 1600], 16, 4, 2, 16, num_decodes=1)
+    lens = torch.tensor([1100, 2000], dtype=torch.int32)
+    options = {"target": Density(1e-6), "prompt_lens": lens}
+    alone = kept(select_tiles(q, k_pages, batch, local=0, tail=0, dense_below=0, **options), batch, 1)
+    assert alone.sum(-1).eq(3).all()  # the first tile, and two since the chunk begins amid one
+    near = kept(select_tiles(q, k_pages, batch, local=256, tail=0, dense_below=0, **options), batch, 1)
+    assert near.sum(-1)[:, 4].eq(5).all()
+    early = kept(select_tiles(q, k_pages, batch, local=0, tail=0, dense_below=700, **options), batch, 1)
+    assert early.sum(-1)[0, :3].tolist() == [5, 6, 3]
+    tail = select_tiles(q, k_pages, batch, local=0, tail=500, dense_below=0, **options)
+    assert kept(tail, batch, 0).all(), "what answers a prompt sees all of it"
+    assert kept(tail, batch, 1).sum(-1)[0].tolist() == [3, 3, 3, 3, 3, 3, 3, 12, 13]
+
+
+CHUNKED = [
+    ("cpu", target, x) for target in (Recall(0.6), Density(0.5), Threshold(0.7)) for x in (Antidiagonal(4), Pooled())
+]
+CHUNKED += [("triton", Recall(0.6), Antidiagonal(4)), ("triton", Density(0.5), Pooled())]
+
+
+@pytest.mark.parametrize(("backend", "target", "estimator"), CHUNKED, ids=str)
+def test_chunks_and_neighbours_change_no_bit(backend: str, target, estimator) -> None:
+    length, step = (1500, 512) if backend == "cpu" else (230, 96)
+    q, k_pages, v_pages, batch = paged([70, length], [200, length], 16, 4, 2, 16)
+    options = {"target": target, "estimator": estimator, "local": 64, "tail": 100, "dense_below": 64}
+    options["backend"] = backend
+    lens = torch.tensor([9999, length], dtype=torch.int32)
+    lists = select_tiles(q, k_pages, batch, prompt_lens=lens, **options)
+    whole = paged_attention(q, k_pages, v_pages, batch, lists=lists, backend=backend)[70:]
+    tile = list_tiles(q, k_pages, backend=backend)[0]
+    assert step % tile == 0
+    assert not kept(lists, batch, 1).all(), "something is left out"
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        part = q[70 + start : 70 + stop]
+        lengths = [torch.tensor(x, dtype=torch.int32) for x in ([0, stop - start], [stop])]
+        alone = PagedBatch(*lengths, batch.page_table[1:].contiguous(), stop - start, stop)
+        own = select_tiles(part, k_pages, alone, prompt_lens=lens[1:], **options)
+        out = paged_attention(part, k_pages, v_pages, alone, lists=own, backend=backend)
+        assert torch.equal(out, whole[start:stop])
+
+
+def test_recall_keeps_the_heaviest_until_their_share_is_reached() -> None:
+    mass = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2, 0.0]]])
+    mass = (mass * PARTS).int()
+    visible = torch.tensor([[True] * 5 + [False]])
+    none = torch.zeros_like(visible)
+    pick = lambda share, forced=none: choose(mass, visible, forced, Recall(share))[0, 0].nonzero().flatten().tolist()  # noqa: E731
+    assert pick(0.3) == [1]
+    assert pick(0.6) == [1, 3]
+    assert pick(0.7) == [1, 3, 4]
+    assert pick(1.0) == [0, 1, 2, 3, 4]
+    forced = none.clone()
+    forced[0, [2, 5]] = True
+    assert pick(0.3, forced) == [1, 2]
+    assert pick(0.05, forced) == [2]
+
+
+def test_density_is_a_budget_that_heads_share() -> None:
+    mass = (torch.tensor([[[0.9, 0.05, 0.05, 0.0]], [[0.3, 0.3, 0.2, 0.2]]]) * PARTS).int()
+    visible, none = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.bool)
+    assert choose(mass, visible, none, Density(0.5)).sum(-1).flatten().tolist() == [1, 3]
+    assert choose(mass, visible, none, Density(0.4)).sum() == 4  # 3.2, rounded up
+    assert choose(mass, visible, visible, Density(0.4)).all()
+
+
+def test_threshold_compares_with_the_heaviest() -> None:
+    mass = (torch.tensor([[[0.5, 0.06, 0.04, 0.4]], [[0.25, 0.25, 0.25, 0.25]]]) * PARTS).int()
+    visible, none = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.bool)
+    assert choose(mass, visible, none, Threshold(0.1)).sum(-1).flatten().tolist() == [3, 4]
+
+
+def test_speedup_pays_for_the_estimate() -> None:
+    assert density_of(Speedup(4.0), 0.05).share == pytest.approx(0.2)
+    assert density_of(Speedup(1.0), 0.0).share == 1.0
+    with pytest.raises(ValueError, match=r"^target: .*less than 20\.0"):
+        density_of(Speedup(20.0), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"target": 0.9}, "target"),
+        ({"estimator": "pooled"}, "estimator"),
+        ({"window": 0}, "window"),
+        ({"local": -1}, "local"),
+        ({"tail": -1}, "tail"),
+        ({"dense_below": -1}, "dense_below"),
+        ({"scale": 0.0}, "scale"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"k_scale": torch.ones(2)}, "k_scale"),
+        ({"prompt_lens": torch.ones(4)}, "prompt_lens"),
+        ({"prompt_lens": torch.ones(3, dtype=torch.int32)}, "prompt_lens"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict, named: str) -> None:
+    q, k_pages, _, batch = batch_of()
+    with pytest.raises(ValueError, match=f"^{named}: "):
+        select_tiles(q, k_pages, batch, **{"target": Recall(0.9)} | options)
+    for make in (lambda: Recall(0.0), lambda: Density(1.5), lambda: Threshold(float("nan"))):
+        with pytest.raises(ValueError, match=r"^share: "):
+            make()
+    with pytest.raises(ValueError, match=r"^factor: "):
+        Speedup(0.5)
+    with pytest.raises(ValueError, match=r"^stride: "):
+        Antidiagonal(5)
+    with pytest.raises(ValueError, match=r"^q: "):
+        select_tiles(q[0], k_pages, batch, target=Recall(0.9))
+    with pytest.raises(ValueError, match=r"^k_pages: "):
+        select_tiles(q, k_pages[0], batch, target=Recall(0.9))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.kernels.compile_dynamic", str(head_dim)]
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    compiled = json.loads(done.stdout)
+    assert len(compiled) == 12
+    for name, facts in compiled.items():
+        assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
+        assert facts["spills"] == 0, (name, facts)
+        assert (facts["wgmma"] > 0) == ("folded" in name or "pooled" in name), (name, facts)
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    LENGTHS = ([1, 700, 1500, 256], [900, 2000, 1500, 3000])
+
+    def inputs(self, head_dim: int = 128, page_size: int = 128):
+        return paged(*self.LENGTHS, page_size, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=1)
+
+    @pytest.mark.parametrize("window", [None, 600])
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Pooled()], ids=repr)
+    @pytest.mark.parametrize("head_dim", [64, 128, 256])
+    @pytest.mark.parametrize("backend", ["triton", "auto"])
+    def test_attention_over_what_was_chosen(self, backend: str, head_dim: int, estimator, window: int | None) -> None:
+        q, k_pages, v_pages, batch = self.inputs(head_dim)
+        options = {"target": Recall(0.6), "estimator": estimator, "window": window}
+        lists = select_tiles(q * 3, k_pages, batch, dense_below=256, tail=128, local=128, backend=backend, **options)
+        debug.check_lists(lists, batch)
+        visible = query_tiles(batch, len(q), lists.tile_q, lists.tile_k, window).visible().sum() * 2
+        assert 0.1 * visible < lists.start[-1] < 0.95 * visible
+        out, lse = paged_attention(q, k_pages, v_pages, batch, lists=lists, backend=backend, return_lse=True)
+        starts = batch.cu_seqlens_q.tolist()
+        for b, meant in enumerate(listed_masks(lists, *self.LENGTHS)):
+            rows = slice(starts[b], starts[b + 1])
+            k, v = (keys_of(x, batch, b).cpu().transpose(0, 1)[None] for x in (k_pages, v_pages))
+            own = (out[rows].cpu().transpose(0, 1)[None], lse[rows].cpu().T[None])
+            check(*own, q[rows].cpu().transpose(0, 1)[None], k, v, meant)
+
+    @pytest.mark.parametrize("page_size", [16, 128])
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Pooled()], ids=repr)
+    def test_the_kernels_agree_with_the_specification(self, estimator, page_size: int) -> None:
+        q, k_pages, _, batch = self.inputs(page_size=page_size)
+        on_host = PagedBatch(
+            *(x.cpu() for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)), 1500, 3000, 1
+        )
+        logits = Logits(0.3, None, None)
+        sizes = (len(q), 128, 128, None)
+        if isinstance(estimator, Pooled):
+            got = pooled.pooled_mass(q, k_pages, batch, query_tiles(batch, *sizes), logits)
+            want = specification.pooled_mass(q.cpu(), k_pages.cpu(), on_host, query_tiles(on_host, *sizes), logits)
+        else:
+            stride = estimator.stride
+            got = folded.antidiagonal_mass(q, k_pages, batch, query_tiles(batch, *sizes), logits, stride)
+            tiles = query_tiles(on_host, *sizes)
+            want = specification.antidiagonal_mass(q.cpu(), k_pages.cpu(), on_host, tiles, logits, stride)
+        torch.testing.assert_close(got.cpu().double() / PARTS, want.double() / PARTS, atol=1e-4, rtol=1e-3)
+
+    @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4), Threshold(0.3)], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Pooled()], ids=repr)
+    @pytest.mark.parametrize("backend", ["triton", "auto"])
+    def test_nothing_waits_for_the_device(self, backend: str, estimator, target) -> None:
+        q, k_pages, v_pages, batch = self.inputs()
+        options = {"target": target, "estimator": estimator, "dense_below": 256, "tail": 128, "backend": backend}
+
+        def run() -> Tensor:
+            lists = select_tiles(q, k_pages, batch, window=1000, **options)
+            return paged_attention(q, k_pages, v_pages, batch, lists=lists, backend=backend)
+
+        expected = run()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(out, expected)
+
+    @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4)], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Pooled()], ids=repr)
+    def test_chunks_change_no_bit(self, estimator, target) -> None:
+        q, k_pages, v_pages, batch = paged([6000], [6000], 128, 8, 2, 128, torch.bfloat16, "cuda")
+        lens = batch.context_lens
+        options = {"target": target, "estimator": estimator, "dense_below": 256, "tail": 128, "local": 128}
+        lists = select_tiles(q, k_pages, batch, prompt_lens=lens, **options)
+        whole = paged_attention(q, k_pages, v_pages, batch, lists=lists)
+        for start, stop in ((0, 2048), (2048, 2560), (2560, 6000)):
+            starts = torch.tensor([0, stop - start], dtype=torch.int32, device="cuda")
+            length = torch.tensor([stop], dtype=torch.int32, device="cuda")
+            part = PagedBatch(starts, length, batch.page_table, stop - start, stop)
+            own = select_tiles(q[start:stop], k_pages, part, prompt_lens=lens, **options)
+            out = paged_attention(q[start:stop], k_pages, v_pages, part, lists=own)
+            assert torch.equal(out, whole[start:stop])

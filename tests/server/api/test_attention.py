@@ -1,0 +1,344 @@
+"""`attention` in a request: what is refused and how, what reaches the engine; and what the server tells of policies."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from longreach import policies
+from longreach.config import EMBEDDED_MODEL_NAME, load_settings
+from longreach.engine.messages import (
+    DENSE,
+    LENGTH_BYTES,
+    AttentionPolicy,
+    Generate,
+    encode_frame,
+    to_engine_decoder,
+)
+from longreach.errors import ConfigError
+from longreach_kernels import Causal, Window, block_rules
+from longreach_kernels.policies import policy_mask
+from longreach_kernels.work import work
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.embedded import EmbeddedServer
+
+WINDOW = AttentionPolicy("window", (("size", 100), ("sinks", 2)))
+
+
+@pytest.mark.parametrize("asked", ["window:100:2", {"policy": "window", "size": 100, "sinks": 2}])
+def test_a_policy_reaches_the_engine_from_every_endpoint(server: LiveServer, asked: object) -> None:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "attention": asked}
+    reply = {"model": MODEL, "input": "Hello", "max_output_tokens": 3, "attention": asked}
+    assert server.complete(attention=asked, n=2).status_code == 200
+    assert server.http.post("/v1/chat/completions", json=chat).status_code == 200
+    assert server.http.post("/v1/responses", json=reply).status_code == 200
+    assert [request.attention for request in server.engine.requests] == [WINDOW] * 4
+
+
+def test_sizes_of_block_patterns_take_effect_in_whole_blocks(server: LiveServer) -> None:
+    server.complete(attention={"policy": "local_global", "window": 129, "global_tokens": 0})
+    server.complete(attention={"policy": "vertical_slash", "verticals": [9, 3, 9], "slashes": []})
+    assert [request.attention for request in server.engine.requests] == [
+        AttentionPolicy("local_global", (("window", 256), ("global_tokens", 0))),
+        AttentionPolicy("vertical_slash", (("verticals", (3, 9)), ("slashes", ()))),
+    ]
+
+
+def test_a_dynamic_policy_has_one_target_and_a_default(server: LiveServer) -> None:
+    for asked in ("dynamic", "dynamic:0.9", {"policy": "dynamic", "density": 0.3, "estimator": "pooled"}):
+        assert server.complete(attention=asked).status_code == 200
+    assert [dict(request.attention.parameters) for request in server.engine.requests] == [
+        {"recall": 0.95, "estimator": "antidiagonal"},
+        {"recall": 0.9, "estimator": "antidiagonal"},
+        {"density": 0.3, "estimator": "pooled"},
+    ]
+
+
+def test_the_server_s_default_is_for_requests_that_name_none(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(attention="window:100:2") as server:
+        for asked in (None, "dense", {"policy": "dense"}, "strided:128"):
+            server.complete(attention=asked)
+        server.complete()
+        strided = AttentionPolicy("strided", (("stride", 128), ("per_head", False)))
+        assert [request.attention for request in server.engine.requests] == [WINDOW, DENSE, DENSE, strided, WINDOW]
+        assert server.http.get("/v1/attention/policies").json()["default"] == "window:100:2"
+
+
+NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash, dynamic"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "message"),
+    [
+        ({"policy": "window", "size": 0}, "attention.size", "must be from 1 to 16777216, got 0"),
+        ({"policy": "window", "size": 2**24 + 1}, "attention.size", "must be from 1 to 16777216, got 16777217"),
+        ({"policy": "window", "sinks": -1}, "attention.sinks", "must be from 0 to 16777216, got -1"),
+        ({"policy": "window", "size": True}, "attention.size", "must be a valid integer"),
+        ({"policy": "window", "size": "7"}, "attention.size", "must be a valid integer"),
+        ({"policy": "window", "stride": 7}, "attention.stride", "Unrecognized request argument"),
+        ({"policy": "bigbird", "random_blocks": 65}, "attention.random_blocks", "must be from 0 to 64, got 65"),
+        ({"policy": "strided", "per_head": 1}, "attention.per_head", "must be a valid boolean"),
+        ({"policy": "vertical_slash", "slashes": [1, -1]}, "attention.slashes.1", "must be from 0 to 16777216"),
+        ({"policy": "vertical_slash", "verticals": [0] * 257}, "attention.verticals", "at most 256 items"),
+        ({"policy": "dynamic", "recall": 1.5}, "attention.recall", "must be from 0.01 to 1, got 1.5"),
+        ({"policy": "dynamic", "speedup": 0.5}, "attention.speedup", "must be from 1 to 16, got 0.5"),
+        (
+            {"policy": "dynamic", "recall": 0.9, "density": 0.5},
+            "attention",
+            "`recall` and `density` cannot both be set",
+        ),
+        ({"policy": "dynamic", "estimator": "guess"}, "attention.estimator", "'antidiagonal' or 'pooled'"),
+        ({"policy": "no"}, "attention.policy", f"must be one of {NAMES}"),
+        ({}, "attention.policy", f"must be one of {NAMES}"),
+        ("no", "attention.policy", f"must be one of {NAMES}"),
+        ("window:0", "attention.size", "must be from 1 to 16777216, got 0"),
+        ("window:1:2:3", "attention", "`window` has 2 parameters: window:SIZE:SINKS"),
+        ("window 4", "attention", "a text such as window:4096:4"),
+        (7, "attention", "must be an object with a `policy`"),
+        ([], "attention", "must be an object with a `policy`"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_field_and_range(
+    server: LiveServer, asked: object, param: str, message: str
+) -> None:
+    answer = server.complete(attention=asked)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+    assert f"`{param}`" in error["message"] or "Unrecognized" in message
+    assert not server.engine.requests
+
+
+def test_a_default_that_cannot_be_is_refused_by_the_flag() -> None:
+    for value, message in (
+        ("window:0", "--attention: `size` must be from 1 to 16777216"),
+        ('{"policy": "window", ', "--attention: not valid JSON"),
+        ("sometimes", f"--attention: `policy` must be one of {NAMES}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_settings(attention=value)
+    with pytest.raises(ConfigError, match="--attention-dense-layers: give numbers of layers"):
+        load_settings(attention_dense_layers="first")
+    config = load_settings(attention='{"policy": "window", "size": 100, "sinks": 2}', attention_dense_layers="0, -1")
+    assert config.default_policy == WINDOW
+    assert config.engine_config().attention_dense_layers == [0, -1]
+
+
+def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: LiveServer) -> None:
+    listed = server.http.get("/v1/attention/policies").json()
+    assert listed["object"] == "list"
+    assert ", ".join(one["policy"] for one in listed["data"]) == NAMES
+    for one in listed["data"]:
+        defaults = {name: parameter["default"] for name, parameter in one["parameters"].items()}
+        assert server.complete(attention={"policy": one["policy"], **defaults}).status_code == 200
+        for name, parameter in one["parameters"].items():
+            assert parameter["description"]
+            for bound, step in (("minimum", -1), ("maximum", 1)):
+                if bound not in parameter:
+                    assert parameter["type"] == "boolean" or len(parameter["values"]) == 2
+                    continue
+                wrap: Callable[[Any], Any] = (lambda x: [x]) if parameter["type"].startswith("list") else (lambda x: x)
+                at, beyond = wrap(parameter[bound]), wrap(parameter[bound] + step)
+                assert server.complete(attention={"policy": one["policy"], name: at}).status_code == 200
+                assert server.complete(attention={"policy": one["policy"], name: beyond}).status_code == 400
+
+
+def mask(server: LiveServer, **query: object) -> Any:
+    return server.http.get("/v1/attention/mask", params=query)  # type: ignore[arg-type]
+
+
+def test_a_picture_tells_what_the_kernels_would_visit(server: LiveServer) -> None:
+    told = mask(server, policy="strided", stride=512, length=5000).json()
+    drawn = policy_mask("strided", stride=512, per_head=False)
+    tiles = {"tile_q": 128, "tile_k": 128}
+    exact = work(drawn, 5000, 5000, 64, **tiles)
+    causal = work(policy_mask("dense"), 5000, 5000, 64, **tiles)
+    assert (told["policy"], told["parameters"], told["length"]) == ("strided", {"stride": 512, "per_head": False}, 5000)
+    assert (told["tiles_visited"], told["tiles_total"], told["block"]) == (exact.tiles, causal.tiles, 128)
+    assert told["density"] == pytest.approx(exact.pairs / causal.pairs)
+    assert told["flops_saved_share"] == pytest.approx(1 - exact.tiles / causal.tiles)
+    assert told["exact"] is True
+    grid = torch.tensor(told["grid"])
+    assert grid.shape == (128, 128)
+    assert not grid.triu(1).any()
+    assert abs(grid.float().mean() / 100 - exact.pairs / 5000**2) < 0.01
+
+
+def test_short_prompts_and_dense_attention_have_pictures_too(server: LiveServer) -> None:
+    told = mask(server, policy="dense", length=3).json()
+    assert told["grid"] == [[100, 0, 0], [100, 100, 0], [100, 100, 100]]
+    assert (told["density"], told["flops_saved_share"]) == (1.0, 0.0)
+
+
+def test_a_picture_can_be_a_png(server: LiveServer) -> None:
+    by_name = mask(server, policy="window", size=100, length=640, format="png")
+    by_header = server.http.get(
+        "/v1/attention/mask?policy=window&size=100&length=640", headers={"Accept": "image/png,*/*"}
+    )
+    assert by_name.headers["content-type"] == by_header.headers["content-type"] == "image/png"
+    assert by_name.content == by_header.content
+    assert by_name.content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", by_name.content[16:24]) == (128, 128)
+    start = by_name.content.index(b"IDAT") + 4
+    pixels = zlib.decompressobj().decompress(by_name.content[start:])
+    assert len(pixels) == 128 * 129
+    assert pixels[1] < 255  # the first query sees itself
+    assert pixels[128] == 255  # and not the last key
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "message"),
+    [
+        ({"policy": "window", "size": 0}, "size", "must be from 1 to 16777216, got 0"),
+        ({"policy": "window", "size": "x"}, "size", "must be a valid integer"),
+        ({"policy": "window", "stride": 5}, "stride", "Unrecognized"),
+        ({"policy": "none"}, "policy", "must be one of"),
+        ({"policy": "dynamic"}, "policy", "dynamic chooses by the prompt"),
+        ({}, "policy", "is required"),
+        ({"policy": "dense", "length": 0}, "length", "must be an integer from 1 to 4194304, got '0'"),
+        ({"policy": "dense", "length": "١"}, "length", "must be an integer from 1"),
+        ({"policy": "dense", "length": 2**22 + 1}, "length", "must be an integer from 1 to 4194304"),
+        ({"policy": "dense", "format": "gif"}, "format", "must be json or png"),
+        ({"policy": ["dense", "window"]}, "policy", "is given twice"),
+    ],
+)
+def test_a_picture_that_cannot_be_is_refused(
+    server: LiveServer, query: dict[str, object], param: str, message: str
+) -> None:
+    answer = mask(server, **query)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_picture_of_the_longest_prompt_is_a_sample_and_holds_nobody_up(server: LiveServer) -> None:
+    mask(server, policy="dense", length=3)  # the process is there
+    gaps, last = [], time.monotonic()
+    done = False
+
+    def watch() -> None:
+        nonlocal last
+        now = time.monotonic()
+        gaps.append(now - last)
+        last = now
+        if not done:
+            server.loop.call_later(0.01, watch)
+
+    server.call(watch)
+    told = mask(server, policy="bigbird", length=2**22).json()
+    done = True
+    assert told["exact"] is False
+    assert 0 < told["density"] < 0.01
+    assert len(gaps) > 5, "the loop did not turn while the mask was drawn"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB") as live:
+        yield live
+
+
+PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 30
+SPARSE = {"policy": "local_global", "window": 256, "global_tokens": 100}
+
+
+def usages(embedded: EmbeddedServer, **fields: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The usage that each endpoint tells for a prompt of its own, whole and streamed."""
+    shape: dict[str, Any] = {
+        "completions": {"prompt": PROMPT, "max_tokens": 3},
+        "chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3},
+        "responses": {"input": PROMPT, "max_output_tokens": 3},
+    }
+    for path, body in shape.items():
+        for stream in (False, True):
+            body = body | {"model": EMBEDDED_MODEL_NAME, "stream": stream, "cache_salt": f"{path}{stream}", **fields}
+            if stream and path != "responses":
+                body["stream_options"] = {"include_usage": True}
+            answer = embedded.http.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            told = answer.json() if not stream else None
+            for line in answer.text.splitlines() if stream else ():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    chunk = chunk.get("response", chunk)
+                    told = chunk if chunk.get("usage") else told
+            assert told is not None
+            yield f"{path} {stream}", told["usage"]
+
+
+def test_usage_says_what_a_policy_left_out_at_every_endpoint(embedded: EmbeddedServer) -> None:
+    mask = policy_mask("local_global", window=256, global_tokens=128)
+    for where, usage in usages(embedded, attention=SPARSE):
+        told, length = usage["attention"], usage.get("prompt_tokens") or usage["input_tokens"]
+        assert (told["policy"], told["parameters"]) == (
+            "local_global",
+            {"window": 256, "global_tokens": 128},
+        ), where
+        # Layers in turn have a window of 128, which the policy does not touch, and none; 4 heads, 2 of keys, of 64.
+        tile = {"tile_q": 128, "tile_k": 128}
+        own, full, sparse = (work(m, length, length, 64, **tile) for m in (Window(128), Causal(), mask))
+        assert told["tiles_visited"] == 16 * (own.tiles + sparse.tiles)
+        assert told["tiles_skipped"] == 16 * (full.tiles - sparse.tiles)
+        assert told["density"] == pytest.approx((own.pairs + sparse.pairs) / (own.pairs + full.pairs))
+        assert told["flops_saved"] == told["tiles_skipped"] * 4 * 64 * 128**2
+        assert told["kv_bytes_saved"] == told["tiles_skipped"] // 2 * 2 * 128 * 64 * 4
+        kept = told["kept_mass"]
+        assert kept["queries"] == 65
+        assert 0 <= kept["min"] <= kept["p5"] <= kept["mean"] <= 1
+        assert kept["min"] < 1
+
+
+def test_usage_of_several_answers_is_their_sum_and_dense_ones_tell_nothing(embedded: EmbeddedServer) -> None:
+    prompts = [PROMPT, PROMPT[7:2000]]
+    body = {"model": EMBEDDED_MODEL_NAME, "max_tokens": 2, "attention": SPARSE}
+    first, second, both = (
+        embedded.http.post("/v1/completions", json=body | {"prompt": prompt, "cache_salt": salt}).json()["usage"][
+            "attention"
+        ]
+        for prompt, salt in ((prompts[0], "first"), (prompts[1], "second"), (prompts, "both"))
+    )
+    for name in ("tiles_visited", "tiles_skipped", "flops_saved", "kv_bytes_saved"):
+        assert both[name] == first[name] + second[name]
+    kept = [told["kept_mass"] for told in (first, second, both)]
+    assert kept[2]["queries"] == kept[0]["queries"] + kept[1]["queries"]
+    assert kept[2]["mean"] == pytest.approx((kept[0]["mean"] + kept[1]["mean"]) / 2, abs=1e-4)
+    assert kept[2]["min"] == pytest.approx(min(kept[0]["min"], kept[1]["min"]), abs=1e-4)
+    for asked in (None, "dense"):
+        told = embedded.http.post("/v1/completions", json=body | {"prompt": PROMPT[9:500], "attention": asked}).json()
+        assert "attention" not in told["usage"]
+
+
+def test_metrics_tell_density_and_kept_mass_by_policy(embedded: EmbeddedServer) -> None:
+    body = {"model": EMBEDDED_MODEL_NAME, "prompt": PROMPT, "max_tokens": 2, "cache_salt": "metrics"}
+    told = embedded.http.post("/v1/completions", json=body | {"attention": "strided:256"}).json()["usage"]["attention"]
+    samples: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(embedded.http.get("/metrics").text):
+        for sample in family.samples:
+            if sample.labels.get("policy") == "strided":
+                samples[sample.name, sample.labels.get("le", "")] = sample.value
+    assert samples["longreach:attention_density_count", ""] == 1
+    assert samples["longreach:attention_density_sum", ""] == pytest.approx(told["density"])
+    assert samples["longreach:attention_kept_mass_sum", ""] == pytest.approx(told["kept_mass"]["mean"])
+    assert samples["longreach:attention_kept_mass_min_sum", ""] == pytest.approx(told["kept_mass"]["min"])
+
+
+@pytest.mark.parametrize("kind", policies.POLICIES)
+def test_every_policy_travels_to_the_engine_and_stays_itself(kind: type[policies.Policy]) -> None:
+    policy = policies.policy_of(kind.name()).resolve()
+    sent = Generate(request_id="a", prompt=[1], max_tokens=1, attention=policy)
+    assert to_engine_decoder.decode(encode_frame(sent)[LENGTH_BYTES:]) == sent
+    if not policy.is_dynamic:
+        policy_mask(policy.name, **dict(policy.parameters))
+
+
+def test_blocks_are_those_of_the_kernels() -> None:
+    assert policies.BLOCK == block_rules.BLOCK

@@ -1,0 +1,170 @@
+"""Dynamic attention in the engine: the same tiles are chosen for a prompt however it is cut, and beside whomever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, Failed
+from longreach.policies import policy_of
+from longreach_kernels import Causal, Window
+from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup
+from longreach_kernels.tile_counts import tile_count
+from longreach_patches import policy_step
+from transformers import AutoModelForCausalLM, SmolLM3Config
+
+from .conftest import CONFIG
+from .test_engine import drain
+from .test_policies import build as build_small
+from .test_policies import spec
+
+LENGTH = 3300
+SPARSE = policy_of({"policy": "dynamic", "density": 0.2}).resolve()
+EVERYTHING = policy_of("dynamic:1").resolve()
+OTHERS = {
+    "recall": policy_of("dynamic").resolve(),
+    "pooled": policy_of({"policy": "dynamic", "density": 0.3, "estimator": "pooled"}).resolve(),
+    "speedup": policy_of({"policy": "dynamic", "speedup": 3}).resolve(),
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = SmolLM3Config(**(CONFIG.to_diff_dict() | {"max_position_embeddings": 8192, "sliding_window": 200}))
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(path)
+    return path
+
+
+def build(model_dir: Path, **changes: Any) -> Any:
+    # A step's size depends on its time only where answers are being written; what is compared must not depend on it.
+    return build_small(
+        model_dir, **({"page_size": 128, "kv_cache_bytes": 1 << 25, "max_batched_tokens": 8192} | changes)
+    )
+
+
+def run(engine: Any, *requests: Any) -> tuple[dict[str, list[int]], dict[str, AttentionUse]]:
+    for one in requests:
+        assert engine.submit(one) is None
+    tokens, updates, failures = drain(engine)
+    assert not failures
+    return tokens, {
+        name: update.attention for name, news in updates.items() for update in news if update.attention is not None
+    }
+
+
+def close(one: AttentionUse, other: AttentionUse) -> bool:
+    assert one.kept_mass is not None
+    assert other.kept_mass is not None
+    same = msgspec.structs.replace(one, kept_mass=None) == msgspec.structs.replace(other, kept_mass=None)
+    numbers = [(kept.mean, kept.p5, kept.least) for kept in (one.kept_mass, other.kept_mass)]
+    return (
+        same and one.kept_mass.queries == other.kept_mass.queries and numbers[0] == pytest.approx(numbers[1], abs=1e-4)
+    )
+
+
+def test_what_is_chosen_does_not_depend_on_chunks_or_neighbours(model_dir: Path) -> None:
+    one = spec("a", SPARSE, LENGTH)
+    tokens, uses = run(build(model_dir), one)
+    density = uses["a"].tiles / uses["a"].dense_tiles
+    # Of 26 rows of tiles the first 16 and the last 5 are read whole.
+    assert 0.7 < density < 0.95
+    beside = [
+        spec("dense", DENSE, 700),
+        spec("window", policy_of("window:100").resolve(), 900),
+        spec("b", SPARSE, 2900),
+    ]
+    for size, neighbours in ((512, []), (700, beside)):
+        engine = build(model_dir, max_batched_tokens=size)
+        again, others = run(engine, *neighbours, one)
+        assert again["a"] == tokens["a"]
+        assert close(others["a"], uses["a"])
+    kept = uses["a"].kept_mass
+    assert kept is not None
+    assert kept.least < 0.95
+
+
+def test_a_recall_of_one_is_dense_attention(model_dir: Path) -> None:
+    tokens, uses = run(build(model_dir), spec("a", EVERYTHING, LENGTH))
+    assert tokens == run(build(model_dir), spec("a", DENSE, LENGTH))[0]
+    use = uses["a"]
+    assert use.tiles == use.dense_tiles
+    assert use.pairs == use.dense_pairs
+    assert use.kept_mass is not None
+    assert use.kept_mass.least == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("policy", OTHERS.values(), ids=OTHERS)
+def test_targets_and_estimators_reach_the_kernels(
+    model_dir: Path, policy: AttentionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    select: Callable[..., Any] = policy_step.select_tiles
+    monkeypatch.setattr(policy_step, "select_tiles", lambda *a, **k: asked.append(k) or select(*a, **k))
+    _, uses = run(build(model_dir), spec("a", policy, LENGTH, max_tokens=2))
+    [how] = asked  # one chunk, and one of the two layers sees everything
+    assert (how["target"], how["estimator"]) == {
+        OTHERS["recall"]: (Recall(0.95), Antidiagonal()),
+        OTHERS["pooled"]: (Density(0.3), Pooled()),
+        OTHERS["speedup"]: (Speedup(3), Antidiagonal()),
+    }[policy]
+    assert how["prompt_lens"].tolist() == [LENGTH]
+    assert uses["a"].tiles <= uses["a"].dense_tiles
+
+
+def test_chunks_of_the_prompt_are_whole_tiles_and_the_answer_is_dense(model_dir: Path) -> None:
+    engine = build(model_dir, max_batched_tokens=700)
+    plans = []
+    launch = engine._runner.launch
+    engine._runner.launch = lambda plan: plans.append(plan) or launch(plan)
+    run(engine, spec("a", SPARSE, LENGTH), spec("b", DENSE, 800))
+    chunks = [chunk for plan in plans for chunk in plan.chunks if chunk.request.id == "a"]
+    reading = [chunk for chunk in chunks if chunk.start < LENGTH]
+    assert len(reading) > 5
+    assert all(chunk.start % 128 == 0 and chunk.policy == SPARSE for chunk in reading)
+    writing = [plan for plan in plans if all(chunk.start >= chunk.request.prompt_tokens for chunk in plan.chunks)]
+    assert writing
+    assert all(plan.is_dense and plan.is_decode_only for plan in writing)
+
+
+def test_cached_pages_of_a_dynamic_prompt_continue_in_whole_tiles(model_dir: Path) -> None:
+    engine = build(model_dir)
+    first, _ = run(engine, spec("a", SPARSE, LENGTH))
+    second, uses = run(engine, spec("b", SPARSE, LENGTH))
+    assert second["b"] == first["a"]
+    use = uses["b"]
+    assert use.dense_tiles == 4 * 26  # the last tile of queries, by four heads of the one layer
+    assert use.tiles == use.dense_tiles
+
+
+def test_pairs_of_a_dynamic_prompt_are_counted_when_it_has_been_read(model_dir: Path) -> None:
+    engine = build(model_dir)
+    _, uses = run(engine, spec("a", SPARSE, LENGTH, max_tokens=1))
+    use = uses["a"]
+    whole, window = tile_count(Causal(), 0, LENGTH), tile_count(Window(200), 0, LENGTH)
+    assert engine.stats.causal_pairs == 2 * whole.pairs
+    assert use.dense_pairs == 4 * (whole.pairs + window.pairs)
+    assert engine.stats.computed_pairs == pytest.approx(use.pairs / 4, abs=1)
+    assert window.pairs < engine.stats.computed_pairs < whole.pairs + window.pairs
+
+
+def test_what_dynamic_cannot_do_ends_the_request(model_dir: Path) -> None:
+    asked = msgspec.structs.replace(spec("a", SPARSE, LENGTH), prompt_logprobs=0)
+    for engine, one, message in (
+        (build(model_dir), asked, "the log-probabilities of a prompt"),
+        (build(model_dir, page_size=64), spec("a", SPARSE, LENGTH), "--page-size is 64"),
+        (build(model_dir, max_batched_tokens=256), spec("a", SPARSE, LENGTH), "--max-batched-tokens is 256"),
+    ):
+        failed = engine.submit(one)
+        assert isinstance(failed, Failed)
+        assert failed.kind == "invalid"
+        assert message in failed.message

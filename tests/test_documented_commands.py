@@ -1,0 +1,147 @@
+"""Every command that the documentation shows is run here, with smaller sizes, or is excused with a reason."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.documented import PAGES, ROOT, Command, blocks, commands, split
+from tests.server.bench.test_aiperf import stand_in
+from tests.server.load.process import ServerProcess
+
+MODEL = ROOT / "server" / "longreach" / "default_model"
+
+# What the beginning of a command is, and why it is not run.
+EXCUSED = {
+    "docker ": "there is no container engine; tests/docker checks its files, `make docker-check` the image",
+    "MODELS=/srv/models ": "as above: there is no container engine",
+    "kubectl ": "there is no cluster; tests/docker checks the manifests",
+    "longreach bench kernels": "needs a GPU; tests/server/bench/test_cases.py runs it where there is one",
+    "python3 -m venv aiperf-env": "installs a gigabyte of packages",
+}
+# What is added to a command, so that it does the same with less: of an option that is given twice the last one counts.
+SMALLER = {
+    "bench latency": "--lengths 300 --repeats 1 --max-tokens 4 --concurrency 2",
+    "bench throughput": "--batches 2x300 --batch-tokens 4",
+    "bench compare": "--peers transformers --suites latency --lengths 300 --repeats 1 --max-tokens 4",
+    "bench load": "--lengths 600 --repeats 1 --max-tokens 4 --rates 20 --arrivals 2 --arrival-lengths 50 --recall 1",
+    "bench load --attention": "--lengths 512 --repeats 1 --max-tokens 2 --no-cached --recall 1",
+    "bench load http": "--lengths 600 --repeats 1 --max-tokens 4 --arrivals 2 --arrival-lengths 50",
+    "bench load tiny": "--lengths 600 --repeats 1 --max-tokens 4",
+    "bench recall": "--lengths 1024 --count 1 --depths 1 --tasks single",
+    "longreach serve ": "--port 0 --max-model-len 2k",
+    "aiperf.py": "--lengths 64",
+}
+ALL = commands()
+MAKE = [command for command in ALL if command.text.startswith("make ")]
+RUN = [
+    command
+    for command in ALL
+    if command not in MAKE
+    and not command.text.startswith((*EXCUSED, "python3 - "))
+    and "book.json" not in command.text  # the README's example, which has a test of its own
+]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ServerProcess("--max-model-len", "8k") as server:
+        server.until_ready()
+        yield f"http://127.0.0.1:{server.port}"
+
+
+def prepared(text: str, url: str, folder: Path) -> str:
+    """A command as it is run here: our own program, model, server and files, and less of everything."""
+    keys = folder / "keys"
+    keys.write_text("alice:a-long-secret\n")
+    program = f"{sys.executable} -m longreach"
+    text = re.sub(r"(?<![\w/])(\.venv/bin/)?longreach (?=bench|serve|plan|chat|warmup)", f"{program} ", text)
+    here = {
+        "http://127.0.0.1:8000": url,
+        "path/or/hub-id": str(MODEL),
+        "path/of/a/model": str(MODEL),
+        "server/longreach/default_model": str(MODEL),
+        " MODEL ": f" {MODEL} ",
+        "llama-8b": "tiny",
+        "/run/secrets/longreach": str(keys),
+        "python benchmarks/": f"{sys.executable} {ROOT}/benchmarks/",
+        "aiperf-env/bin/aiperf": str(folder / "aiperf"),
+    }
+    text = re.sub("|".join(map(re.escape, here)), lambda match: here[match[0]], text)
+    text = re.sub("^curl ", "curl --silent --show-error --fail-with-body ", text)
+    fitting = [part for part in SMALLER if part in text]
+    return f"{text} {SMALLER[max(fitting, key=len)]}" if fitting else text
+
+
+@pytest.mark.parametrize("command", RUN, ids=str)
+def test_a_command_does_what_is_said(command: Command, url: str, tmp_path: Path) -> None:
+    stand_in(tmp_path / "aiperf")
+    text = prepared(command.text, url, tmp_path)
+    if "longreach serve" in text:
+        serve(text, tmp_path)
+        return
+    done = subprocess.run(["bash", "-ec", text], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+    for written in re.findall(r"--(?:out|plot|heatmap) (\S+\.\w+)", text):
+        assert (tmp_path / written).stat().st_size > 0
+
+
+def serve(text: str, folder: Path) -> None:
+    """Start a server, wait until it takes requests, and stop it as a user does."""
+    with subprocess.Popen(["bash", "-ec", f"exec env {text}"], cwd=folder, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said = []
+        for line in server.stderr:
+            said.append(line)
+            if "ready: http" in line:
+                break
+        server.send_signal(signal.SIGTERM)
+        said += server.stderr.readlines()
+        assert server.wait(60) == 0, "".join(said)
+    assert any("ready: http" in line for line in said), "".join(said)
+
+
+@pytest.mark.parametrize("command", MAKE, ids=str)
+def test_a_make_target_exists_and_its_recipe_expands(command: Command) -> None:
+    """What the targets run is what other tests run: this one would run itself."""
+    done = subprocess.run(
+        ["make", "-n", *command.text.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert ".venv/bin/" in done.stdout
+
+
+def test_the_readmes_example_finds_the_fact(url: str, tmp_path: Path) -> None:
+    readme = ROOT / "README.md"
+    make_book, ask = (text for block in blocks(readme, "bash") for text in split(block) if "book.json" in text)
+    make_book = make_book.replace("70_000", "9_000").replace("25_000", "3_000")  # 22K tokens take a minute here
+    for text in (make_book, ask.replace("http://127.0.0.1:8000", url)):
+        done = subprocess.run(
+            ["bash", "-ec", text], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert "48213" in "".join(re.findall(r'"text":"([^"]*)"', done.stdout))
+    assert done.stdout.rstrip().endswith("data: [DONE]")
+    [client] = (block for block in blocks(readme, "python") if "OpenAI(" in block)
+    command = [sys.executable, "-c", client.replace("http://127.0.0.1:8000", url)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "48213" in done.stdout
+
+
+def test_no_excuse_is_left_over() -> None:
+    for beginning in EXCUSED:
+        assert any(command.text.startswith(beginning) for command in ALL), beginning
+
+
+def test_commands_are_found() -> None:
+    block = "a b \\\n  c   # why\n\n# only a comment\npython3 - <<'EOF'\nx = 1  # kept\nEOF\nd '#1'\ne '{\n}'\n"
+    assert split(block) == ["a b   c", "python3 - <<'EOF'\nx = 1  # kept\nEOF\n", "d '#1'", "e '{\n}'"]
+    assert {ROOT / command.page for command in ALL} <= set(PAGES)
+    assert len(RUN) > 10
