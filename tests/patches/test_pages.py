@@ -98,3 +98,21 @@ def test_clearing_pages_leaves_the_others(dtype: torch.dtype) -> None:
     for tensor in (*pages.keys, *pages.values):
         assert (tensor[[1, 3]].float() == 0).all()
         assert tensor[[0, 2, 4]].float().isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_what_is_read_of_a_page_can_be_written_to_another(dtype: torch.dtype) -> None:
+    scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
+    pages = KVPages(shape, 4, torch.device("cpu"), scales)
+    tensors = (*pages.keys, *pages.values)
+    for number, tensor in enumerate(tensors):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 7 + number)
+    before = [tensor.float().clone() for tensor in tensors]
+    contents = pages.read([3, 0])
+    assert (contents.shape, contents.dtype) == ((2, pages.words_per_page), torch.int64)
+    pages.clear([3, 0])
+    pages.write([1, 3], contents)
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(tensor.float()[[1, 2, 3]], old[[3, 2, 0]])
+        assert not tensor[0].float().any()

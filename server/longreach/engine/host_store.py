@@ -6,6 +6,7 @@ Each page is gathered from all layers into one piece, which the copy engine then
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 
 import torch
@@ -41,6 +42,8 @@ class HostStore:
             assert cudart is not None
             if int(cudart.cudaHostRegister(self.slots.data_ptr(), size, 0)) != 0:
                 raise _too_much(size)
+            # A later allocation at this address could not be registered otherwise; a process that ends need not care.
+            weakref.finalize(self, _release, self.slots.data_ptr(), pages.device).atexit = False
             self._stream = torch.cuda.Stream(pages.device)
 
     @torch.inference_mode()
@@ -98,6 +101,14 @@ class HostStore:
 
     def _batches(self, copies: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         return [copies[start : start + self._batch] for start in range(0, len(copies), self._batch)]
+
+
+def _release(address: int, device: torch.device) -> None:
+    """End the pinning of host memory, once no copy uses it."""
+    torch.cuda.synchronize(device)
+    cudart = torch.cuda.cudart()
+    assert cudart is not None
+    cudart.cudaHostUnregister(address)
 
 
 def _too_much(size: int) -> ValueError:
