@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.load import scenarios
+from tests.server.load import scenarios, slow_reading
 from tests.server.load.process import ServerProcess
 
 
@@ -30,6 +30,11 @@ def test_clients_that_leave(server: ServerProcess) -> None:
 
 def test_readers_that_do_not_read(server: ServerProcess) -> None:
     asyncio.run(scenarios.slow_readers(server, 20, tokens=100))
+
+
+def test_readers_that_read_slowly() -> None:
+    result = asyncio.run(slow_reading.trickling_readers(20, tokens=200, bytes_per_second=16384))
+    assert result["seconds"] > result["bytes_each"] / 16384 / 2, "they were not slow"
 
 
 def test_headers_without_an_end(server: ServerProcess) -> None:
