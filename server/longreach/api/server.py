@@ -28,6 +28,7 @@ from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
 from longreach.errors import ConfigError, TokenizerError
+from longreach.garbage import settle_garbage
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ def _on_signals(act: Callable[[], None]) -> None:
 
 def _announce(service: Service, url: str) -> None:
     engine, _ = service.require_ready()
+    settle_garbage()
     info: Started = engine.info
     log.info(
         "loaded %s (%s, %s on %s) in %.1f s",

@@ -19,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from longreach.garbage import settle_garbage
+
 from .constraint import Constraint
 from .engine import Engine
 from .errors import DeviceLostError
@@ -70,6 +72,7 @@ def main() -> None:
     if built is None:
         return
     engine, start_grammar = built
+    settle_garbage()
     threading.Thread(target=_beat, args=(engine, outbox), name="heartbeat", daemon=True).start()
     preparation = Preparation(start_grammar, inbox.put)
     try:

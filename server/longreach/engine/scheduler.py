@@ -34,6 +34,9 @@ from .step_time import StepTime, Work
 
 # However little time is left in a step, the first prompt's chunk has so many tokens: progress is guaranteed.
 _LEAST_CHUNK = 16
+# Tokens that a GPU's kernels compute together: of a step that is cut to a length of time, what goes beyond whole tiles
+# costs as much as another one.
+_TILE = 128
 
 
 def _seniority(request: Request) -> tuple[int, float, str]:
@@ -259,7 +262,11 @@ class Scheduler:
             start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
             if limit < 1:
                 continue
-            length = limit if seconds == math.inf else cost.longest_chunk(start, limit, seconds, request.reach_under)
+            length = limit
+            if seconds != math.inf:
+                length = cost.longest_chunk(start, limit, seconds, request.reach_under)
+                over = (self.limits.max_batched_tokens - budget + length) % _TILE
+                length -= over if limit > length >= over + _TILE else 0
             least = min(max(_LEAST_CHUNK, request.stretch), limit)
             if length < least:
                 length = 0 if chunks else least

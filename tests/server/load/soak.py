@@ -17,7 +17,7 @@ from typing import Any
 
 from longreach import __version__
 
-from tests.server.load import scenarios
+from tests.server.load import scenarios, slow_reading
 from tests.server.load.process import ServerProcess
 
 Scenario = Callable[[ServerProcess], Coroutine[Any, Any, dict[str, Any]]]
@@ -33,7 +33,7 @@ SCENARIOS: dict[str, Scenario] = {
     "steady": lambda server: scenarios.steady(server, 10_000),
     "slow_readers": lambda server: scenarios.slow_readers(server, 200, tokens=50),
     "blocked_readers": lambda server: scenarios.slow_readers(server, 16, tokens=1000),
-    "trickling_readers": lambda _: scenarios.trickling_readers(200, tokens=1000, bytes_per_second=512),
+    "trickling_readers": lambda _: slow_reading.trickling_readers(200, tokens=1000, bytes_per_second=512),
     "long_prefill": lambda _: scenarios.long_prefill(40_000),
     "terminated": lambda server: scenarios.terminated(server, 64),
     "api_killed": scenarios.api_killed,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.load import scenarios
+from tests.server.load import scenarios, slow_reading
 from tests.server.load.process import ServerProcess
 
 
@@ -33,7 +33,7 @@ def test_readers_that_do_not_read(server: ServerProcess) -> None:
 
 
 def test_readers_that_read_slowly() -> None:
-    result = asyncio.run(scenarios.trickling_readers(20, tokens=200, bytes_per_second=16384))
+    result = asyncio.run(slow_reading.trickling_readers(20, tokens=200, bytes_per_second=16384))
     assert result["seconds"] > result["bytes_each"] / 16384 / 2, "they were not slow"
 
 
