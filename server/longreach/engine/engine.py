@@ -173,7 +173,10 @@ class Engine:
         # that this one took no time, and the model of step time would believe that steps are free.
         seconds = self._runner.take_seconds()
         if not any(chunk.policy.is_dynamic for chunk in plan.chunks):  # how much those left out was not predicted
-            self.scheduler.step_time.observe(plan.work, now - step.since if seconds is None else seconds)
+            seconds = now - step.since if seconds is None else seconds
+        if 0 < plan.num_decodes < len(plan.chunks):
+            self.scheduler.step_time.judge(plan.work, seconds)
+        self.scheduler.step_time.observe(plan.work, seconds)
         broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
         failures = self._fail(broken, "the model's output was not a number")
         failures += self._fail_stuck(here)

@@ -238,7 +238,7 @@ class Scheduler:
         seconds = math.inf
         if streams:
             taken = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
-            seconds = seconds_for_prompts(taken, cost, self.limits.max_itl)
+            seconds = seconds_for_prompts(taken, cost, self.limits.max_itl) / self.step_time.caution
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []

@@ -25,6 +25,9 @@ _ASSUMED = 0.01
 _RIDGE = 1e-5
 # What a measurement weighs after the next one of its size class; about the last fifty count.
 _FORGET = 0.98
+# How cautious late steps make, and the part of that which one step in time takes away.
+_MOST_CAUTION = 2.0
+_CALMING = 0.05
 
 
 class Reach(NamedTuple):
@@ -134,6 +137,16 @@ class StepTime:
     def __init__(self) -> None:
         self._moments: dict[int, np.ndarray] = {}  # by size class: sum of outer products of (features, target)
         self._cost: StepCost | None = StepCost()
+        self.caution = 1.0
+
+    def judge(self, work: Work, seconds: float) -> None:
+        """Note how a step that was cut to a length of time came out, before it is learned from.
+
+        `caution` is by how much steps of late took longer than predicted, at most 2: it grows at once and goes slowly.
+        A linear model is off where kernels fill the GPU badly, and a run of chunks meets such places one after another.
+        """
+        late = min(max(seconds / self.cost.seconds(work), 1.0), _MOST_CAUTION)
+        self.caution = late if late > self.caution else self.caution + _CALMING * (late - self.caution)
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn that `work` took `seconds`; what took no time or computed nothing teaches nothing."""

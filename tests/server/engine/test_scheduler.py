@@ -335,3 +335,17 @@ def test_a_request_removed_while_its_step_runs_is_not_touched_by_the_commit() ->
     scheduler.check()
     assert (gone.generated, stays.generated) == (0, 1)
     assert scheduler.remove("gone") is None
+
+
+def test_a_step_that_is_cut_to_a_length_of_time_has_whole_tiles() -> None:
+    """A GPU computes 128 rows as fast as one more than the last whole tile."""
+    scheduler = make(num_pages=512, budget=1024, model_len=2000, max_itl=400.0)
+    scheduler.step_time = _known_time()
+    scheduler.add(request("stream", 3, max_tokens=50))
+    run_step(scheduler)
+    scheduler.step_time = _known_time()
+    scheduler.add(request("long", 1000))
+    assert run_step(scheduler) == {"stream": 1, "long": 255}
+    scheduler.step_time = _known_time()
+    scheduler.step_time.caution = 2.0
+    assert run_step(scheduler) == {"stream": 1, "long": 127 + 52}, "less than two tiles are not cut"

@@ -126,3 +126,20 @@ def test_what_a_policy_leaves_out_is_not_predicted() -> None:
     assert GPU.longest_chunk(100_000, 8192, 0.1, reach) > GPU.longest_chunk(100_000, 8192, 0.1)
     assert Work.of_step([(9, 4, reach)]) == Work.of_step([(9, 4, None)])
     assert Work.of_chunk(50_000, 8, reach).keys == 1024 + 8
+
+
+def test_late_steps_make_cautious_at_once_and_steps_in_time_slowly_calm() -> None:
+    model = StepTime()
+    work = Work(1, 300, 300_000, 3000)
+    predicted = model.cost.seconds(work)
+    model.judge(work, 0.7 * predicted)
+    assert model.caution == 1.0
+    model.judge(work, 1.5 * predicted)
+    assert model.caution == pytest.approx(1.5)
+    model.judge(work, predicted)
+    assert 1.45 < model.caution < 1.5
+    for _ in range(100):
+        model.judge(work, 0.9 * predicted)
+    assert model.caution < 1.01
+    model.judge(work, 50 * predicted)
+    assert model.caution == 2.0
