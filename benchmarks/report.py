@@ -21,12 +21,32 @@ PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, of errors, of a load test, or of latencies."""
+    """The Markdown table of a result: of kernels, of errors, of choices of tiles, of a load test, or of latencies."""
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
         return load_report.table(result)
-    return report.table(result) if "runs" in result else errors_table(result)
+    if "runs" in result:
+        return report.table(result)
+    return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
+
+
+def choices_table(result: dict) -> str:
+    """Times of `benchmarks/dynamic.py` at the longest length, as shares of dense attention's, and the mass kept."""
+    length = max(row["tokens"] for row in result["rows"])
+    lines = [["inputs", "choice", "of dense", "estimate", "density", "mass kept: mean", "p5", "min"]]
+    lines.append(["---", "---", *["---:"] * 6])
+    for row in (row for row in result["rows"] if row["tokens"] == length):
+        numbers = [row["of_dense"], row["estimate_ms"] / row["dense_ms"], row["density"]]
+        numbers += [row["kept_mean"], row["kept_p5"], row["kept_min"]]
+        lines.append([row["inputs"], row["choice"], *(f"{number:.3f}" for number in numbers)])
+    where = result["environment"]
+    dense = sorted({f"{row['dense_ms']:.1f}" for row in result["rows"] if row["tokens"] == length}, key=float)
+    caption = (
+        f"{length:,} tokens; dense {' to '.join(dict.fromkeys((dense[0], dense[-1])))} ms a layer; {where['device']}; "
+    )
+    caption += f"torch {where['torch']}; {where['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
 
 def errors_table(result: dict) -> str:
@@ -90,7 +110,8 @@ def main() -> None:
         result = json.loads(path.read_text())
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
         for kind, draw in PICTURES.items():
-            if not args.check and kind in result:
+            lengths = "runs" not in result or any(run["rows"] for run in result["runs"])  # else there is no curve
+            if not args.check and kind in result and lengths:
                 draw(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]

@@ -171,9 +171,9 @@ class Engine:
         now = self._clock()
         # Where steps overlap, the host may come late to one and then find the next one done too: its clock would say
         # that this one took no time, and the model of step time would believe that steps are free.
-        seconds = self._runner.take_seconds()
+        on_device = self._runner.take_seconds()
         if not any(chunk.policy.is_dynamic for chunk in plan.chunks):  # how much those left out was not predicted
-            seconds = now - step.since if seconds is None else seconds
+            seconds = now - step.since if on_device is None else on_device
         if 0 < plan.num_decodes < len(plan.chunks):
             self.scheduler.step_time.judge(plan.work, seconds)
         self.scheduler.step_time.observe(plan.work, seconds)
