@@ -142,14 +142,16 @@ def _submit(
 
 
 def _read(connection: socket.socket, inbox: Inbox) -> None:
-    with connection.makefile("rb") as stream:
-        while len(header := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
-            length = frame_length(header)
-            body = stream.read(length)
-            if len(body) < length:
-                break
-            inbox.put(to_engine_decoder.decode(body))
-    inbox.put(None)
+    try:
+        with connection.makefile("rb") as stream:
+            while len(header := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
+                length = frame_length(header)
+                body = stream.read(length)
+                if len(body) < length:
+                    break
+                inbox.put(to_engine_decoder.decode(body))
+    finally:  # an engine that hears nothing more would leave its requests hanging, whatever the reason
+        inbox.put(None)
 
 
 def _write(connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]) -> None:

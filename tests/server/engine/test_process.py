@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from longreach.engine import process
 from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Sampling
+from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Generate, Sampling, encode_frame
 
 from .conftest import ids
 
@@ -256,3 +259,16 @@ def test_no_engine_outlives_its_parent(model_dir: Path) -> None:
             time.sleep(0.1)
         else:
             pytest.fail("the engine is still there ten seconds after its parent was killed")
+
+
+def test_a_frame_that_says_nothing_ends_the_engine() -> None:
+    """Its owner then tells every request; an engine that hears no more would keep them waiting for ever."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frame = encode_frame(Cancel("a"))
+        ours.sendall(frame + frame[:LENGTH_BYTES] + b"\xc1" * (len(frame) - LENGTH_BYTES))
+        inbox: process.Inbox = queue.SimpleQueue()
+        with pytest.raises(msgspec.DecodeError):
+            process._read(theirs, inbox)
+        assert inbox.get_nowait() == Cancel("a")
+        assert inbox.get_nowait() is None
