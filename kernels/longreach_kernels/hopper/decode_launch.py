@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 
 from .decode import decode_kernel
+from .launch import shared_layout
 
 FP8 = torch.float8_e4m3fn
-_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
 HEAD_DIMS = (64, 128, 256)
 _ROWS = 16  # of queries in a product
 _LEAST_BOX = 16  # keys that one TMA load brings
@@ -176,8 +175,7 @@ def _descriptor(pages: Tensor, box: int) -> TensorDescriptor:
     """Pages (num_pages, page_size, Hkv, D) as a matrix with a row for each token."""
     num_pages, page_size, heads, head_dim = pages.shape
     rows = pages.as_strided((num_pages * page_size, heads * head_dim), (pages.stride(1), 1))
-    layout: Any = gl.NVMMASharedLayout.get_default_for([box, head_dim], _GLUON_TYPES[pages.dtype])
-    return TensorDescriptor.from_tensor(rows, [box, head_dim], layout)
+    return TensorDescriptor.from_tensor(rows, [box, head_dim], shared_layout(box, head_dim, dtype=pages.dtype))
 
 
 def _query_descriptor(q: Tensor) -> TensorDescriptor:
@@ -185,8 +183,7 @@ def _query_descriptor(q: Tensor) -> TensorDescriptor:
     if q.data_ptr() % 16 or q.stride(0) % 8 or q.stride(1) % 8:
         q = q.clone(memory_format=torch.contiguous_format)
     block = [1, _ROWS, q.shape[2]]
-    layout: Any = gl.NVMMASharedLayout.get_default_for(block, _GLUON_TYPES[q.dtype])
-    return TensorDescriptor.from_tensor(q, block, layout)
+    return TensorDescriptor.from_tensor(q, block, shared_layout(*block, dtype=q.dtype))
 
 
 def _launch(

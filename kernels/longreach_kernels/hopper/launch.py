@@ -68,6 +68,12 @@ def configure(head_dim: int, mask: Mask | None, fp8: bool = False) -> Config:
     return Config(128, 2, 240, 24)
 
 
+@lru_cache(maxsize=64)
+def shared_layout(*block: int, dtype: torch.dtype) -> Any:
+    """How TMA lays a block out in shared memory. Kept, for it is asked for several times a layer."""
+    return gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_TYPES[dtype])
+
+
 class Rows(NamedTuple):
     """A tensor as (heads, rows, D), by the strides of the first two."""
 
@@ -81,7 +87,7 @@ class Rows(NamedTuple):
         """For boxes of `block_rows` rows of one head."""
         head_dim = self.tensor.shape[-1]
         block = [1, block_rows, padded(head_dim)]
-        layout: Any = gl.NVMMASharedLayout.get_default_for(block, _GLUON_TYPES[self.tensor.dtype])
+        layout = shared_layout(*block, dtype=self.tensor.dtype)
         shape, strides = [self.heads, self.rows, head_dim], [self.head_stride, self.row_stride, 1]
         return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
