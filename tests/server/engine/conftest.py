@@ -26,17 +26,21 @@ CONFIG = SmolLM3Config(
 )
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose attention is far from uniform."""
-    path = tmp_path_factory.mktemp("model")
+def save_model(path: Path, **changes: int) -> Path:
+    """Save a random model whose attention is far from uniform, as `CONFIG` says but for `changes`."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG)
+    model = AutoModelForCausalLM.from_config(SmolLM3Config(**(CONFIG.to_diff_dict() | changes)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a model that is as `CONFIG` says."""
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def ids(length: int, seed: int) -> list[int]:

@@ -8,16 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, Failed
 from longreach.policies import policy_of
 from longreach_kernels import Causal, Window
 from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup
 from longreach_kernels.tile_counts import tile_count
 from longreach_patches import policy_step
-from transformers import AutoModelForCausalLM, SmolLM3Config
 
-from .conftest import CONFIG
+from .conftest import save_model
 from .test_engine import drain
 from .test_policies import build as build_small
 from .test_policies import spec
@@ -34,15 +32,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = SmolLM3Config(**(CONFIG.to_diff_dict() | {"max_position_embeddings": 8192, "sliding_window": 200}))
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.15)
-    model.save_pretrained(path)
-    return path
+    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=8192, sliding_window=200)
 
 
 def build(model_dir: Path, **changes: Any) -> Any:

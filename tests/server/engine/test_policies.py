@@ -17,9 +17,9 @@ from longreach_kernels import Causal, Window
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.work import work
 from longreach_patches import PageShape
-from transformers import AutoModelForCausalLM, SmolLM3Config
+from transformers import AutoModelForCausalLM
 
-from .conftest import CONFIG, ids
+from .conftest import ids, save_model
 from .test_engine import drain
 
 LENGTH = 700
@@ -39,15 +39,7 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def long_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `model_dir`, for 2,048 positions, and with a window that reaches beyond a block of a policy."""
-    path = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = SmolLM3Config(**(CONFIG.to_diff_dict() | {"max_position_embeddings": 2048, "sliding_window": 200}))
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.15)
-    model.save_pretrained(path)
-    return path
+    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=2048, sliding_window=200)
 
 
 def build(model_dir: Path, **changes: object) -> Engine:
