@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+import profile_kernels
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +22,9 @@ PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, of errors, of choices of tiles, of a load test, or of latencies."""
+    """The Markdown table of a result: of kernels, their profiles, errors, choices of tiles, a load test, or latencies."""
+    if "profiles" in result:
+        return profile_kernels.table(result)
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
