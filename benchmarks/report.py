@@ -22,7 +22,7 @@ PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, their profiles, errors, choices of tiles, a load test, or latencies."""
+    """The Markdown table of a result: kernels, their profiles, errors, choices of tiles, a load test, or latencies."""
     if "profiles" in result:
         return profile_kernels.table(result)
     if "ceilings" in result:

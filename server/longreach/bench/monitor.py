@@ -1,7 +1,7 @@
 """Memory while requests run: what GPUs of this machine have in use, and how full the server says its KV cache is.
 
-Asking costs the server 10 to 20 ms in which it sends no token, and its driver as much, which would be in the results: so
-the server is asked seldom, and the GPU when the requests are done, for what an engine has taken it keeps.
+A server that collects its metrics sends no token meanwhile, and a driver that is asked for memory may hold kernels up: so
+the one is asked seldom, and the other when the requests are done, for what an engine has taken it keeps.
 """
 
 from __future__ import annotations
