@@ -14,14 +14,24 @@ import re
 import sys
 from pathlib import Path
 
+import training_steps
+from attention_methods import tables as methods
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "README.md")
+PAGES = (
+    *(ROOT / "docs" / name for name in ("benchmarks.md", "kernels.md", "attention-methods.md")),
+    ROOT / "README.md",
+)
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, of errors, of choices of tiles, of a load test, or of latencies."""
+    """The Markdown table of a result, by what it has: attention methods, training steps, kernels, a load test,
+    latencies, choices of tiles, or errors."""
+    if "methods" in result:
+        return methods.table(result)
+    if "attentions" in result:
+        return training_steps.table(result)
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
@@ -87,7 +97,13 @@ def draw_kernels(result: dict, path: Path) -> None:
     pyplot.close(figure)
 
 
-PICTURES = {"ceilings": draw_kernels, "runs": report.draw, "policies": load_plot.draw}
+PICTURES = {
+    "ceilings": draw_kernels,
+    "runs": report.draw,
+    "policies": load_plot.draw,
+    "methods": methods.draw,
+    "attentions": training_steps.draw,
+}
 
 
 def insert(page: str, name: str, text: str) -> str:
