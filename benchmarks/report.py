@@ -14,24 +14,30 @@ import re
 import sys
 from pathlib import Path
 
+import quality_report
 import training_steps
 from attention_methods import tables as methods
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
-    *(ROOT / "docs" / name for name in ("benchmarks.md", "kernels.md", "attention-methods.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("benchmarks.md", "kernels.md", "attention-methods.md", "attention-policies.md")
+    ),
     ROOT / "README.md",
 )
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result, by what it has: attention methods, training steps, kernels, a load test,
-    latencies, choices of tiles, or errors."""
+    """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy,
+    kernels, a load test, latencies, choices of tiles, or errors."""
     if "methods" in result:
         return methods.table(result)
     if "attentions" in result:
         return training_steps.table(result)
+    if "curves" in result:
+        return quality_report.table(result)
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
@@ -103,6 +109,7 @@ PICTURES = {
     "policies": load_plot.draw,
     "methods": methods.draw,
     "attentions": training_steps.draw,
+    "curves": quality_report.draw,
 }
 
 

@@ -40,6 +40,7 @@ SMALLER = {
     "longreach serve ": "--port 0 --max-model-len 2k",
     "aiperf.py": "--lengths 64",
     "benchmarks/methods.py": "--lengths 128 --heads 1 --methods longreach --model-length 512 --recall-lengths ''",
+    "benchmarks/quality.py": "--lengths 512 --tasks single --count 1 --repeats 1 --attention dense",
     "benchmarks/training_steps.py": "--shapes tiny --lengths 64 --tokens 64 --steps 1",
 }
 ALL = commands()
