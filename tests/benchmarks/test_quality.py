@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,12 @@ import pytest
 from benchmarks import quality_report
 
 ROOT = Path(__file__).parents[2]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of products this small only wait for each other
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "benchmarks" / "quality.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=ONE_THREAD)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def quality() -> ModuleType:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("quality") / "result.json"
-    sizes = ["--lengths", "1024", "--tasks", "single,many", "--count", "3", "--repeats", "1", "--at-once", "2"]
+    sizes = ["--lengths", "1024", "--tasks", "single,many", "--count", "2", "--repeats", "1", "--at-once", "2"]
     settings = [
         "--attention",
         '{"policy": "window", "size": 64}',
@@ -51,10 +53,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_dense_finds_the_facts_and_a_short_window_does_not(result: dict[str, Any]) -> None:
     dense, window, dynamic = result["curves"]
     assert [row["setting"] for row in result["curves"]] == ["dense", "window size 64", "dynamic recall 0.95"]
-    assert dense["tasks"] == ["single"] * 3 + ["many"] * 3
-    assert sum(dense["right"]) >= 5
-    assert sum(window["right"]) <= 2
-    assert window["lost"] >= 3
+    assert dense["tasks"] == ["single"] * 2 + ["many"] * 2
+    assert sum(dense["right"]) >= 3
+    assert sum(window["right"]) <= 1
+    assert window["lost"] >= 2
     assert dynamic["right"] == dense["right"]  # a prompt this short is read whole
     assert window["density"] < 0.6
     assert dense["density"] is None
