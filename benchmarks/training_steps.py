@@ -49,8 +49,9 @@ def create(shape: str, longest: int, attention: str, device: torch.device) -> Ll
         tie_word_embeddings=True,
     )
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = LlamaForCausalLM(config)
-    nn.Module.to(model, device, dtype)
+    with device:  # where random numbers are drawn: a processor takes seconds for what a GPU does at once
+        model = LlamaForCausalLM(config)
+    nn.Module.to(model, dtype=dtype)
     if attention == "longreach":
         patch(model)
     else:

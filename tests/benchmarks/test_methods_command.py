@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attention_methods import tables
+from tests.documented import script
 
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of products this small only wait for each other
@@ -81,9 +81,8 @@ def test_the_picture_has_a_panel_for_each_figure(result: dict, tmp_path: Path) -
 def test_arguments_that_make_no_sense_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # where a script finds its neighbours
     monkeypatch.setattr(sys, "argv", ["methods.py", *arguments])
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module("methods").main()
+        script("benchmarks", "methods").main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import quality_report
+from tests.documented import script
 
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of products this small only wait for each other
@@ -26,11 +26,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def quality() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))  # where a script finds its neighbours
-    try:
-        return importlib.import_module("quality")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+    return script("benchmarks", "quality")
 
 
 @pytest.fixture(scope="module")
