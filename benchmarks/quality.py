@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import math
+import signal
 import statistics
 import sys
 import time
@@ -170,4 +171,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server that was started is stopped, too
     main()
