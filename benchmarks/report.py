@@ -15,16 +15,32 @@ import sys
 from pathlib import Path
 
 import profile_kernels
+import quality_report
+import training_steps
+from attention_methods import tables as methods
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "README.md")
+PAGES = (
+    *(
+        ROOT / "docs" / name
+        for name in ("benchmarks.md", "kernels.md", "attention-methods.md", "attention-policies.md")
+    ),
+    ROOT / "README.md",
+)
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: kernels, their profiles, errors, choices of tiles, a load test, or latencies."""
+    """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
+    kernels, their speeds, a load test, latencies, choices of tiles, or errors."""
     if "profiles" in result:
         return profile_kernels.table(result)
+    if "methods" in result:
+        return methods.table(result)
+    if "attentions" in result:
+        return training_steps.table(result)
+    if "curves" in result:
+        return quality_report.table(result)
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
@@ -90,7 +106,14 @@ def draw_kernels(result: dict, path: Path) -> None:
     pyplot.close(figure)
 
 
-PICTURES = {"ceilings": draw_kernels, "runs": report.draw, "policies": load_plot.draw}
+PICTURES = {
+    "ceilings": draw_kernels,
+    "runs": report.draw,
+    "policies": load_plot.draw,
+    "methods": methods.draw,
+    "attentions": training_steps.draw,
+    "curves": quality_report.draw,
+}
 
 
 def insert(page: str, name: str, text: str) -> str:
