@@ -1,0 +1,70 @@
+"""Serve's request router for replicas: it ranks them by `Placement`, from what they report and what was sent since."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from longreach.cluster.forwarded import STATS_PERIOD_SECONDS, Forwarded
+from longreach.cluster.placement import OPEN_REQUEST_TOKENS, Load, Placement
+from longreach.cluster.prompt_key import PromptKey
+
+# A report is this old at most when it arrives here: one period, and the way over the controller.
+_REPORTED_AFTER_SECONDS = 2 * STATS_PERIOD_SECONDS
+
+
+class PrefixRouter(RequestRouter):
+    """One lives in each process that sends requests to replicas; routers do not talk to each other."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """See `RequestRouter`."""
+        self._placement = Placement()
+        # What was sent and is not yet in the replica's own numbers: when, to whom, how many tokens.
+        self._sent: deque[tuple[float, str, int]] = deque()
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """See `RequestRouter`."""
+        super().update_replicas(replicas)
+        self._placement.keep_only(replica.replica_id.unique_id for replica in replicas)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """All candidates, best first, each a rank of its own."""
+        if pending_request is None:
+            return [candidate_replicas]
+        # Without it Serve asks again at once, for ever, while no replica has room.
+        pending_request.routing_context.should_backoff = True
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        order = self._placement.rank(_key(pending_request), self._loads(by_name))
+        return [[by_name[name]] for name in order]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """See `RequestRouter`."""
+        key, name = _key(pending_request), replica_id.unique_id
+        unread = key.tokens_beyond(self._placement.shared_blocks(key, name))
+        self._sent.append((time.monotonic(), name, unread + OPEN_REQUEST_TOKENS))
+        self._placement.remember(key, name)
+
+    def _loads(self, replicas: dict[str, RunningReplica]) -> dict[str, Load]:
+        now = time.monotonic()
+        while self._sent and now - self._sent[0][0] > _REPORTED_AFTER_SECONDS:
+            self._sent.popleft()
+        sent = dict.fromkeys(replicas, 0)
+        for _, name, tokens in self._sent:
+            if name in sent:
+                sent[name] += tokens
+        loads = {}
+        for name, replica in replicas.items():
+            stats = replica.routing_stats
+            unread = stats.get("unread_tokens", 0) + sent[name]
+            loads[name] = Load(unread, stats.get("open_requests", 0), stats.get("ready", True))
+        return loads
+
+
+def _key(pending_request: PendingRequest) -> PromptKey:
+    request = pending_request.args[0] if pending_request.args else None
+    return request.key if isinstance(request, Forwarded) else PromptKey()

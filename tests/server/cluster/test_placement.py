@@ -1,0 +1,86 @@
+"""Which replica gets a prompt: the owner of its document, unless waiting there costs more than reading it again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from longreach.cluster.placement import OPEN_REQUEST_TOKENS, Load, Placement
+from longreach.cluster.prompt_key import BLOCK_BYTES, PromptKey
+
+REPLICAS = ("a", "b", "c")
+
+
+def document(number: int, blocks: int = 40, question: int = 0) -> PromptKey:
+    """A document and a question behind it, which has a block of its own."""
+    chain = tuple(hash((number, block)) & (2**64 - 1) for block in range(blocks))
+    return PromptKey((*chain, hash((number, "question", question)) & (2**64 - 1)), chain[7], (blocks + 1) * BLOCK_BYTES)
+
+
+def idle() -> dict[str, Load]:
+    return {name: Load() for name in REPLICAS}
+
+
+def test_a_documents_next_question_goes_to_its_owner() -> None:
+    placement = Placement()
+    draw = random.Random(7)
+    owners = {}
+    for number in range(60):
+        # Whoever was least busy then; loads are others by the time of the next question.
+        owners[number] = draw.choice(REPLICAS)
+        placement.remember(document(number), owners[number])
+    for number, owner in owners.items():
+        assert placement.shared_blocks(document(number, question=1), owner) == 40
+        assert placement.rank(document(number, question=1), idle())[0] == owner
+
+
+def test_an_owner_that_is_busier_by_the_documents_length_is_passed_over() -> None:
+    placement = Placement()
+    key = document(1)
+    placement.remember(key, "a")
+    saved = 40 * BLOCK_BYTES // 4
+    busy = idle() | {"a": Load(unread_tokens=saved - 1024)}
+    assert placement.rank(key, busy)[0] == "a"
+    busy = idle() | {"a": Load(unread_tokens=saved + 1024)}
+    assert placement.rank(key, busy)[0] != "a"
+    busy = idle() | {"a": Load(open_requests=saved // OPEN_REQUEST_TOKENS + 4)}
+    assert placement.rank(key, busy)[0] != "a"
+
+
+def test_a_prompt_that_nobody_had_goes_to_the_least_busy_and_else_where_any_router_sends_it() -> None:
+    loads = {"a": Load(9000), "b": Load(2000), "c": Load(5000)}
+    assert Placement().rank(document(1), loads) == ["b", "c", "a"]
+    firsts = [Placement().rank(document(number), idle())[0] for number in range(300)]
+    assert firsts == [Placement().rank(document(number), dict(reversed(idle().items())))[0] for number in range(300)]
+    assert min(Counter(firsts)[name] for name in REPLICAS) > 60, "prompts are not spread"
+
+
+def test_a_replica_more_moves_only_what_becomes_its_own() -> None:
+    for number in range(100):
+        before = Placement().rank(document(number), idle())[0]
+        after = Placement().rank(document(number), idle() | {"d": Load()})[0]
+        assert after in (before, "d")
+
+
+def test_a_replica_that_takes_nothing_is_the_last_choice() -> None:
+    placement = Placement()
+    placement.remember(document(1), "a")
+    assert placement.rank(document(1), idle() | {"a": Load(ready=False), "b": Load(10**6)})[-1] == "a"
+
+
+def test_memory_is_bounded_and_ends_of_old_prompts_go_first() -> None:
+    placement = Placement(memory_blocks=100)
+    for number in range(3):
+        placement.remember(document(number), "a")
+    assert sum(map(len, placement._seen.values())) == 100
+    assert placement.shared_blocks(document(2), "a") == placement.shared_blocks(document(1), "a") == 41
+    assert placement.shared_blocks(document(0), "a") == 18
+
+
+def test_replicas_that_are_gone_are_forgotten() -> None:
+    placement = Placement()
+    placement.remember(document(1), "a")
+    placement.remember(document(1), "b")
+    placement.keep_only(["b"])
+    assert placement.shared_blocks(document(1), "a") == 0
+    assert placement.shared_blocks(document(1), "b") == 41
