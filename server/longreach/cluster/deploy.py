@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -21,6 +22,8 @@ from longreach.errors import ConfigError, LongreachError, quoted
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
+
+_REACH_SECONDS = 5.0
 
 
 class DeployError(LongreachError):
@@ -63,14 +66,29 @@ def wait_for_signal() -> None:
 
 
 def _connect(address: str) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": address == LOCAL, "namespace": APPLICATION}
+    own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
     try:
-        ray.init(address=address, **({"include_dashboard": False} if address == LOCAL else {}), **quiet)
-    except (ConnectionError, ValueError) as error:
+        if address not in (LOCAL, "auto"):
+            _reach(address)
+        ray.init(address=address, log_to_driver=address == LOCAL, namespace=APPLICATION, **own)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"--ray-address: no Ray cluster at {quoted(address)}; start one with `ray start --head`, name another, "
             "or give local"
         ) from error
+
+
+def _reach(address: str) -> None:
+    """Connect to a cluster's port once: Ray itself tries for minutes where nobody is.
+
+    Raises:
+        OSError: nobody is there.
+        ValueError: it is no host and port.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host:
+        raise ValueError("give HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
 
 
 def _listen(settings: Settings) -> None:

@@ -13,8 +13,8 @@ from longreach.cluster.prompt_key import PromptKey
 OPEN_REQUEST_TOKENS = 256
 # Differences of less than this are none: they are decided by the prompt, so that all routers decide alike.
 TIE_TOKENS = 256
-# Blocks that are remembered of each replica: 32 MiB of text, more than a replica's KV cache holds of most models.
-MEMORY_BLOCKS = 65536
+# Digests that are remembered of each replica: some two thousand prompts of 256K tokens, or many more short ones.
+MEMORY_DIGESTS = 65536
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Placement:
     the document is long: from there on reading it again elsewhere is sooner done.
     """
 
-    def __init__(self, memory_blocks: int = MEMORY_BLOCKS) -> None:
-        self._memory_blocks = memory_blocks
+    def __init__(self, memory_digests: int = MEMORY_DIGESTS) -> None:
+        self._memory_digests = memory_digests
         self._seen: dict[str, OrderedDict[int, None]] = {}
 
     def rank(self, key: PromptKey, loads: Mapping[str, Load]) -> list[str]:
@@ -62,22 +62,18 @@ class Placement:
     def shared_blocks(self, key: PromptKey, replica: str) -> int:
         """How many of a prompt's first blocks a replica has had, as far as is remembered."""
         seen = self._seen.get(replica)
-        if not seen:
+        if not seen or not key.chain:
             return 0
-        # Blocks are forgotten from a prompt's end, so that what is remembered of it is its beginning.
-        low, high = 0, len(key.chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if key.chain[middle - 1] in seen else (low, middle - 1)
-        return low
+        known = zip(key.marks, key.chain, strict=True)
+        return max((mark for mark, digest in known if digest in seen), default=0)
 
-    def remember(self, key: PromptKey, replica: str) -> None:
-        """A replica has been given a prompt."""
+    def remember(self, replica: str, digests: Iterable[int]) -> None:
+        """A replica has been given prompts with these digests; the last ones are remembered longest."""
         seen = self._seen.setdefault(replica, OrderedDict())
-        for digest in reversed(key.chain):  # the beginning is the youngest
+        for digest in digests:
             seen[digest] = None
             seen.move_to_end(digest)
-        while len(seen) > self._memory_blocks:
+        while len(seen) > self._memory_digests:
             seen.popitem(last=False)
 
     def keep_only(self, replicas: Iterable[str]) -> None:

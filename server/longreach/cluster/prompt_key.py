@@ -1,7 +1,8 @@
 """What a request's prompt begins with, as a chain of digests that can be compared without keeping the text.
 
-Two prompts that begin with the same n blocks have the same first n digests, so that the length of what they share is
-found by looking digests up. Blocks are bytes of the request's text: a router has no tokenizer.
+Two prompts that begin alike have the same first digests, so that the length of what they share is found by looking
+digests up. They stand at marks that grow by a quarter: a long prompt has a few dozen, few enough to be told around, and
+what is shared is known to a fifth. Blocks are bytes of the request's text: a router has no tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class PromptKey:
     """A prompt as a router sees it.
 
     Attributes:
-        chain: the digest of each full block of `BLOCK_BYTES` bytes together with all blocks before it, 64 bits each.
+        chain: at each mark the digest, of 64 bits, of all full blocks of `BLOCK_BYTES` bytes up to it; see `marks`.
         anchor: a digest of the prompt's first bytes, of all of them if they are few.
         text_bytes: the prompt's length.
     """
@@ -38,6 +39,11 @@ class PromptKey:
     text_bytes: int = 0
 
     @property
+    def marks(self) -> list[int]:
+        """The number of blocks behind each digest of the chain."""
+        return marks(self.text_bytes // BLOCK_BYTES)
+
+    @property
     def tokens(self) -> int:
         """The prompt's tokens, estimated."""
         return self.text_bytes // BYTES_PER_TOKEN
@@ -45,6 +51,16 @@ class PromptKey:
     def tokens_beyond(self, blocks: int) -> int:
         """The tokens behind the first `blocks` blocks, estimated."""
         return max(0, self.text_bytes - blocks * BLOCK_BYTES) // BYTES_PER_TOKEN
+
+
+def marks(blocks: int) -> list[int]:
+    """The numbers of blocks, up to `blocks`, at which a chain has digests: 1 to 8, and from there on steps of a
+    quarter."""
+    found, mark = [], 1
+    while mark <= blocks:
+        found.append(mark)
+        mark += max(1, mark // 4)
+    return found
 
 
 def prompt_key(body: bytes, salt: bytes) -> PromptKey:
@@ -60,13 +76,16 @@ def prompt_key(body: bytes, salt: bytes) -> PromptKey:
     if not text:
         return PromptKey()
     digest = hashlib.blake2b(salt, digest_size=8).digest()
-    chain = []
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        digest = hashlib.blake2b(text[start : start + BLOCK_BYTES], digest_size=8, key=digest).digest()
-        chain.append(int.from_bytes(digest))
-    if chain:
-        anchor = chain[min(len(chain), _ANCHOR_BLOCKS) - 1]
-    else:
+    blocks = len(text) // BLOCK_BYTES
+    at, chain, anchor = set(marks(blocks)), [], 0
+    for number in range(1, blocks + 1):
+        block = text[(number - 1) * BLOCK_BYTES : number * BLOCK_BYTES]
+        digest = hashlib.blake2b(block, digest_size=8, key=digest).digest()
+        if number in at:
+            chain.append(int.from_bytes(digest))
+        if number <= _ANCHOR_BLOCKS:
+            anchor = int.from_bytes(digest)
+    if not chain:
         anchor = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=digest).digest())
     return PromptKey(tuple(chain), anchor, len(text))
 

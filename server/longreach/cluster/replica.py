@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,6 +20,7 @@ from longreach.api.server import configure_logging
 from longreach.api.service import Phase, Service
 from longreach.api.supervisor import keep_running
 from longreach.cluster.forwarded import Forwarded
+from longreach.cluster.prompt_key import PromptKey
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # For what a request that was given up holds; the engine is told at once.
 _ENDING_SECONDS = 10.0
+# Of a report, which goes to every ingress each second: some 10 KB.
+_RECENT_DIGESTS = 1024
 
 
 class Replica:
@@ -38,6 +42,7 @@ class Replica:
 
     async def __init__(self, settings: dict[str, Any]) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
+        self._recent: OrderedDict[int, None] = OrderedDict()
         self._settings = Settings(**settings)
         configure_logging(self._settings.log_level)
         self._service = Service(self._settings)
@@ -53,7 +58,9 @@ class Replica:
             await self._resources.aclose()
             self._running.result()
         engine, _ = self._service.require_ready()
-        log.info("loaded %s on %s: %s", self._settings.name, engine.info.device, engine.info.backend_reason)
+        info = engine.info
+        log.info("loaded %s on %s; KV cache: %d tokens", self._settings.name, info.device, info.kv_tokens)
+        log.info("attention: %s (%s)", info.attention_backend, info.backend_reason)
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[list[Message], None]:
         """Yield what the application sends, as many messages at a time as are there. The first list is empty: it says
@@ -62,6 +69,7 @@ class Replica:
         Closing the generator is what a caller's departure is to the application.
         """
         yield []
+        self._note(request.key)
         body: bytes | None = request.body
         gone = asyncio.Event()
         # Not bounded: Ray does not tell how far a reader is, and an answer is no longer than `max_tokens` let it be.
@@ -92,6 +100,13 @@ class Replica:
             for one in late:
                 one.cancel()
 
+    def _note(self, key: PromptKey) -> None:
+        for digest in key.chain:
+            self._recent[digest] = None
+            self._recent.move_to_end(digest)
+        while len(self._recent) > _RECENT_DIGESTS:
+            self._recent.popitem(last=False)
+
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises: only when no engine will follow the last one. A long prefill, or
         an engine that is being replaced, is health."""
@@ -99,12 +114,14 @@ class Replica:
             self._running.result()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What `PrefixRouter` reads: prompt tokens that are not computed, open requests, and whether it takes any."""
+        """What `PrefixRouter` reads: prompt tokens that are not computed, open requests, whether it takes any, and the
+        digests of the prompts that it was given last."""
         service = self._service
         return {
             "unread_tokens": service.unread_tokens,
             "open_requests": service.open_requests,
             "ready": service.phase is Phase.READY,
+            "recent": list(self._recent),
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

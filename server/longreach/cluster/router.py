@@ -1,4 +1,8 @@
-"""Serve's request router for replicas: it ranks them by `Placement`, from what they report and what was sent since."""
+"""Serve's request router for replicas: it ranks them by `Placement`, from what they report and what was sent since.
+
+One lives in each ingress. They learn of each other's choices from the replicas, whose reports name the prompts that
+they were given last.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,21 @@ _REPORTED_AFTER_SECONDS = 2 * STATS_PERIOD_SECONDS
 
 
 class PrefixRouter(RequestRouter):
-    """One lives in each process that sends requests to replicas; routers do not talk to each other."""
+    """See the module."""
 
     def initialize_state(self, **_: Any) -> None:
         """See `RequestRouter`."""
         self._placement = Placement()
         # What was sent and is not yet in the replica's own numbers: when, to whom, how many tokens.
         self._sent: deque[tuple[float, str, int]] = deque()
+        self._reports: dict[str, list[int]] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """See `RequestRouter`."""
         super().update_replicas(replicas)
-        self._placement.keep_only(replica.replica_id.unique_id for replica in replicas)
+        names = {replica.replica_id.unique_id for replica in replicas}
+        self._placement.keep_only(names)
+        self._reports = {name: report for name, report in self._reports.items() if name in names}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -47,7 +54,7 @@ class PrefixRouter(RequestRouter):
         key, name = _key(pending_request), replica_id.unique_id
         unread = key.tokens_beyond(self._placement.shared_blocks(key, name))
         self._sent.append((time.monotonic(), name, unread + OPEN_REQUEST_TOKENS))
-        self._placement.remember(key, name)
+        self._placement.remember(name, key.chain)
 
     def _loads(self, replicas: dict[str, RunningReplica]) -> dict[str, Load]:
         now = time.monotonic()
@@ -60,6 +67,10 @@ class PrefixRouter(RequestRouter):
         loads = {}
         for name, replica in replicas.items():
             stats = replica.routing_stats
+            recent = stats.get("recent", [])
+            if recent != self._reports.get(name):
+                self._reports[name] = recent
+                self._placement.remember(name, recent)
             unread = stats.get("unread_tokens", 0) + sent[name]
             loads[name] = Load(unread, stats.get("open_requests", 0), stats.get("ready", True))
         return loads

@@ -28,7 +28,7 @@ def test_bounds(flags: tuple[int | None, ...], expected: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize("flags", [(2, 1, None), (2, None, 3), (0, None, None), (65, None, None), (None, 3, 2)])
 def test_bounds_that_cannot_be_name_their_flags(flags: tuple[int | None, ...]) -> None:
-    with pytest.raises(ConfigError, match="--(replicas|min-replicas)"):
+    with pytest.raises(ConfigError, match=r"--(replicas|min-replicas)"):
         bounds(*flags)
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 
 from longreach.cluster.placement import OPEN_REQUEST_TOKENS, Load, Placement
-from longreach.cluster.prompt_key import BLOCK_BYTES, PromptKey
+from longreach.cluster.prompt_key import BLOCK_BYTES, PromptKey, prompt_key
 
 REPLICAS = ("a", "b", "c")
+SHARED = 33  # the last mark in a document of 40 blocks
 
 
 def document(number: int, blocks: int = 40, question: int = 0) -> PromptKey:
-    """A document and a question behind it, which has a block of its own."""
-    chain = tuple(hash((number, block)) & (2**64 - 1) for block in range(blocks))
-    return PromptKey((*chain, hash((number, "question", question)) & (2**64 - 1)), chain[7], (blocks + 1) * BLOCK_BYTES)
+    """A document of so many blocks, and a question behind it, which is behind the last mark but one."""
+    text = random.Random(number).randbytes(blocks * BLOCK_BYTES // 2).hex() + "?" * question
+    return prompt_key(json.dumps({"prompt": text}).encode(), b"")
 
 
 def idle() -> dict[str, Load]:
@@ -28,17 +30,17 @@ def test_a_documents_next_question_goes_to_its_owner() -> None:
     for number in range(60):
         # Whoever was least busy then; loads are others by the time of the next question.
         owners[number] = draw.choice(REPLICAS)
-        placement.remember(document(number), owners[number])
+        placement.remember(owners[number], document(number).chain)
     for number, owner in owners.items():
-        assert placement.shared_blocks(document(number, question=1), owner) == 40
-        assert placement.rank(document(number, question=1), idle())[0] == owner
+        assert placement.shared_blocks(document(number, question=700), owner) == SHARED
+        assert placement.rank(document(number, question=700), idle())[0] == owner
 
 
 def test_an_owner_that_is_busier_by_the_documents_length_is_passed_over() -> None:
     placement = Placement()
     key = document(1)
-    placement.remember(key, "a")
-    saved = 40 * BLOCK_BYTES // 4
+    placement.remember("a", key.chain)
+    saved = SHARED * BLOCK_BYTES // 4
     busy = idle() | {"a": Load(unread_tokens=saved - 1024)}
     assert placement.rank(key, busy)[0] == "a"
     busy = idle() | {"a": Load(unread_tokens=saved + 1024)}
@@ -64,23 +66,23 @@ def test_a_replica_more_moves_only_what_becomes_its_own() -> None:
 
 def test_a_replica_that_takes_nothing_is_the_last_choice() -> None:
     placement = Placement()
-    placement.remember(document(1), "a")
+    placement.remember("a", document(1).chain)
     assert placement.rank(document(1), idle() | {"a": Load(ready=False), "b": Load(10**6)})[-1] == "a"
 
 
-def test_memory_is_bounded_and_ends_of_old_prompts_go_first() -> None:
-    placement = Placement(memory_blocks=100)
+def test_memory_is_bounded_and_old_prompts_go_first() -> None:
+    placement = Placement(memory_digests=30)
     for number in range(3):
-        placement.remember(document(number), "a")
-    assert sum(map(len, placement._seen.values())) == 100
-    assert placement.shared_blocks(document(2), "a") == placement.shared_blocks(document(1), "a") == 41
-    assert placement.shared_blocks(document(0), "a") == 18
+        placement.remember("a", document(number).chain)
+    assert sum(map(len, placement._seen.values())) == 30
+    shared = [placement.shared_blocks(document(number), "a") for number in range(3)]
+    assert shared == [0, SHARED, SHARED]
 
 
 def test_replicas_that_are_gone_are_forgotten() -> None:
     placement = Placement()
-    placement.remember(document(1), "a")
-    placement.remember(document(1), "b")
+    placement.remember("a", document(1).chain)
+    placement.remember("b", document(1).chain)
     placement.keep_only(["b"])
     assert placement.shared_blocks(document(1), "a") == 0
-    assert placement.shared_blocks(document(1), "b") == 41
+    assert placement.shared_blocks(document(1), "b") == SHARED

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
-from longreach.cluster.prompt_key import BLOCK_BYTES, PromptKey, prompt_key
+from longreach.cluster.prompt_key import BLOCK_BYTES, PromptKey, marks, prompt_key
 
 DOCUMENT = "".join(f"Line {number} says {number * 7919 % 1000}. " for number in range(400))
 
@@ -34,7 +35,7 @@ FORMS = {
 def test_questions_about_one_document_share_all_of_it(form: str) -> None:
     one, two = (key(**FORMS[form](question), seed=seed) for seed, question in enumerate(("Who?", "Where was it?")))
     assert one != two
-    assert shared(one, two) >= len(one.chain) - 1 > 10
+    assert shared(one, two) >= len(one.chain) - 1 > 7
     assert one.anchor == two.anchor
 
 
@@ -64,3 +65,11 @@ def test_tokens_are_estimated_from_what_is_behind_the_shared_blocks() -> None:
     assert whole.tokens == whole.text_bytes // 4
     assert whole.tokens_beyond(2) == (whole.text_bytes - 2 * BLOCK_BYTES) // 4
     assert whole.tokens_beyond(10**6) == 0
+
+
+def test_marks_are_few_and_know_a_length_to_a_fifth() -> None:
+    found = marks(65536)
+    assert found[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12]
+    assert len(found) < 60
+    assert all(after <= max(before + 1, before * 1.25) for before, after in itertools.pairwise(found))
+    assert len(key(prompt="a" * 100_000).chain) == len(marks(100_000 // BLOCK_BYTES))
