@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -20,6 +20,7 @@ from longreach.cluster.ingress import create_ingress
 from longreach.cluster.options import Scale, bounds, refuse_unused, replica_gpus
 from longreach.cluster.replica import Replica
 from longreach.config import Settings, load_settings
+from longreach.errors import ConfigError
 
 APPLICATION = "longreach"
 
@@ -29,9 +30,11 @@ _INGRESS_CPUS = 0.0
 _HEALTH_PERIOD_SECONDS = 5.0
 _HEALTH_TIMEOUT_SECONDS = 30.0
 _DRAIN_LOOK_SECONDS = 0.5
-# Behind the grace of open requests: for a replica's engine to end, and for an ingress to pass last errors on.
+# Behind the grace of open requests, for a replica's engine to end.
 _REPLICA_END_SECONDS = 10.0
-_INGRESS_END_SECONDS = 20.0
+# An ingress that is replaced stays until its streams have ended, if only by the end of their replicas, which are replaced
+# one after the other. It takes next to nothing.
+_INGRESS_END_SECONDS = 3600.0
 _SCALE_UP_SECONDS = 10.0
 _SCALE_DOWN_SECONDS = 300.0
 _LOOK_BACK_SECONDS = 15.0
@@ -77,7 +80,7 @@ def application(settings: Settings, scale: Scale) -> Application:
         max_ongoing_requests=settings.max_connections,
         health_check_period_s=_HEALTH_PERIOD_SECONDS,
         health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
-        graceful_shutdown_timeout_s=grace + _INGRESS_END_SECONDS,
+        graceful_shutdown_timeout_s=_INGRESS_END_SECONDS,
         graceful_shutdown_wait_loop_s=_DRAIN_LOOK_SECONDS,
     )
     return ingress.bind(fields, replicas.bind(fields))
@@ -113,19 +116,24 @@ class Arguments(BaseModel):
     replicas: int | None = None
     min_replicas: int | None = None
     max_replicas: int | None = None
-    target_queued_tokens: int = Scale.target_tokens
-    replica_cpus: float = Scale.replica_cpus
+    target_queued_tokens: int = Field(Scale.target_tokens, ge=1)
+    replica_cpus: float = Field(Scale.replica_cpus, gt=0)
     settings: dict[str, Any] = {}
 
 
-def build(arguments: Arguments) -> Application:
-    """The application for a Serve config file.
+def build(arguments: dict[str, Any]) -> Application:
+    """The application for a Serve config file, of `args` as `Arguments` has them.
 
     Raises:
         ConfigError: something in it is wrong.
     """
-    settings = load_settings(**arguments.settings)
+    try:
+        args = Arguments.model_validate(arguments)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(f"args.{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+    settings = load_settings(**args.settings)
     refuse_unused(settings)
-    low, high = bounds(arguments.replicas, arguments.min_replicas, arguments.max_replicas)
+    low, high = bounds(args.replicas, args.min_replicas, args.max_replicas)
     gpus = replica_gpus(settings, ray.cluster_resources().get("GPU", 0))
-    return application(settings, Scale(low, high, arguments.target_queued_tokens, arguments.replica_cpus, gpus))
+    return application(settings, Scale(low, high, args.target_queued_tokens, args.replica_cpus, gpus))

@@ -11,6 +11,9 @@ from longreach.cluster.prompt_key import PromptKey
 
 # An open request delays a prompt as so many more prompt tokens would: its answer takes a part of every step.
 OPEN_REQUEST_TOKENS = 256
+# An owner of most of a prompt is left for nothing less than so much more to do than the others have: reports of that
+# are a second old, and within a second it goes up and down by as much.
+OWNER_TOKENS = 8192
 # Differences of less than this are none: they are decided by the prompt, so that all routers decide alike.
 TIE_TOKENS = 256
 # Digests that are remembered of each replica: some two thousand prompts of 256K tokens, or many more short ones.
@@ -42,7 +45,7 @@ class Placement:
 
     A replica's cost is what it has to do before, and the part of the prompt that it has not had, in tokens. So a
     document's next question goes where its pages are, unless that replica has more to do than the others by as much as
-    the document is long: from there on reading it again elsewhere is sooner done.
+    the document is long, and `OWNER_TOKENS` at least: from there on reading it again elsewhere is sooner done.
     """
 
     def __init__(self, memory_digests: int = MEMORY_DIGESTS) -> None:
@@ -54,10 +57,15 @@ class Placement:
 
         def cost(replica: str) -> tuple[bool, int, bytes]:
             load = loads[replica]
-            tokens = load.tokens + key.tokens_beyond(self.shared_blocks(key, replica))
+            tokens = load.tokens - self._saved(key, replica)
             return not load.ready, tokens // TIE_TOKENS, _lot(key.anchor, replica)
 
         return sorted(loads, key=cost)
+
+    def _saved(self, key: PromptKey, replica: str) -> int:
+        unread = key.tokens_beyond(self.shared_blocks(key, replica))
+        saved = key.tokens - unread
+        return max(saved, OWNER_TOKENS) if saved > key.tokens / 2 else saved
 
     def shared_blocks(self, key: PromptKey, replica: str) -> int:
         """How many of a prompt's first blocks a replica has had, as far as is remembered."""

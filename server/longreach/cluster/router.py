@@ -7,7 +7,7 @@ they were given last.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -26,8 +26,8 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **_: Any) -> None:
         """See `RequestRouter`."""
         self._placement = Placement()
-        # What was sent and is not yet in the replica's own numbers: when, to whom, how many tokens.
-        self._sent: deque[tuple[float, str, int]] = deque()
+        # What was sent, has not ended, and is not yet in the replica's own numbers: when, to whom, how many tokens.
+        self._sent: OrderedDict[str, tuple[float, str, int]] = OrderedDict()
         self._reports: dict[str, list[int]] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -53,15 +53,20 @@ class PrefixRouter(RequestRouter):
         """See `RequestRouter`."""
         key, name = _key(pending_request), replica_id.unique_id
         unread = key.tokens_beyond(self._placement.shared_blocks(key, name))
-        self._sent.append((time.monotonic(), name, unread + OPEN_REQUEST_TOKENS))
+        sent = time.monotonic(), name, unread + OPEN_REQUEST_TOKENS
+        self._sent[pending_request.metadata.internal_request_id] = sent
         self._placement.remember(name, key.chain)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """See `RequestRouter`."""
+        self._sent.pop(internal_request_id, None)
 
     def _loads(self, replicas: dict[str, RunningReplica]) -> dict[str, Load]:
         now = time.monotonic()
-        while self._sent and now - self._sent[0][0] > _REPORTED_AFTER_SECONDS:
-            self._sent.popleft()
+        while self._sent and now - next(iter(self._sent.values()))[0] > _REPORTED_AFTER_SECONDS:
+            self._sent.popitem(last=False)
         sent = dict.fromkeys(replicas, 0)
-        for _, name, tokens in self._sent:
+        for _, name, tokens in self._sent.values():
             if name in sent:
                 sent[name] += tokens
         loads = {}

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.load.process import eventually
 
 # Small enough for several replicas on two cores, each of one thread.
-ARGUMENTS = ("--device", "cpu", "--max-model-len", "4096", "--kv-cache-memory", "96MiB")
+ARGUMENTS = ("--device", "cpu", "--max-model-len", "4096")
 # Set by whoever started the cluster, so that its processes have it, too.
 MARK = "CLUSTER_TEST_ID"
 

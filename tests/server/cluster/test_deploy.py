@@ -26,7 +26,16 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 
 @pytest.fixture(scope="module")
 def deployed() -> Iterator[Deployed]:
-    flags = ("--replicas", "2", "--keep-alive-seconds", "0.5", "--max-body-bytes", "64KiB")
+    flags = (
+        "--replicas",
+        "2",
+        "--kv-cache-memory",
+        "96MiB",
+        "--keep-alive-seconds",
+        "0.5",
+        "--max-body-bytes",
+        "64KiB",
+    )
     with Deployed(*flags, "--allowed-origins", "https://a.example") as deployed:
         deployed.until_ready()
         yield deployed

@@ -6,7 +6,8 @@ import json
 import random
 from collections import Counter
 
-from longreach.cluster.placement import OPEN_REQUEST_TOKENS, Load, Placement
+import pytest
+from longreach.cluster.placement import OPEN_REQUEST_TOKENS, OWNER_TOKENS, Load, Placement
 from longreach.cluster.prompt_key import BLOCK_BYTES, PromptKey, prompt_key
 
 REPLICAS = ("a", "b", "c")
@@ -36,17 +37,22 @@ def test_a_documents_next_question_goes_to_its_owner() -> None:
         assert placement.rank(document(number, question=700), idle())[0] == owner
 
 
-def test_an_owner_that_is_busier_by_the_documents_length_is_passed_over() -> None:
+@pytest.mark.parametrize(("blocks", "patience"), [(40, OWNER_TOKENS), (200, 188 * BLOCK_BYTES // 4)])
+def test_an_owner_is_passed_over_when_waiting_costs_more_than_reading_again(blocks: int, patience: int) -> None:
     placement = Placement()
-    key = document(1)
-    placement.remember("a", key.chain)
-    saved = SHARED * BLOCK_BYTES // 4
-    busy = idle() | {"a": Load(unread_tokens=saved - 1024)}
-    assert placement.rank(key, busy)[0] == "a"
-    busy = idle() | {"a": Load(unread_tokens=saved + 1024)}
-    assert placement.rank(key, busy)[0] != "a"
-    busy = idle() | {"a": Load(open_requests=saved // OPEN_REQUEST_TOKENS + 4)}
-    assert placement.rank(key, busy)[0] != "a"
+    placement.remember("a", document(1, blocks).chain)
+    key = document(1, blocks, question=700)
+    for load in (Load(unread_tokens=patience - 512), Load(open_requests=patience // OPEN_REQUEST_TOKENS - 2)):
+        assert placement.rank(key, idle() | {"a": load})[0] == "a"
+    for load in (Load(unread_tokens=patience + 512), Load(open_requests=patience // OPEN_REQUEST_TOKENS + 2)):
+        assert placement.rank(key, idle() | {"a": load})[0] != "a"
+
+
+def test_a_beginning_that_many_share_binds_nobody() -> None:
+    placement = Placement()
+    placement.remember("a", document(1).chain[:4])
+    assert placement.rank(document(1), idle() | {"a": Load(unread_tokens=4 * BLOCK_BYTES // 4 - 1)})[0] == "a"
+    assert placement.rank(document(1), idle() | {"a": Load(unread_tokens=4 * BLOCK_BYTES // 4 + 512)})[0] != "a"
 
 
 def test_a_prompt_that_nobody_had_goes_to_the_least_busy_and_else_where_any_router_sends_it() -> None:
