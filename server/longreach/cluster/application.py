@@ -32,7 +32,7 @@ _HEALTH_TIMEOUT_SECONDS = 30.0
 _DRAIN_LOOK_SECONDS = 0.5
 # Behind the grace of open requests, for a replica's engine to end.
 _REPLICA_END_SECONDS = 10.0
-# An ingress that is replaced stays until its streams have ended, if only by the end of their replicas, which are replaced
+# An ingress that is replaced stays until its streams have ended, if only by the end of their replicas, which go
 # one after the other. It takes next to nothing.
 _INGRESS_END_SECONDS = 3600.0
 _SCALE_UP_SECONDS = 10.0
