@@ -26,12 +26,14 @@ from .host_pages import HostPages
 from .host_store import HostStore
 from .limits import Limits
 from .messages import EngineConfig, Started
+from .mixed_graphs import MixedGraphs
 from .pages import PagePool
 from .policies import LayerPolicies
 from .prefix_cache import PageHasher
 from .rehearsal import Rehearsal, rehearse
 from .runner import Runner, fill_pending, forward
 from .scheduler import Scheduler
+from .step_sizes import LEAST_CHUNK
 from .warm import warm
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         config.resume_seconds,
         restored_pages=capacity.restored_pages(config.max_itl, page_bytes),
         dense_share=policies.dense_share,
+        **({"least_chunk": LEAST_CHUNK} if on_gpu else {}),
     )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
@@ -89,9 +92,14 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     graphs = None
     if on_gpu and config.cuda_graphs:
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
-        graphs = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len)
+        graphs = (
+            DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len),
+            MixedGraphs(run, fill, pages, limits),
+        )
         with torch.inference_mode():
-            graphs.capture()
+            pool = torch.cuda.graph_pool_handle()
+            for captured in graphs:
+                captured.capture(pool)
     if on_gpu:
         warm(loaded, pages, limits)
     pool = PagePool(sized.num_pages, config.page_size, HostPages(slots) if slots else None)

@@ -22,6 +22,7 @@ from .host_pages import PageMoves
 from .host_store import HostStore
 from .kept_mass import StepSamples
 from .logprobs import StepLogprobs
+from .mixed_graphs import MixedGraphs
 from .plan import Chunk, StepPlan
 from .policies import LayerPolicies
 from .sampler import SamplingTensors, sample
@@ -58,7 +59,7 @@ class Runner:
         pages: KVPages,
         builder: BatchBuilder,
         drawn: torch.Tensor,
-        graphs: DecodeGraphs | None,
+        graphs: tuple[DecodeGraphs, MixedGraphs] | None,
         policies: LayerPolicies,
         host: HostStore | None = None,
     ) -> None:
@@ -79,8 +80,9 @@ class Runner:
         batch = self._builder.build(plan)
         span = DeviceSpan() if self._loaded.device.type == "cuda" else None
         logits, samples = None, None
-        if self._graphs is not None and not batch.groups and plan.is_decode_only:
-            logits = self._graphs.replay(batch)
+        if self._graphs is not None and not batch.groups:
+            decode, mixed = self._graphs
+            logits = decode.replay(batch) if plan.is_decode_only else mixed.replay(plan, batch)
         if logits is None:
             logits, samples = self._eager(plan, batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
