@@ -33,7 +33,7 @@ NODES = 3
 GRACE_SECONDS = 5
 FLAGS = (
     *("--keep-alive-seconds", "1", "--shutdown-grace-seconds", str(GRACE_SECONDS)),
-    *("--kv-cache-memory", "192MiB", "--max-num-seqs", "128"),
+    *("--kv-cache-memory", "192MiB", "--max-num-seqs", "128", "--max-engine-restarts", "1"),
 )
 RECOVERY_SECONDS = 30.0
 SECOND_QUESTIONS = 0.9
@@ -49,30 +49,26 @@ class Hosts:
         self.workers = [self.cluster.add_node(**node) for _ in range(NODES - 1)]
         self._node = node
         # All nodes are one host here and would share one port: the head's proxy, which nobody kills, is the only one.
-        start = "import ray, sys; from ray import serve; ray.init(sys.argv[1], log_to_driver=False); "
-        start += "serve.start(proxy_location='HeadOnly', http_options={'host': '127.0.0.1', 'port': int(sys.argv[2])})"
-        subprocess.run([sys.executable, "-c", start, self.cluster.address, str(self.port)], check=True, timeout=120)
+        self.tell(f"serve.start(proxy_location='HeadOnly', http_options={{'host': '127.0.0.1', 'port': {self.port}}})")
+
+    def tell(self, statement: str) -> None:
+        """Run a statement about `serve` in a process that is connected to the cluster."""
+        connect = f"import ray; from ray import serve; ray.init({self.cluster.address!r}, log_to_driver=False); "
+        subprocess.run([sys.executable, "-c", connect + statement], check=True, timeout=300)
 
     def deploy(self, *flags: str) -> Deployed:
         """Start or update the application, and wait until it takes requests."""
         deployed = Deployed(*FLAGS, *flags, address=self.cluster.address, port=self.port)
         deployed.until_ready(300)
         deployed.process.wait(60)
+        self.deployed = deployed
         return deployed
 
     def children(self, node: Any, name: str) -> list[int]:
         """The processes that Ray runs on a node for deployments of this name."""
         [raylet] = node.all_processes["raylet"]
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                line = (folder / "cmdline").read_text()
-            except OSError:  # it has ended meanwhile
-                continue
-            if parent == raylet.process.pid and f"longreach:{name}" in line:
-                found.append(int(folder.name))
-        return found
+        found = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in found if parent(pid) == raylet.process.pid and f"longreach:{name}" in command(pid)]
 
     def add_node(self) -> None:
         """Another host in place of one that was killed."""
@@ -81,6 +77,22 @@ class Hosts:
     def stop(self) -> None:
         """End it all."""
         self.cluster.shutdown()
+
+
+def parent(pid: int) -> int:
+    """The parent of a process; 0 of one that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def command(pid: int) -> str:
+    """The command line of a process; empty of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 async def ask(hosts: Hosts, name: str, text: str, **fields: Any) -> Outcome:
@@ -135,6 +147,34 @@ async def documents(hosts: Hosts, count: int) -> dict[str, Any]:
         "second_questions_on_its_replica": same,
         "second_questions_with_its_pages": hits,
         "documents_by_replica": sorted(replicas.values()),
+    }
+
+
+async def gave_up(hosts: Hosts) -> dict[str, Any]:
+    """An engine dies more often than its replica starts others: Serve replaces the replica, others answer meanwhile."""
+    before = set(Deployed.replicas_at(hosts.port))
+    engine = hosts.deployed.engines()[0]
+    replica = parent(engine)
+
+    def other() -> bool:
+        return any(parent(pid) == replica and pid != engine for pid in hosts.deployed.engines())
+
+    os.kill(engine, 9)
+    await asyncio.to_thread(eventually, other, 30, "another engine")
+    engine = next(pid for pid in hosts.deployed.engines() if parent(pid) == replica and pid != engine)
+    os.kill(engine, 9)
+    killed = time.monotonic()
+    outcomes = await limited(4, [ask(hosts, f"beside-{n}", prompt(20, 4000 + n)) for n in range(40)])
+    assert {told(outcome) for outcome in outcomes} == {"finished"}, Counter(map(told, outcomes))
+
+    def replaced() -> bool:
+        now = set(Deployed.replicas_at(hosts.port))
+        return len(now) == NODES and len(now & before) == NODES - 1
+
+    await asyncio.to_thread(eventually, replaced, 120, "another replica")
+    return {
+        "requests_finished_meanwhile": len(outcomes),
+        "seconds_to_another_replica": round(time.monotonic() - killed, 1),
     }
 
 
@@ -226,11 +266,13 @@ async def updated(hosts: Hosts) -> dict[str, Any]:
 
 async def scaled(hosts: Hosts) -> dict[str, Any]:
     """One replica, and more prompt tokens than it should have waiting: others are started."""
+    await asyncio.to_thread(hosts.tell, "serve.delete('longreach')")
     await asyncio.to_thread(
         hosts.deploy, "--min-replicas", "1", "--max-replicas", str(NODES), "--target-queued-tokens", "4k"
     )
     start = time.monotonic()
     before = len(Deployed.replicas_at(hosts.port))
+    assert before == 1
     asked = 0
     work: set[asyncio.Task[Outcome]] = set()
     ends: Counter[str] = Counter()
@@ -270,6 +312,7 @@ def main() -> None:
         hosts.deploy("--replicas", str(NODES))
         scenarios = {
             "documents": lambda: documents(hosts, 40),
+            "gave_up": lambda: gave_up(hosts),
             "node_killed": lambda: node_killed(hosts, options.streams),
             "updated": lambda: updated(hosts),
             "scaled": lambda: scaled(hosts),
