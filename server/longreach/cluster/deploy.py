@@ -16,7 +16,7 @@ from ray.serve.schema import ApplicationStatus
 
 from longreach.cluster.application import APPLICATION, application
 from longreach.cluster.options import Scale, refuse_unused, replica_gpus
-from longreach.config import Settings
+from longreach.config import Settings, unknown_variables
 from longreach.errors import ConfigError, LongreachError, quoted
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ def deploy(settings: Settings, scale: Scale, address: str) -> str:
         ConfigError: there is no cluster, its proxies listen elsewhere, or settings are of no use to it.
         DeployError: the application does not start.
     """
+    for name in unknown_variables():
+        log.warning("%s sets nothing: there is no such setting", name)
     refuse_unused(settings)
     _connect(address)
     resources = ray.cluster_resources()
@@ -52,7 +54,8 @@ def deploy(settings: Settings, scale: Scale, address: str) -> str:
     except RuntimeError as error:
         raise DeployError(_why(error)) from error
     scheme = "http" if settings.ssl_certfile is None else "https"
-    return f"{scheme}://{settings.host}:{settings.port}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{settings.port}"
 
 
 def wait_for_signal() -> None:
@@ -93,10 +96,9 @@ def _reach(address: str) -> None:
 
 def _listen(settings: Settings) -> None:
     """Start Serve's proxies, or see that those that run listen where they should."""
-    tls: dict[str, Any] = {
-        name: None if (path := getattr(settings, name)) is None else str(path)
-        for name in ("ssl_certfile", "ssl_keyfile")
-    }
+    chain = settings.ssl_certfile
+    key = settings.ssl_keyfile or chain  # Serve wants both to be named, also where one file has both
+    tls: dict[str, Any] = {"ssl_certfile": chain and str(chain), "ssl_keyfile": key and str(key)}
     wanted = HTTPOptions(host=settings.host, port=settings.port, **tls)
     serve.start(proxy_location="EveryNode", http_options=wanted)
     # Serve keeps the options it was started with, and says so in a warning.
