@@ -13,8 +13,12 @@ STATS_PERIOD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A request on its way from ingress to replica: an ASGI scope of plain values, the whole body, and its prompt."""
+    """A request on its way from ingress to replica: an ASGI scope of plain values, the whole body, and its prompt.
+
+    `declined` has the replicas that did not take it: they had no engine at that moment.
+    """
 
     scope: dict[str, Any]
     body: bytes = field(repr=False)
     key: PromptKey = field(default=PromptKey(), repr=False)
+    declined: frozenset[str] = frozenset()

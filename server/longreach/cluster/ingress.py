@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 # For a replica to take a request. While one is replaced requests wait; a model takes longer to load than callers do.
 _TAKEN_SECONDS = 30.0
+_DECLINED_SECONDS = 0.5
 _SCRAPE_SECONDS = 5.0
 _RETRY_SECONDS = 2
 # A stream has a comment every `--keep-alive-seconds`: a replica that misses so many is gone, though no socket says so.
@@ -158,23 +160,36 @@ class Ingress:
 
     async def _pass_on(self, forwarded: Forwarded, answer: _Answer) -> None:
         """Send what a replica answers. Leaving this early, as when the caller goes away, cancels it there."""
-        response: Any = self._answer.remote(forwarded)  # a generator: the handle's type does not say so
-        messages = aiter(response)
         try:
             async with asyncio.timeout(_TAKEN_SECONDS):
-                await anext(messages)
+                response = await self._taken(forwarded)
         except TimeoutError:
-            response.cancel()
             message = "No replica takes requests at this moment."
             raise UnavailableError(message, code="no_replica", retry_after=_RETRY_SECONDS) from None
         finished = False
         try:
-            async for message in self._flowing(messages, answer):
+            async for message in self._flowing(aiter(response), answer):
                 await answer.send(message)
             finished = True
         finally:
             if not finished:
                 response.cancel()
+
+    async def _taken(self, forwarded: Forwarded) -> Any:
+        """The response of the first replica that takes a request, behind the message that says so."""
+        while True:
+            response: Any = self._answer.remote(forwarded)  # a generator: the handle's type does not say so
+            try:
+                first = await anext(aiter(response))
+            except BaseException:
+                response.cancel()
+                raise
+            if not first:
+                return response
+            name = first[0]["replica"]
+            if name in forwarded.declined:  # so have all others that there are
+                await asyncio.sleep(_DECLINED_SECONDS)
+            forwarded = replace(forwarded, declined=forwarded.declined | {name})
 
     async def _flowing(self, messages: AsyncIterator[list[Message]], answer: _Answer) -> AsyncIterator[Message]:
         """The messages one by one. A stream that falls silent for longer than its comments can is an error."""

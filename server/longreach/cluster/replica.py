@@ -64,10 +64,16 @@ class Replica:
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[list[Message], None]:
         """Yield what the application sends, as many messages at a time as are there. The first list is empty: it says
-        that the request has been taken.
+        that the request has been taken. Otherwise it has the one message `longreach.declined`, with the replica's name.
+
+        A replica without an engine would be done with requests soonest, and so draw all of them before its report
+        says what it is; those that carry a prompt it declines, and the ingress asks another.
 
         Closing the generator is what a caller's departure is to the application.
         """
+        if request.scope["method"] == "POST" and self._service.phase is not Phase.READY:
+            yield [{"type": "longreach.declined", "replica": self._name}]
+            return
         yield []
         self._note(request.key)
         body: bytes | None = request.body

@@ -46,7 +46,9 @@ class PrefixRouter(RequestRouter):
         # Without it Serve asks again at once, for ever, while no replica has room.
         pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        order = self._placement.rank(_key(pending_request), self._loads(by_name))
+        request = pending_request.args[0] if pending_request.args else None
+        declined = request.declined if isinstance(request, Forwarded) else frozenset()
+        order = self._placement.rank(_key(pending_request), self._loads(by_name, declined))
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
@@ -61,7 +63,7 @@ class PrefixRouter(RequestRouter):
         """See `RequestRouter`."""
         self._sent.pop(internal_request_id, None)
 
-    def _loads(self, replicas: dict[str, RunningReplica]) -> dict[str, Load]:
+    def _loads(self, replicas: dict[str, RunningReplica], declined: frozenset[str]) -> dict[str, Load]:
         now = time.monotonic()
         while self._sent and now - next(iter(self._sent.values()))[0] > _REPORTED_AFTER_SECONDS:
             self._sent.popitem(last=False)
@@ -77,7 +79,8 @@ class PrefixRouter(RequestRouter):
                 self._reports[name] = recent
                 self._placement.remember(name, recent)
             unread = stats.get("unread_tokens", 0) + sent[name]
-            loads[name] = Load(unread, stats.get("open_requests", 0), stats.get("ready", True))
+            ready = stats.get("ready", True) and name not in declined
+            loads[name] = Load(unread, stats.get("open_requests", 0), ready)
         return loads
 
 

@@ -141,6 +141,21 @@ def test_an_engine_that_dies_is_replaced_and_its_stream_ends_with_an_error(deplo
     eventually(lambda: deployed.get("/ready")[0] == 200, 60, "ready again")
 
 
+def test_requests_are_answered_by_others_while_an_engine_is_replaced(deployed: Deployed) -> None:
+    victim = deployed.engines()[0]
+    os.kill(victim, 9)
+    eventually(lambda: victim not in deployed.engines(), 10, "it is gone")
+    time.sleep(0.5)  # its replica has noticed
+
+    async def ask_many() -> list[str | None]:
+        asked = {"model": MODEL, "max_tokens": 2, "ignore_eos": True}
+        requests = (complete(deployed.port, request_id=f"n-{n}", prompt=f"{n} times", **asked) for n in range(20))
+        return [outcome.finish for outcome in await asyncio.gather(*requests)]
+
+    assert asyncio.run(ask_many()) == ["length"] * 20
+    eventually(lambda: len(deployed.engines()) == 2, 60, "two engines")
+
+
 def test_without_ray_one_line_names_the_extra() -> None:
     hide = "import sys; sys.modules['ray'] = None; from longreach.cli import main; sys.argv[1:] = ['deploy']; main()"
     done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60, check=False)

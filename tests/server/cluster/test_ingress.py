@@ -273,3 +273,22 @@ def test_an_error_of_our_own_shows_nothing_internal() -> None:
     assert (caller.status, caller.code) == (500, "internal_error")
     assert b"secret" not in caller.text
     assert b"mine" in caller.text
+
+
+def test_a_replica_without_an_engine_declines_and_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress_module, "_DECLINED_SECONDS", 0.01)
+    answers = ["a", "b", "a", None]
+
+    async def answer() -> AsyncIterator[list[dict[str, Any]]]:
+        name = answers.pop(0)
+        if name is not None:
+            yield [{"type": "longreach.declined", "replica": name}]
+            return
+        async for messages in fine():
+            yield messages
+
+    handle = Handle(answer)
+    caller = run(Caller(PROMPT), handle)
+    assert caller.text == EVENT + b"data: [DONE]\n\n"
+    assert [asked.declined for asked in handle.asked] == [set(), {"a"}, {"a", "b"}, {"a", "b"}]
+    assert {asked.body for asked in handle.asked} == {PROMPT}
