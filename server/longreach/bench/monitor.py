@@ -1,6 +1,6 @@
 """Memory while requests run: what GPUs of this machine have in use, and how full the server says its KV cache is.
 
-A server that collects its metrics sends no token meanwhile, and a driver that is asked for memory may hold up kernels: so
+A server that collects its metrics sends no token meanwhile, and a driver asked for memory may hold up kernels: so
 the one is asked seldom, and the other when the requests are done, for what an engine has taken it keeps.
 """
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "profile_kernels.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "profile_kernels.py"
 
 
 @pytest.fixture(scope="module")
