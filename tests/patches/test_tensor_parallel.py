@@ -16,13 +16,34 @@ from longreach_patches import (
 )
 from longreach_patches.tensor_parallel import split_weights
 from torch import distributed, multiprocessing
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from .conftest import CONFIGS, build
+from .conftest import CONFIGS
+from .conftest import build as build_odd
 from .test_pages import PagedSequences
 
-# Biases of every projection, norms over heads, tied embeddings, windows, layers without positions.
+# Vocabularies that can be split and one that cannot, biases, norms over heads, tied embeddings, windows, layers without
+# positions.
 NAMES = ["llama-biases", "qwen2-mixed", "qwen3", "smollm3-mixed"]
 LENGTHS = 40, 9
+
+
+def config_of(name: str) -> PretrainedConfig:
+    config = CONFIGS[name]()
+    if name != "llama-biases":
+        config.vocab_size = 98
+    return config
+
+
+def build(name: str) -> PreTrainedModel:
+    """A random model with a vocabulary of `config_of`."""
+    if name == "llama-biases":
+        return build_odd(name)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(name), attn_implementation="eager", dtype=torch.float64)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.12)
+    return model.eval()
 
 
 def steps(model: torch.nn.Module, layout: RankLayout) -> list[torch.Tensor]:
@@ -66,6 +87,7 @@ def test_parts_hold_every_weight_once_or_whole(name: str) -> None:
             assert torch.equal(pieces[0], weight)
         elif pieces[0].shape == weight.shape:
             assert not key.split(".")[-2].endswith("_proj")
+            assert name == "llama-biases" or not key.startswith("lm_head")
             assert all(torch.equal(piece, weight) for piece in pieces)
         else:
             dim = 1 if key.endswith(("o_proj.weight", "down_proj.weight")) else 0
@@ -74,7 +96,7 @@ def test_parts_hold_every_weight_once_or_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_footprint_is_that_of_a_rank(name: str) -> None:
-    config = CONFIGS[name]()
+    config = config_of(name)
     for rank in range(2):
         layout = RankLayout(tensor_size=2, rank=rank)
         part = build(name)
