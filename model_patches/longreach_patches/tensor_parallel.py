@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import distributed, nn
@@ -52,7 +52,7 @@ def split_weights(model: PreTrainedModel, layout: RankLayout) -> None:
     if isinstance(head, nn.Linear) and head.out_features % layout.tensor_size == 0:
         head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
         _keep_outputs(head, layout)
-        head.forward = functools.partial(_all_logits, head, layout)
+        cast("Any", head).forward = functools.partial(_all_logits, head, layout)
 
 
 def _all_logits(head: nn.Linear, layout: RankLayout, hidden: torch.Tensor) -> torch.Tensor:
