@@ -252,7 +252,7 @@ def test_two_gpus_give_the_tokens_of_one(tmp_path: Path, graphs: bool) -> None:
         max_batched_tokens=1024,
         max_num_seqs=8,
         cuda_graphs=graphs,
-        kv_cache_bytes=1 << 30,
+        gpu_memory_utilization=0.25,
     )
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 128000, length).tolist() for length in (1500, 3000, 7, 200)]
