@@ -40,7 +40,8 @@ def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
         )
     if (count := torch.cuda.device_count()) < size:
         raise ValueError(
-            f"--tensor-parallel-size asks for {size} GPUs and this machine has {count}; give {count} or less"
+            f"--tensor-parallel-size asks for {size} GPUs and this machine has {count}; "
+            + ("use a smaller one" if count else "use --device cpu, or a machine with GPUs")
         )
     return msgspec.structs.replace(config, device=f"cuda:{rank}")
 
