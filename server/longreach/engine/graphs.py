@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep
+from torch import distributed
 
 from .batch import HostBatch
 
@@ -51,7 +52,9 @@ def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
         run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
+    mode = "thread_local" if distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
         logits = run()
     return Captured(graph, logits)
 

@@ -21,7 +21,6 @@ from longreach_patches import KVPages, PagedStep
 from .batch import HostBatch, Int32, Int64
 from .graphs import MOST_SHARED, Captured, Fill, Forward, capture
 from .limits import Limits
-from .plan import StepPlan
 from .step_sizes import ANSWERS, ROWS, holding, rows_for
 from .transfer import upload
 
@@ -58,16 +57,16 @@ class Layout:
     drawn: Int64
 
 
-def lay_out(plan: StepPlan, batch: HostBatch) -> Layout | None:
+def lay_out(batch: HostBatch) -> Layout | None:
     """Where everything of a step stands in the smallest captured size that holds it; None if none does."""
-    chunks = plan.chunks
     count = batch.num_decodes
-    prompts = len(chunks) - count
+    prompts = len(batch.rows) - count
+    wanted = batch.rows_wanted
     answers = rows_for(count)
     beside = len(batch.input_ids) - count
     rows = holding(answers + beside)
     fits = rows is not None and answers in ANSWERS and 1 <= prompts <= PROMPTS
-    if not fits or batch.groups or any(chunk.num_rows > 1 for chunk in chunks):
+    if not fits or batch.groups or wanted.max() > 1:
         return None
     assert rows is not None
     tokens = np.concatenate([np.arange(count), np.arange(answers, answers + beside)])
@@ -94,7 +93,7 @@ def lay_out(plan: StepPlan, batch: HostBatch) -> Layout | None:
         cu_seqlens_q=starts,
         context_lens=padded(batch.context_lens, sequences, answers + PROMPTS),
         sequences=sequences,
-        drawn=sequences[[chunk.num_rows > 0 for chunk in chunks]],
+        drawn=sequences[wanted > 0],
     )
 
 
@@ -126,12 +125,12 @@ class MixedGraphs:
             elapsed = time.perf_counter() - start
             logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._sizes), elapsed)
 
-    def replay(self, plan: StepPlan, batch: HostBatch) -> torch.Tensor | None:
+    def replay(self, batch: HostBatch) -> torch.Tensor | None:
         """Run a step and return the logits of the rows that it wants (R, V), valid until the next replay.
 
         None if no graph holds such a step.
         """
-        layout = lay_out(plan, batch)
+        layout = lay_out(batch)
         captured = None if layout is None else self._captured.get((layout.answers, layout.rows))
         if layout is None or captured is None:
             return None

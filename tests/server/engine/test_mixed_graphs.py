@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from longreach.engine.batch import BatchBuilder, HostBatch
+from longreach.engine.forward import fill_pending, forward
 from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate, Sampling
 from longreach.engine.mixed_graphs import PROMPTS, Layout, MixedGraphs, lay_out, sizes
 from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.request import Request
-from longreach.engine.runner import fill_pending, forward
 from longreach.engine.step_sizes import ANSWERS, ROWS, holding, rows_for, whole
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
@@ -101,8 +101,8 @@ def _forward(
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, name: str) -> None:
-    plan, batch, _ = _step(name)
-    layout = lay_out(plan, batch)
+    _, batch, _ = _step(name)
+    layout = lay_out(batch)
     assert layout is not None
     assert layout.answers in ANSWERS
     assert layout.rows in ROWS
@@ -122,16 +122,16 @@ def test_what_no_graph_holds_is_left_alone() -> None:
     more = Request.of(Generate(request_id="x", prompt=[5] * 9, max_tokens=1, sampling=Sampling()), 1, 0.0)
     more.row, more.pages = 7, [50]
     crowded = StepPlan.of([*plan.chunks, Chunk.of(more, 9)])
-    assert lay_out(crowded, BatchBuilder(8, 64, PAGE).build(crowded)) is None, "three prompts"
+    assert lay_out(BatchBuilder(8, 64, PAGE).build(crowded)) is None, "three prompts"
     answers = StepPlan(plan.chunks[: batch.num_decodes])
-    assert lay_out(answers, BatchBuilder(8, 64, PAGE).build(answers)) is None, "no prompt"
+    assert lay_out(BatchBuilder(8, 64, PAGE).build(answers)) is None, "no prompt"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", STEPS)
 def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
     loaded = load_model(str(model_dir), device="cuda", dtype="float32")
-    plan, batch, limits = _step(name)
+    _, batch, limits = _step(name)
     pages, drawn = _pages(loaded), torch.zeros(8, dtype=torch.int64, device="cuda")
     graphs = MixedGraphs(
         lambda *a: forward(loaded, *a), lambda ids, rows: fill_pending(ids, rows, drawn), pages, limits
@@ -140,7 +140,7 @@ def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
         graphs.capture(torch.cuda.graph_pool_handle())
         for tensor, fresh in zip((*pages.keys, *pages.values), _tensors(_pages(loaded)), strict=True):
             torch.testing.assert_close(tensor, fresh, rtol=0, atol=0)  # capturing wrote nothing
-        logits = graphs.replay(plan, batch)
+        logits = graphs.replay(batch)
     assert logits is not None
     torch.testing.assert_close(logits, _plain(loaded, _pages(loaded), batch), rtol=1e-4, atol=1e-4)
 
