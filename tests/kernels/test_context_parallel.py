@@ -18,6 +18,7 @@ from longreach_kernels.context_parallel import (
     zigzag_split,
 )
 from longreach_kernels.context_parallel.pieces import Shifted, piece_mask
+from longreach_kernels.context_parallel.traffic import Heads, all_gather_bytes, all_to_all_bytes, ring_bytes
 from longreach_kernels.head_slices import HeadSlice, head_slice
 from torch import Tensor
 
@@ -25,7 +26,8 @@ from .accuracy import check
 from .context_ranks import CASES, GROUPS, runs
 
 ROOT = Path(__file__).parents[2]
-Results = list[tuple[dict[tuple[str, str, int], tuple[Tensor, Tensor]], dict[str, str]]]
+Run = tuple[str, str, int]
+Results = list[tuple[dict[Run, tuple[Tensor, Tensor]], dict[str, str], dict[Run, int]]]
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +63,31 @@ def test_it_is_the_attention_of_the_whole_sequence(ranks: Results, name: str, ex
 
 
 def test_what_cannot_be_computed_is_refused_by_every_rank(ranks: Results) -> None:
-    for rank, (_, refusals) in enumerate(ranks):
-        expected = f"q: rank {rank} of 4 has 128 of 512 tokens in zig-zag order, got 512"
+    for rank, (_, refusals, _) in enumerate(ranks):
+        expected = f"q: rank {rank} of 4 has 64 of 256 tokens in zig-zag order, got 256"
         assert refusals["tokens"] == expected
     assert ranks[0][1]["heads"] == "group: this process is not one of its ranks"
-    assert all("3 ranks do not divide; 1, 2, 4 would" in refusals["heads"] for _, refusals in ranks[1:])
+    assert all("3 ranks do not divide; 1, 2, 4 would" in refusals["heads"] for _, refusals, _ in ranks[1:])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_send_what_the_formulas_say(ranks: Results, size: int) -> None:
+    case = CASES["even"]
+    heads = Heads(*case.heads, dim=16, itemsize=4)
+    lse = case.num_tokens * case.heads[0] * (size - 1) // size**2 * 4
+    expected = {
+        "ring": ring_bytes(heads, size, case.num_tokens),
+        "all_gather": all_gather_bytes(heads, size, case.num_tokens),
+        "all_to_all": all_to_all_bytes(heads, size, case.num_tokens) + lse,
+    }
+    for exchange, sent in expected.items():
+        assert [ranks[rank][2]["even", exchange, size] for rank in GROUPS[size]] == [sent] * size
+
+
+def test_the_page_has_what_the_formulas_say() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "context_tables.py"), "--check"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 8, 37])
