@@ -96,19 +96,16 @@ class Counted:
 
     def __init__(self) -> None:
         self.sent = 0
-        self._functions = dist.all_to_all_single, dist.all_gather_into_tensor, dist.batch_isend_irecv
-        dist.all_to_all_single, dist.all_gather_into_tensor, dist.batch_isend_irecv = (
-            self._all_to_all,
-            self._all_gather,
-            self._pass_on,
-        )
+        self._functions = dist.all_to_all_single, dist.all_gather, dist.batch_isend_irecv
+        dist.all_to_all_single = self._all_to_all
+        dist.all_gather, dist.batch_isend_irecv = self._all_gather, self._pass_on
 
     def _all_to_all(self, received: Tensor, x: Tensor, gets: list[int], gives: list[int], group: Any) -> None:
         others = sum(gives) - gives[dist.get_rank(group)]
         self.sent += others * x[:1].nbytes
         self._functions[0](received, x, gets, gives, group=group)
 
-    def _all_gather(self, received: Tensor, x: Tensor, group: Any) -> None:
+    def _all_gather(self, received: list[Tensor], x: Tensor, group: Any) -> None:
         self.sent += x.nbytes * (dist.get_world_size(group) - 1)
         self._functions[1](received, x, group=group)
 

@@ -117,7 +117,7 @@ def all_gather(shard: Shard, mask: Mask, options: dict[str, Any]) -> tuple[Tenso
     padded[0, : sizes[shard.rank]], padded[1, : sizes[shard.rank]] = shard.k, shard.v
     padded[:, sizes[shard.rank] :] = 0
     everyone = padded.new_empty(shard.ranks, *padded.shape)
-    dist.all_gather_into_tensor(everyone.flatten(0, 1), padded, group=shard.group)
+    dist.all_gather(list(everyone.unbind(0)), padded, group=shard.group)
     keys, values = (zigzag_join([everyone[rank, kind, :size] for rank, size in enumerate(sizes)]) for kind in (0, 1))
     rows = []
     for q, part in zip(shard.q.split([part.size for part in own]), own, strict=True):
