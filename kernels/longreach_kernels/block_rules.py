@@ -8,6 +8,7 @@ itself. Blocks are of `BLOCK` positions, counted from position 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -224,6 +225,48 @@ class VerticalSlash(BlockRule):
         """See `BlockRule.visible`."""
         columns, diagonals = self._columns.to(i.device), self._diagonals.to(i.device)
         return torch.isin(j, columns) | torch.isin(i - j, diagonals)
+
+
+@dataclass(frozen=True)
+class SomeHeads(BlockRule):
+    """The heads ``chosen`` of a rule that tells heads apart; see `for_heads`."""
+
+    rule: BlockRule
+    chosen: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        """See `Mask.heads`."""
+        return len(self.chosen)
+
+    @property
+    def local(self) -> int:
+        """See `BlockRule.local`."""
+        return self.rule.local
+
+    def visible(self, i: Tensor, j: Tensor, head: Tensor | int = 0) -> Tensor:
+        """See `BlockRule.visible`."""
+        return self.rule.visible(i, j, torch.tensor(self.chosen, device=i.device)[head])
+
+
+def for_heads(rule: Mask, part: range, heads: int) -> Mask:
+    """The rule as the query heads ``part`` of ``heads`` see it, for a device that computes these alone.
+
+    ``part`` is one of the even runs that ``heads`` are split into.
+
+    Raises:
+        ValueError: the heads that the rule tells apart do not divide ``heads``.
+        TypeError: a mask that tells heads apart and is no `BlockRule`.
+    """
+    if heads % rule.heads:
+        raise ValueError(f"heads: the {rule.heads} that the rule tells apart do not divide {heads}")
+    if rule.heads == 1 or len(part) == heads:
+        return rule
+    if not isinstance(rule, BlockRule):
+        raise TypeError(f"rule: only block rules can be had for some heads, got {rule!r}")
+    run = heads // rule.heads  # query heads that share a mask
+    chosen = tuple(head // run for head in part[:: math.gcd(run, len(part))])
+    return SomeHeads(rule, chosen[:1] if len(set(chosen)) == 1 else chosen)
 
 
 def within_window(own: Mask, pattern: Mask) -> Mask:

@@ -3,6 +3,7 @@
 from .errors import ModelLoadError, PatchError, UnsupportedModelError
 from .families import FAMILIES, layer_masks
 from .footprint import Footprint
+from .layout import SINGLE, RankLayout, check_layout
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
@@ -10,6 +11,7 @@ from .policy_step import MassSample, StepGroup, TileChoice, masks_under
 
 __all__ = [
     "FAMILIES",
+    "SINGLE",
     "Footprint",
     "KVPages",
     "KVScales",
@@ -20,9 +22,11 @@ __all__ = [
     "PagedStep",
     "PatchError",
     "PatchedModel",
+    "RankLayout",
     "StepGroup",
     "TileChoice",
     "UnsupportedModelError",
+    "check_layout",
     "layer_masks",
     "load_config",
     "load_model",

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from .layout import SINGLE, RankLayout, check_layout
 from .pages import PageShape
+from .tensor_parallel import split_weights
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,28 @@ class Footprint:
 
     @classmethod
     def of(
-        cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int, kv_dtype: torch.dtype | None = None
+        cls,
+        config: PretrainedConfig,
+        dtype: torch.dtype,
+        page_size: int,
+        kv_dtype: torch.dtype | None = None,
+        layout: RankLayout = SINGLE,
     ) -> Footprint:
         """Build the model on the meta device, where tensors have shapes and no memory; pages are of `kv_dtype`, or of
-        the model's `dtype`."""
+        the model's `dtype`. All sizes are those of one rank.
+
+        Raises:
+            ValueError: the model cannot be split so; the message names the sizes that work.
+        """
+        check_layout(config, layout)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            split_weights(model, layout)
         tensors = [*model.parameters(), *model.buffers()]
-        pages = PageShape.of(config, kv_dtype or dtype, page_size)
-        hidden, inner = config.hidden_size, config.intermediate_size
-        queries = config.num_attention_heads * pages.head_dim
+        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout)
+        hidden, inner = config.hidden_size, config.intermediate_size // layout.tensor_size
+        heads = len(layout.part(config.num_attention_heads))
+        queries = heads * pages.head_dim
         keys = pages.num_kv_heads * pages.head_dim
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
         # stream, and the cosines and sines of the positions. MLP: the norm with gate and up, or these with their
@@ -45,7 +59,7 @@ class Footprint:
         # and rotated; and an fp32 number or two a head.
         layer = hidden + 2 * pages.head_dim
         mlp = max(hidden + 2 * inner, 3 * inner)
-        attention = max(hidden + queries + 2 * keys, 2 * queries + 4 * keys) + 4 * config.num_attention_heads
+        attention = max(hidden + queries + 2 * keys, 2 * queries + 4 * keys) + 4 * heads
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         row = config.vocab_size * (dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(

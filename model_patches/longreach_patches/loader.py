@@ -19,7 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from .checkpoint import check_weights
 from .errors import ModelLoadError
 from .families import layer_masks
+from .layout import SINGLE, RankLayout, check_layout
 from .patch import PatchedModel, patch
+from .tensor_parallel import split_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,6 +34,7 @@ class LoadedModel:
         patched: the handle of the patch; `patched.model` is the model, in eval mode.
         max_positions: the longest sequence, in tokens, that the model's positions are made for.
         load_seconds: wall-clock time from the first file read to the last weight in place.
+        layout: which part of the model this is.
     """
 
     patched: PatchedModel
@@ -39,10 +42,11 @@ class LoadedModel:
     dtype: torch.dtype
     max_positions: int
     load_seconds: float
+    layout: RankLayout = SINGLE
 
     @property
     def config(self) -> PretrainedConfig:
-        """The model's own config."""
+        """The model's own config: of the whole model, whatever part of it this is."""
         return self.patched.model.config
 
 
@@ -69,7 +73,13 @@ def load_config(model: str) -> PretrainedConfig:
 
 
 def load_model(
-    model: str, *, device: str = "auto", dtype: str = "auto", backend: str = "auto", random_weights: bool = False
+    model: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    backend: str = "auto",
+    random_weights: bool = False,
+    layout: RankLayout = SINGLE,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -79,23 +89,26 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", or "auto" (float32 on a CPU; the checkpoint's half precision on a GPU).
         backend: see `longreach_kernels.resolve_backend`.
         random_weights: build the model from its config alone, for measurements of speed.
+        layout: which part of the model is kept; the whole of it is on the host, or with random weights on the device,
+            for a moment.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
         UnsupportedModelError: the family or a feature of the config is not supported.
-        ValueError: the device, dtype or backend does not exist or cannot be combined.
+        ValueError: the device, dtype or backend does not exist or cannot be combined, or the model cannot be split so.
     """
     start = time.perf_counter()
     config = load_config(model)
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
-    if random_weights:
-        loaded = _random(config, target, resolved_dtype)
-    else:
-        loaded = _from_files(model, config, resolved_dtype).to(target)  # pyright: ignore[reportArgumentType]
+    check_layout(config, layout)
+    build = _random(config, target, resolved_dtype) if random_weights else _from_files(model, config, resolved_dtype)
+    split_weights(build, layout)
+    loaded = build.to(target)  # pyright: ignore[reportArgumentType]
     patched = patch(loaded.eval().requires_grad_(False), backend)
-    patched.fuse_layers()
-    return LoadedModel(patched, target, resolved_dtype, config.max_position_embeddings, time.perf_counter() - start)
+    patched.fuse_layers(layout)
+    seconds = time.perf_counter() - start
+    return LoadedModel(patched, target, resolved_dtype, config.max_position_embeddings, seconds, layout)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from longreach_kernels import PagedBatch
 from transformers import PretrainedConfig
 
 from .families import layer_masks
+from .layout import SINGLE, RankLayout
 from .policy_step import StepGroup
 
 
@@ -29,10 +30,11 @@ class PageShape:
     page_size: int
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int) -> PageShape:
-        """Read the shape from a model's config; `page_size` is in tokens."""
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int, layout: RankLayout = SINGLE) -> PageShape:
+        """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads."""
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(len(layer_masks(config)), config.num_key_value_heads, head_dim, dtype, page_size)
+        kv_heads = len(layout.part(config.num_key_value_heads))
+        return cls(len(layer_masks(config)), kv_heads, head_dim, dtype, page_size)
 
     @property
     def bytes_per_token(self) -> int:

@@ -20,6 +20,7 @@ from .attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from .errors import UnsupportedModelError
 from .families import LayerMask, layer_masks
 from .fused import FusedLayer
+from .layout import SINGLE, RankLayout
 from .pages import PagedStep
 
 
@@ -51,18 +52,19 @@ class PatchedModel:
         self._norms = norms.fuse(model) if fuse_norms else []
         self._layers: list[nn.Module] = []
 
-    def fuse_layers(self) -> None:
+    def fuse_layers(self, layout: RankLayout = SINGLE) -> None:
         """Compute steps over KV pages (`paged_step`) with few kernels a layer; other calls stay as they are.
 
         Weights of projections that share an input are joined, and the model's own become views of them. They stay that
-        after `undo`, with the same numbers. The model must not be trained or moved afterwards.
+        after `undo`, with the same numbers. The model must not be trained or moved afterwards. If its weights are one
+        rank's part, `layout` says whose sums have to be added, and calls without a `paged_step` are refused.
 
         Raises:
             UnsupportedModelError: the layers are not made as those of the supported families.
         """
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
         for layer in layers if not self._layers else ():
-            layer.forward = functools.partial(_layer_forward, layer, FusedLayer(layer))
+            layer.forward = functools.partial(_layer_forward, layer, FusedLayer(layer, layout))
             self._layers.append(layer)
 
     def undo(self) -> None:
@@ -131,6 +133,8 @@ def _layer_forward(
 ) -> Tensor:
     if paged_step is not None:
         return fused(hidden_states, position_embeddings, paged_step)
+    if fused.is_part:
+        raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
 
 

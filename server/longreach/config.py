@@ -167,6 +167,9 @@ class Settings(BaseSettings):
     attention_dense_layers: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_layers)] = Field(
         (), description="Layers that no policy touches: 0,1,-1 (-1 is the last)."
     )
+    tensor_parallel_size: Whole = Field(
+        1, ge=1, le=64, description="GPUs that compute the model together, each a part of its heads and weights."
+    )
     max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
     )
@@ -315,6 +318,7 @@ class Settings(BaseSettings):
             attention_dense_layers=[*self.attention_dense_layers],
             silence_timeout=self.silence_timeout,
             step_timeout=self.step_timeout,
+            tensor_parallel_size=self.tensor_parallel_size,
         )
 
 

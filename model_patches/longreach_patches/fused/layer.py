@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
 
@@ -34,8 +35,8 @@ class FusedLayer:
     twice and the layer's own forward stays as it was.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
-        """Join the projections of `layer`.
+    def __init__(self, layer: nn.Module, layout: RankLayout = SINGLE) -> None:
+        """Join the projections of `layer`, whose weights are those of `layout`'s rank.
 
         Raises:
             UnsupportedModelError: the layer is not made as those of the supported families.
@@ -43,6 +44,8 @@ class FusedLayer:
         attention, mlp = _parts(layer)
         self._attention = attention
         self._mlp = mlp
+        self.is_part = layout.tensor_size > 1
+        self._layout = layout
         self._backend = cast("str", attention.longreach_attention.backend.name)
         self._index = cast("int", attention.layer_idx)
         self._scale = cast("float", attention.scaling)
@@ -100,7 +103,7 @@ class FusedLayer:
             v_scale=v_scale,
             backend=self._backend,
         )
-        _add_product(stream, out.flatten(1), self._attention.o_proj, few)
+        self._add_product(stream, out.flatten(1), self._attention.o_proj, few)
 
     def _transform(self, stream: Tensor, few: bool) -> None:
         x = self._norm(self._post_norm, stream)
@@ -112,7 +115,18 @@ class FusedLayer:
             del x
             inner = self._activate(gate_up)
             del gate_up
-        _add_product(stream, inner, self._mlp.down_proj, few)
+        self._add_product(stream, inner, self._mlp.down_proj, few)
+
+    def _add_product(self, stream: Tensor, x: Tensor, projection: nn.Linear, few: bool) -> None:
+        """stream += projection(x), summed over the ranks that each have a part of the projection's inputs."""
+        if not self.is_part:
+            _add_product(stream, x, projection, few)
+            return
+        # The stream is the same on all ranks, and must be in the sum once.
+        if self._layout.tensor_rank > 0:
+            stream.zero_()
+        _add_product(stream, x, projection, few)
+        distributed.all_reduce(stream, group=self._layout.tensor_group)
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
         return rms_norm(x, norm.weight, norm.variance_epsilon, self._backend)

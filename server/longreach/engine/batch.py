@@ -26,6 +26,7 @@ class HostGroup:
         cu_seqlens_q: where each starts, counted from the group's first token.
         num_decodes: leading sequences of one token.
         max_seqlen_q, max_context_len: the longest of each.
+        prompt_lens: tokens of each sequence's prompt.
     """
 
     policy: AttentionPolicy
@@ -35,6 +36,7 @@ class HostGroup:
     num_decodes: int
     max_seqlen_q: int
     max_context_len: int
+    prompt_lens: Int32
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,17 @@ class HostBatch:
     max_seqlen_q: int
     max_context_len: int
     groups: tuple[HostGroup, ...] = ()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether the step before this one draws some of its tokens."""
+        return bool((self.input_ids < 0).any())
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether every sequence computes one token, of which it wants the logits, and all are dense: the shape that
+        CUDA graphs replay."""
+        return not self.groups and self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.rows)
 
 
 class BatchBuilder:
@@ -136,5 +149,6 @@ def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGr
             num_decodes=sum(chunk.length == 1 for chunk in chunks),
             max_seqlen_q=max(chunk.length for chunk in chunks),
             max_context_len=int(ends[first:last].max()),
+            prompt_lens=np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32),
         )
         first = last

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from .constraint import Constraint
 from .density import PairCount
+from .errors import DeviceLostError
 from .host_pages import PageMoves
 from .isolation import Result, StepRunner, launch_apart
 from .messages import AttentionUse, Failed, Generate, Stats, Update, Updates
@@ -102,6 +103,10 @@ class Engine:
         self.scheduler.remove(request_id, self._clock())
         self.stats = self._take_stats()
 
+    def close(self) -> None:
+        """End what computes with this process. The engine is not used after that."""
+        self._runner.close()
+
     def step(self) -> list[Updates | Failed]:
         """Compute one step and return what is to be told to the callers, in order.
 
@@ -133,6 +138,8 @@ class Engine:
         moves = pool.moves()
         try:
             self._runner.move(moves)
+        except DeviceLostError:
+            raise
         except Exception:  # whatever it was, it ends the requests whose pages were brought back, and not the server
             if not moves.copies:
                 raise

@@ -45,8 +45,20 @@ class _Captured:
 class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
-    def __init__(self, run: Forward, fill: Fill, pages: KVPages, max_num_seqs: int, max_model_len: int) -> None:
-        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
+    def __init__(
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        several_ranks: bool = False,
+    ) -> None:
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs. With
+        `several_ranks` all capture, and later replay, the same sizes in the same order."""
+        # NCCL's own thread may ask the device something while this one captures.
+        self._error_mode = "thread_local" if several_ranks else "global"
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -134,7 +146,7 @@ class DecodeGraphs:
             run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode=self._error_mode):
             logits = run()
         return _Captured(graph, logits)
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from .errors import DeviceLostError
 from .host_pages import PageMoves
 from .plan import Chunk, StepPlan
 from .request import Request
@@ -34,6 +35,9 @@ class StepRunner(Protocol):
         """Start a step. A token that the plan knows as PENDING is what its request drew in the step before.
 
         Chunks of a launch that raised may be launched again: they write the same to the same places.
+
+        Raises:
+            DeviceLostError: nothing can be computed any more.
         """
         ...
 
@@ -55,6 +59,10 @@ class StepRunner(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Compute nothing more, and end what computes with this process."""
+        ...
+
 
 def launch_apart(runner: StepRunner, plan: StepPlan) -> tuple[tuple[Chunk, ...], Result, list[Request]]:
     """Launch a plan; if that fails, its halves, and so on down to the requests that fail alone.
@@ -63,10 +71,12 @@ def launch_apart(runner: StepRunner, plan: StepPlan) -> tuple[tuple[Chunk, ...],
     one is bad, about 2 log2(n) parts are launched again; a step that was too large for the memory goes on in two.
 
     Raises:
-        DeviceLostError: as `StepRunner.recover`.
+        DeviceLostError: as `StepRunner.launch` and `StepRunner.recover`.
     """
     try:
         return plan.chunks, runner.launch(plan), []
+    except DeviceLostError:
+        raise
     except Exception:  # whatever it was: a kernel, the memory, the sampling of one row
         requests = [chunk.request for chunk in plan.chunks]
         shown = ", ".join(request.id for request in requests[:8]) + (", ..." if len(requests) > 8 else "")

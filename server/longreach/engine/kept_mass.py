@@ -2,6 +2,7 @@
 how many tiles a dynamic policy chose.
 
 The queries are chosen by their positions alone, so that it does not matter how the prompt is cut; the mass is exact.
+Where heads are split over ranks, it is that of the first rank's.
 """
 
 from __future__ import annotations

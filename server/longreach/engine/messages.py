@@ -47,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention_dense_layers: list[int] = []
     silence_timeout: float = 30.0
     step_timeout: float = 600.0
+    tensor_parallel_size: int = 1
 
 
 class AttentionPolicy(msgspec.Struct, frozen=True):
@@ -278,6 +279,11 @@ _encoder = msgspec.msgpack.Encoder()
 def encode_frame(message: ToEngine | FromEngine) -> bytes:
     """One message as it travels: its length in four bytes, then its body."""
     body = _encoder.encode(message)
+    return framed(body)
+
+
+def framed(body: bytes) -> bytes:
+    """A body behind its length."""
     return _LENGTH.pack(len(body)) + body
 
 

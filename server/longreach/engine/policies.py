@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import Causal, Mask, PagedBatch
-from longreach_kernels.block_rules import BLOCK, BlockRule
+from longreach_kernels.block_rules import BLOCK, BlockRule, for_heads
 from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.tile_counts import TILE, TileCount, tile_count
 from longreach_patches import MassSample, PageShape, StepGroup, TileChoice, masks_under
 
-from .batch import HostBatch
+from .batch import HostBatch, HostGroup
 from .messages import DENSE, AttentionPolicy, AttentionUse, Generate, KeptMass
-from .plan import Chunk, StepPlan
 from .request import Request
 from .transfer import upload
 
@@ -36,7 +35,7 @@ class LayerPolicies:
 
     `own` are the layers' own masks, `heads` the query heads of each, `shape` that of their keys; no policy touches
     `dense_layers`. `tile` is (queries, keys) of the tiles that dynamic policies choose, `step_tokens` the most of a
-    step.
+    step. Where heads are split over ranks, `part` are this one's; all that is counted is of all heads.
 
     Raises:
         ValueError: there is no such layer.
@@ -51,6 +50,7 @@ class LayerPolicies:
         *,
         tile: tuple[int, int] = (TILE, TILE),
         step_tokens: int = _LEAST_STEP,
+        part: range | None = None,
     ) -> None:
         wrong = [layer for layer in dense_layers if not -len(own) <= layer < len(own)]
         if wrong:
@@ -59,13 +59,14 @@ class LayerPolicies:
                 f"end; there is no layer {wrong[0]}"
             )
         self.heads = heads
+        self._part = range(heads) if part is None else part
         self._own = own
         self._shape = shape
         self._tile = tile
         self._step_tokens = step_tokens
         self._dense_layers = frozenset(layer % len(own) for layer in dense_layers)
         self._full = frozenset(index for index, mask in enumerate(own) if mask.band == _CAUSAL)
-        self._known: OrderedDict[AttentionPolicy, tuple[Mask, ...]] = OrderedDict()
+        self._known: OrderedDict[AttentionPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
 
     @property
     def dense_share(self) -> float:
@@ -107,20 +108,28 @@ class LayerPolicies:
 
     def masks(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
         """What each layer computes, first to last, where no tiles are chosen."""
-        if policy == DENSE or policy.is_dynamic:
-            return self._own
+        return self._own if policy == DENSE or policy.is_dynamic else self._under(policy)[0]
+
+    def _under(self, policy: AttentionPolicy) -> tuple[tuple[Mask, ...], tuple[Mask, ...]]:
+        """What each layer computes under a static policy, for all heads and for this rank's."""
         if policy not in self._known:
             mask = policy_mask(policy.name, **dict(policy.parameters))
-            self._known[policy] = masks_under(mask, self._own, self._dense_layers)
+            everywhere = here = masks_under(mask, self._own, self._dense_layers)
+            if mask.heads > 1 and len(self._part) < self.heads:
+                here = masks_under(for_heads(mask, self._part, self.heads), self._own, self._dense_layers)
+            self._known[policy] = everywhere, here
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         self._known.move_to_end(policy)
         return self._known[policy]
 
     def groups(
-        self, plan: StepPlan, batch: HostBatch, paged: PagedBatch, samples: Sequence[MassSample | None]
+        self, batch: HostBatch, paged: PagedBatch, samples: Sequence[MassSample | None] | None = None
     ) -> tuple[StepGroup, ...]:
-        """The groups of a step, whose sequences together are `paged`, and the sample of each; none if all are dense."""
+        """The groups of a step, whose sequences together are `paged`, and the sample of each; none if all are dense.
+
+        They are for the heads that this rank computes.
+        """
         if not batch.groups:
             return ()
         device = paged.context_lens.device
@@ -141,17 +150,23 @@ class LayerPolicies:
                         tuple(batch.context_lens[group.sequences].tolist()),
                     ),
                 ),
-                None if group.policy == DENSE else self.masks(group.policy),
+                None if group.policy == DENSE else self._own_heads(group.policy),
                 sample,
-                self._choice(group.policy, chunks, device) if group.policy.is_dynamic else None,
+                self._choice(group, device) if group.policy.is_dynamic else None,
             )
-            for group, cu_seqlens_q, sample, (_, chunks) in zip(batch.groups, starts, samples, plan.groups, strict=True)
+            for group, cu_seqlens_q, sample in zip(
+                batch.groups, starts, samples or [None] * len(batch.groups), strict=True
+            )
         )
 
-    def _choice(self, policy: AttentionPolicy, chunks: Sequence[Chunk], device: torch.device) -> TileChoice:
-        parameters: dict[str, Any] = dict(policy.parameters)
+    def _own_heads(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
+        """What each layer computes for this rank's heads."""
+        return self._own if policy.is_dynamic else self._under(policy)[1]
+
+    def _choice(self, group: HostGroup, device: torch.device) -> TileChoice:
+        parameters: dict[str, Any] = dict(group.policy.parameters)
         [target] = [kind(parameters[name]) for name, kind in _TARGETS.items() if name in parameters]
-        [lengths] = upload([np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32)], device)
+        [lengths] = upload([group.prompt_lens], device)
         return TileChoice(target, _ESTIMATORS[parameters["estimator"]], lengths, self._full - self._dense_layers)
 
     def pairs(self, policy: AttentionPolicy, start: int, end: int) -> float:

@@ -8,11 +8,9 @@ The process ends when its socket closes, and the kernel ends it if its parent di
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -21,6 +19,7 @@ from collections.abc import Callable
 
 from longreach.garbage import settle_garbage
 
+from .child import belong_to_parent
 from .constraint import Constraint
 from .engine import Engine
 from .errors import DeviceLostError
@@ -47,18 +46,13 @@ StartGrammar = Callable[[str], Constraint]
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
-
 EXIT_DEVICE_LOST = 3
 
 
 def main() -> None:
     """Serve one owner over the inherited socket whose file descriptor is the only argument."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s", stream=sys.stderr)
-    # The owner decides when this process ends: a Ctrl-C or stop signal to the whole group must not cut its drain short.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _die_with_parent()
+    belong_to_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
     inbox: Inbox = queue.SimpleQueue()
     outbox: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
@@ -77,6 +71,7 @@ def main() -> None:
     preparation = Preparation(start_grammar, inbox.put)
     try:
         _serve(engine, preparation, inbox, outbox)
+        engine.close()
     except DeviceLostError as error:
         logger.critical("the device is lost: %s", error)
         logging.shutdown()
@@ -166,14 +161,6 @@ def _beat(engine: Engine, outbox: queue.SimpleQueue[FromEngine]) -> None:
     while True:
         outbox.put(Heartbeat(engine.step_seconds, engine.stats))
         time.sleep(HEARTBEAT_SECONDS)
-
-
-def _die_with_parent() -> None:
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
-        os._exit(1)
 
 
 if __name__ == "__main__":

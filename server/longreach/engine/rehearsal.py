@@ -9,7 +9,7 @@ import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, KVScales, LoadedModel, PagedStep, PageShape
 
-from .runner import forward
+from .forward import forward
 
 
 class Rehearsal(NamedTuple):
@@ -26,7 +26,7 @@ def rehearse(loaded: LoadedModel, page_size: int, num_tokens: int, num_rows: int
     The prompt is made of random tokens, always the same ones: scales, and so answers, do not depend on what is asked.
     """
     device = loaded.device
-    shape = PageShape.of(loaded.config, loaded.dtype, page_size)
+    shape = PageShape.of(loaded.config, loaded.dtype, page_size, loaded.layout)
     pages = KVPages(shape, -(-num_tokens // page_size), device)
     for tensor in (*pages.keys, *pages.values):
         tensor.zero_()  # what the prompt leaves of the last page must not count

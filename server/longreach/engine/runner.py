@@ -6,71 +6,40 @@ behind it; whoever wants them waits for that copy alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate, islice
 
 import numpy as np
 import torch
-from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep
 
 from .adjustments import Draw
 from .batch import BatchBuilder, HostBatch
 from .errors import DeviceLostError
-from .graphs import DecodeGraphs
+from .forward import ForwardPass
 from .host_pages import PageMoves
-from .host_store import HostStore
+from .joining import leave
 from .kept_mass import StepSamples
 from .logprobs import StepLogprobs
 from .plan import Chunk, StepPlan
-from .policies import LayerPolicies
+from .rank_messages import Compute, Move
+from .ranks import Ranks
 from .sampler import SamplingTensors, sample
 from .transfer import DeviceSpan, OnItsWay, moved, upload
 
 
-def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
-    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,)."""
-    output = loaded.patched.model(
-        input_ids=input_ids[None],
-        position_ids=positions[None],
-        attention_mask=step.mask_placeholder,
-        use_cache=False,
-        logits_to_keep=rows,
-        paged_step=step,
-    )
-    return output.logits[0]
-
-
-def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
-    return torch.where(input_ids < 0, drawn[rows], input_ids)
-
-
 class Runner:
-    """Executes plans on one device. It keeps of requests the table of their pages and the token each drew last.
+    """Executes plans on one device, and has the other `ranks` do their part of them.
 
-    `drawn` (max_num_seqs,) int64 are those tokens, by the requests' rows.
+    It keeps of requests the table of their pages and, on the device, the token each drew last.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        pages: KVPages,
-        builder: BatchBuilder,
-        drawn: torch.Tensor,
-        graphs: DecodeGraphs | None,
-        policies: LayerPolicies,
-        host: HostStore | None = None,
-    ) -> None:
-        self.overlaps = loaded.device.type == "cuda"
-        self._loaded = loaded
-        self._pages = pages
+    def __init__(self, computing: ForwardPass, builder: BatchBuilder, ranks: Ranks | None = None) -> None:
+        self._loaded = computing.loaded
+        self.overlaps = self._loaded.device.type == "cuda"
+        self._computing = computing
         self._builder = builder
-        self._drawn = drawn
-        self._graphs = graphs
-        self._policies = policies
-        self._host = host
-        self._vocab_size = loaded.config.vocab_size
+        self._ranks = ranks
+        self._vocab_size = self._loaded.config.vocab_size
         self._seconds: float | None = None
 
     @torch.inference_mode()
@@ -78,11 +47,7 @@ class Runner:
         """Compute every chunk of `plan`; the result waits for the tokens that were drawn."""
         batch = self._builder.build(plan)
         span = DeviceSpan() if self._loaded.device.type == "cuda" else None
-        logits, samples = None, None
-        if self._graphs is not None and not batch.groups and plan.is_decode_only:
-            logits = self._graphs.replay(batch)
-        if logits is None:
-            logits, samples = self._eager(plan, batch)
+        logits, samples = self._logits(plan, batch)
         drawing = [chunk for chunk in plan.chunks if chunk.num_draws]
         draws = [Draw(chunk.request, chunk.drafts[:after]) for chunk in drawing for after in range(chunk.num_draws)]
         tokens = logits.new_empty(0, dtype=torch.int64)
@@ -109,10 +74,9 @@ class Runner:
 
     def move(self, moves: PageMoves) -> None:
         """As `StepRunner.move`."""
-        if self._host is not None:
-            self._host.move(moves)
-        elif moves.unclean:
-            self._pages.clear(moves.unclean)
+        if self._ranks is not None and self._computing.has_to_do(moves):
+            self._ranks.send(Move(moves))
+        self._computing.move(moves)
 
     def recover(self) -> None:
         """Give cached memory back after a step that failed.
@@ -126,7 +90,14 @@ class Runner:
             torch.cuda.synchronize(self._loaded.device)
             torch.cuda.empty_cache()
         except RuntimeError as error:  # torch's errors of CUDA are among them
-            raise DeviceLostError(str(error).strip().partition("\n")[0]) from error
+            raise DeviceLostError(_first_line(error)) from error
+
+    def close(self) -> None:
+        """As `StepRunner.close`."""
+        if self._ranks is not None:
+            self._ranks.dismiss()
+            leave()
+            self._ranks.close()
 
     def _drawing_rows(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The rows that tokens are drawn from: the last ones of each chunk, where others are there to be scored."""
@@ -145,41 +116,20 @@ class Runner:
         last = np.cumsum([chunk.num_draws for chunk in drawing]) - 1
         rows, last = upload([rows, last], self._loaded.device)
         # What is not a number ends its request one step late; until then it stands for some token.
-        self._drawn[rows] = tokens[last].clamp(min=0)
+        self._computing.drawn[rows] = tokens[last].clamp(min=0)
 
-    def _eager(self, plan: StepPlan, batch: HostBatch) -> tuple[torch.Tensor, StepSamples]:
-        device = self._loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
-        short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, logit_rows, rows = long
-        cu_seqlens_q, context_lens, page_table = short
-        if self.overlaps:
-            for tokens, sequences in _lone(batch):
-                input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self._drawn)
-        paged = PagedBatch(
-            cu_seqlens_q=cu_seqlens_q,
-            context_lens=context_lens,
-            page_table=page_table.view(batch.page_table.shape),
-            max_seqlen_q=batch.max_seqlen_q,
-            max_context_len=batch.max_context_len,
-            num_decodes=batch.num_decodes,
-        )
-        samples = StepSamples(plan, batch, paged)
-        groups = self._policies.groups(plan, batch, paged, samples.samples)
-        step = PagedStep(self._pages, paged, slots, groups)
-        logits = forward(self._loaded, step, input_ids, positions, logit_rows)
-        samples.collect(groups)
-        return logits, samples
+    def _logits(self, plan: StepPlan, batch: HostBatch) -> tuple[torch.Tensor, StepSamples | None]:
+        if self._ranks is None:
+            return self._computing.logits(batch, plan)
+        self._ranks.send(Compute(batch))
+        try:
+            return self._computing.logits(batch, plan)
+        except Exception as error:  # the other ranks wait for this one's part of a sum, for ever
+            raise DeviceLostError(f"a step failed on one rank of several: {_first_line(error)}") from error
 
 
-def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
-    """The tokens and the sequences of those that compute one token, which the step before this may have drawn."""
-    if not batch.groups:
-        yield slice(batch.num_decodes), slice(batch.num_decodes)
-    for group in batch.groups:
-        count = group.num_decodes
-        tokens, sequences = group.rows.start, group.sequences.start
-        yield slice(tokens, tokens + count), slice(sequences, sequences + count)
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 class _Drawn:

@@ -14,8 +14,8 @@ import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep
 
+from .forward import forward
 from .limits import Limits
-from .runner import forward
 from .transfer import upload
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,68 @@
+"""Cut a model's weights down to one rank's part, by the plan that transformers has for its family.
+
+A *colwise* projection keeps a run of its outputs, a *rowwise* one the same run of its inputs: what lies between them,
+heads or the MLP's inner channels, is computed by that rank alone, and the rowwise products of all ranks add up.
+Embeddings, norms and the output layer are whole on every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .errors import UnsupportedModelError
+from .layout import RankLayout
+
+_LAYER_NUMBER = re.compile(r"\.\d+\.")
+# Nothing is cut where a weight is applied to each head, or only gradients differ.
+_WHOLE = {"replicated_with_grad_allreduce"}
+
+
+def split_weights(model: PreTrainedModel, layout: RankLayout) -> None:
+    """Replace the weights of `model`, in place, by those that `layout`'s rank computes with.
+
+    Call `check_layout` first. The model may be on the meta device.
+
+    Raises:
+        UnsupportedModelError: the family has no plan, or one with a kind of split that is not known here.
+    """
+    if layout.tensor_size == 1:
+        return
+    plan: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
+    kinds = set(plan.values())
+    if "colwise" not in kinds or kinds - {"colwise", "rowwise"} - _WHOLE:
+        raise UnsupportedModelError(
+            f"model type {model.config.model_type!r} cannot be split over ranks: its tensor-parallel plan has "
+            f"{', '.join(sorted(kinds)) or 'no entries'}, and colwise and rowwise are known; "
+            "use --tensor-parallel-size 1"
+        )
+    for name, module in model.base_model.named_modules():
+        kind = plan.get(_LAYER_NUMBER.sub(".*.", name))
+        if kind == "colwise":
+            _keep_outputs(cast("nn.Linear", module), layout)
+        elif kind == "rowwise":
+            _keep_inputs(cast("nn.Linear", module), layout)
+
+
+def _keep_outputs(projection: nn.Linear, layout: RankLayout) -> None:
+    projection.weight.data = _part(projection.weight, 0, layout)
+    if projection.bias is not None:
+        projection.bias.data = _part(projection.bias, 0, layout)
+    projection.out_features //= layout.tensor_size
+
+
+def _keep_inputs(projection: nn.Linear, layout: RankLayout) -> None:
+    projection.weight.data = _part(projection.weight, 1, layout)
+    if layout.tensor_rank > 0:  # the sum over the ranks must have it once
+        projection.register_parameter("bias", None)
+    projection.in_features //= layout.tensor_size
+
+
+def _part(weight: torch.Tensor, dim: int, layout: RankLayout) -> torch.Tensor:
+    """A copy, so that the whole can be freed."""
+    share = weight.shape[dim] // layout.tensor_size
+    return weight.detach().narrow(dim, layout.tensor_rank * share, share).clone()

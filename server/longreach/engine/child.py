@@ -1,0 +1,25 @@
+"""What holds for every process that computes: it ends with its parent, and when its parent says so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def belong_to_parent() -> None:
+    """Ignore stop signals and die with the parent; call this from the main thread, first of all.
+
+    The parent's thread that started this process has to live as long as the parent: Linux sends the signal at its end.
+    """
+    # The owner decides when this process ends: a Ctrl-C or stop signal to the whole group must not cut its drain short.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)

@@ -1,0 +1,129 @@
+"""The part of a step that every rank computes: arrays to the device, and the patched model over the rank's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup
+from torch import distributed
+
+from .batch import HostBatch
+from .graphs import DecodeGraphs
+from .host_pages import PageMoves
+from .host_store import HostStore
+from .kept_mass import StepSamples
+from .plan import StepPlan
+from .policies import LayerPolicies
+from .transfer import upload
+
+
+def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
+    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,)."""
+    output = loaded.patched.model(
+        input_ids=input_ids[None],
+        position_ids=positions[None],
+        attention_mask=step.mask_placeholder,
+        use_cache=False,
+        logits_to_keep=rows,
+        paged_step=step,
+    )
+    return output.logits[0]
+
+
+def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
+    return torch.where(input_ids < 0, drawn[rows], input_ids)
+
+
+class ForwardPass:
+    """A model, or one rank's part of it, with its pages.
+
+    `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by the requests' rows; rank 0 fills it.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pages: KVPages,
+        drawn: torch.Tensor,
+        graphs: DecodeGraphs | None,
+        policies: LayerPolicies,
+        host: HostStore | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.pages = pages
+        self.drawn = drawn
+        self.policies = policies
+        self._graphs = graphs
+        self._host = host
+
+    @torch.inference_mode()
+    def logits(self, batch: HostBatch, plan: StepPlan | None = None) -> tuple[torch.Tensor, StepSamples | None]:
+        """The logits (R, V) of a step, and what is measured of the requests of `plan`, if that is given."""
+        if self.loaded.layout.size > 1 and batch.has_pending:
+            distributed.broadcast(self.drawn, 0)
+        if self._graphs is not None and batch.is_decode_only:
+            logits = self._graphs.replay(batch)
+            if logits is not None:
+                return logits, None
+        return self._eager(batch, plan)
+
+    @torch.inference_mode()
+    def move(self, moves: PageMoves) -> None:
+        """As `isolation.StepRunner.move`, for this rank's pages."""
+        if self._host is not None:
+            self._host.move(moves)
+        elif moves.unclean:
+            self.pages.clear(moves.unclean)
+
+    def has_to_do(self, moves: PageMoves) -> bool:
+        """Whether `move` does anything; copies under way are waited for even if there are no others."""
+        return self._host is not None or bool(moves.unclean)
+
+    def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:
+        device = self.loaded.device
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
+        short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
+        input_ids, positions, slots, logit_rows, rows = long
+        cu_seqlens_q, context_lens, page_table = short
+        if batch.has_pending:
+            for tokens, sequences in _lone(batch):
+                input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self.drawn)
+        paged = PagedBatch(
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            page_table=page_table.view(batch.page_table.shape),
+            max_seqlen_q=batch.max_seqlen_q,
+            max_context_len=batch.max_context_len,
+            num_decodes=batch.num_decodes,
+        )
+        samples = StepSamples(plan, batch, paged) if plan is not None else None
+        groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
+        step = PagedStep(self.pages, paged, slots, groups)
+        logits = forward(self.loaded, step, input_ids, positions, logit_rows)
+        if self.loaded.layout.size > 1:
+            _add_visited(groups)
+        if samples is not None:
+            samples.collect(groups)
+        return logits, samples
+
+
+def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
+    """The tokens and the sequences of those that compute one token, which the step before this may have drawn."""
+    if not batch.groups:
+        yield slice(batch.num_decodes), slice(batch.num_decodes)
+    for group in batch.groups:
+        count = group.num_decodes
+        tokens, sequences = group.rows.start, group.sequences.start
+        yield slice(tokens, tokens + count), slice(sequences, sequences + count)
+
+
+def _add_visited(groups: tuple[StepGroup, ...]) -> None:
+    """Count the tiles that dynamic policies chose over the heads of all ranks."""
+    for group in groups:
+        if group.choice is not None:
+            visited = torch.stack(group.choice.visited).sum(0)
+            distributed.all_reduce(visited)
+            group.choice.visited[:] = [visited]

@@ -1,0 +1,148 @@
+"""What every rank of an engine makes at its start: the model, or its part of it, pages, graphs.
+
+Most of it computes steps, and where there are several ranks they compute these together: each of them makes everything
+in this order, of the same sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import NamedTuple
+
+import torch
+from longreach_kernels import Mask, list_tiles
+from longreach_patches import (
+    Footprint,
+    KVPages,
+    LoadedModel,
+    PageShape,
+    RankLayout,
+    layer_masks,
+    load_model,
+    resolve_kv_dtype,
+)
+from transformers.utils import logging as transformers_logging
+
+from . import capacity
+from .forward import ForwardPass, fill_pending, forward
+from .graphs import DecodeGraphs
+from .host_store import HostStore
+from .joining import Joined, in_turn, least
+from .limits import Limits
+from .messages import EngineConfig
+from .policies import LayerPolicies
+from .rehearsal import Rehearsal, rehearse
+from .warm import warm
+
+logger = logging.getLogger(__name__)
+
+
+class Parts(NamedTuple):
+    """What computes, the bounds of what it can compute, and the slots for pages in host memory."""
+
+    forward: ForwardPass
+    limits: Limits
+    own: tuple[Mask, ...]
+    host_slots: int
+
+
+def share_threads(layout: RankLayout) -> None:
+    """Leave the other ranks their part of this machine's cores."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // layout.size))
+
+
+def build_parts(config: EngineConfig, joined: Joined) -> Parts:
+    """Load the model, measure what memory is left, allocate pages, capture graphs.
+
+    Raises:
+        longreach_patches.PatchError: the model cannot be loaded or is not supported.
+        ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
+    """
+    transformers_logging.disable_progress_bar()  # it would be drawn between the lines of the server's log
+    layout = joined.layout
+    with in_turn(joined):
+        loaded = load_model(
+            config.model,
+            device=config.device,
+            dtype=config.dtype,
+            backend=config.attention_backend,
+            random_weights=config.random_weights,
+            layout=layout,
+        )
+    on_gpu = loaded.device.type == "cuda"
+    if on_gpu and layout.size > 1:
+        torch.cuda.empty_cache()  # what the whole model took, if it was there for a moment
+    batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
+    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
+    demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
+    rehearsal = None
+    if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
+        rehearsal = rehearse(loaded, config.page_size, demand.step_tokens, demand.step_rows)
+    sized = demand.fit(least(_room(config, loaded, demand, rehearsal), layout, loaded.device))
+    page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
+    unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
+    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
+    own = layer_masks(loaded.config)
+    policies = LayerPolicies(
+        own,
+        loaded.config.num_attention_heads,
+        PageShape.of(loaded.config, kv_dtype, config.page_size),
+        tuple(config.attention_dense_layers),
+        tile=_tile(loaded, footprint),
+        step_tokens=batched_tokens,
+        part=layout.part(loaded.config.num_attention_heads),
+    )
+    limits = Limits(
+        config.max_num_seqs,
+        batched_tokens,
+        sized.max_model_len,
+        config.max_itl,
+        config.resume_seconds,
+        restored_pages=capacity.restored_pages(config.max_itl, footprint.pages.bytes_per_page),
+        dense_share=policies.dense_share,
+    )
+    scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
+    pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
+    drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
+    graphs = None
+    if on_gpu and config.cuda_graphs:
+        run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        several = layout.size > 1
+        graphs = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len, several_ranks=several)
+        with torch.inference_mode():
+            graphs.capture()
+    if on_gpu:
+        warm(loaded, pages, limits)
+    host = HostStore(pages, slots) if slots else None
+    return Parts(ForwardPass(loaded, pages, drawn, graphs, policies, host), limits, own, slots)
+
+
+def _tile(loaded: LoadedModel, footprint: Footprint) -> tuple[int, int]:
+    """Queries and keys of the tiles that the attention kernels take lists of."""
+    shape = footprint.pages
+    heads = len(loaded.layout.part(loaded.config.num_attention_heads))
+    q = torch.empty((1, heads, shape.head_dim), dtype=loaded.dtype, device=loaded.device)
+    size = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    pages = torch.empty(size, dtype=shape.dtype, device=loaded.device)
+    return list_tiles(q, pages, backend=loaded.patched.backend.name)
+
+
+def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, rehearsal: Rehearsal | None) -> int:
+    """Bytes for KV pages: as asked for, or what this machine has left."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    if loaded.device.type == "cpu":
+        return demand.host_room(capacity.available_host_bytes() // loaded.layout.size)
+    assert rehearsal is not None
+    peak = rehearsal.peak_bytes
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    logger.info(
+        "GPU memory: %s used, %s for the largest step (%s and %s were planned)",
+        capacity.readable(total - free),
+        capacity.readable(peak),
+        capacity.readable(demand.planned_use()),
+        capacity.readable(demand.step_bytes),
+    )
+    return demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak)

@@ -1,0 +1,134 @@
+"""Rank 0's hold on the other ranks of its engine: start them, tell them what to compute, see that they live.
+
+A step is computed by all ranks or by none: one that is lost leaves the others waiting in a sum that never ends. So the
+engine ends with any of its ranks, and whoever owns it starts another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import DeviceLostError
+from .messages import HEARTBEAT_SECONDS, EngineConfig
+from .rank_messages import Join, ToRank, encode
+
+logger = logging.getLogger(__name__)
+
+EXIT_RANK_LOST = 4
+# Ranks that were asked to end have so long for it.
+_ENDING_SECONDS = 3.0
+
+
+def end_process(reason: str) -> None:
+    """End this process at once: an orderly end would wait for a device that waits for the rank that is lost."""
+    logger.critical("%s; the engine ends", reason)
+    logging.shutdown()
+    os._exit(EXIT_RANK_LOST)
+
+
+class Ranks:
+    """The processes of ranks 1 to `size` - 1, children of this one; made in its main thread.
+
+    `on_loss` is called, in another thread, with the reason when one of them has ended, or has given no sign of life for
+    `config.silence_timeout` seconds.
+    """
+
+    def __init__(self, config: EngineConfig, size: int, on_loss: Callable[[str], None] = end_process) -> None:
+        self._silence = config.silence_timeout
+        self._on_loss = on_loss
+        self._closing = False
+        self._directory = Path(tempfile.mkdtemp(prefix="longreach-ranks-"))  # nobody else may enter it
+        self.rendezvous = str(self._directory / "rendezvous")
+        self._connections: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, size):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                fd = theirs.fileno()
+                command = [sys.executable, "-m", "longreach.engine.rank", str(fd)]
+                self._processes.append(subprocess.Popen(command, pass_fds=[fd]))  # noqa: S603
+            self._connections.append(ours)
+            ours.sendall(encode(Join(config, rank, self.rendezvous)))
+            threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}", daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, ..."""
+        return [process.pid for process in self._processes]
+
+    def send(self, message: ToRank) -> None:
+        """Tell all of them.
+
+        Raises:
+            DeviceLostError: one of them is gone.
+        """
+        frame = encode(message)
+        for rank, connection in enumerate(self._connections, 1):
+            try:
+                connection.sendall(frame)
+            except OSError as error:
+                raise DeviceLostError(f"rank {rank} cannot be reached ({error})") from error
+
+    def dismiss(self) -> None:
+        """Tell them that there is nothing more to compute."""
+        self._closing = True
+        for connection in self._connections:
+            connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Wait for the end of those that were dismissed, and end by force those that do not."""
+        for process in self._processes:
+            try:
+                process.wait(_ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for connection in self._connections:
+            connection.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End them at once, whatever they do."""
+        self._closing = True
+        for process in self._processes:
+            process.kill()
+        self.close()
+
+    def _watch(self, rank: int, connection: socket.socket) -> None:
+        """Count the heartbeats that did not come, from the first one on: until then a rank loads its weights.
+
+        Turns are counted, not seconds: a machine that slept has missed one.
+        """
+        missed, begun = 0, False
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        while not self._closing:
+            if not poll.poll(HEARTBEAT_SECONDS * 1000):
+                missed += begun
+                if missed * HEARTBEAT_SECONDS > self._silence:
+                    self._on_loss(f"rank {rank} has been silent for {self._silence:.0f} s")
+                    return
+                continue
+            missed, begun = 0, True
+            if not _heard(connection):
+                if not self._closing:
+                    self._on_loss(f"rank {rank} has ended")
+                return
+
+
+def _heard(connection: socket.socket) -> bool:
+    """Take what has come; whether there may be more."""
+    try:
+        return bool(connection.recv(4096))
+    except OSError:  # reset, by a process that was killed
+        return False
