@@ -30,6 +30,13 @@ def tokens_to_heads(parts: Sequence[Tensor], sizes: Sequence[int], group: dist.P
     send = parts[0].new_empty(ranks, tokens, sum(heads), parts[0].shape[2])
     for place, part in zip(send.split(heads, 2), parts, strict=True):
         place.copy_(part.unflatten(1, (ranks, -1)).transpose(0, 1))
+    return packed_to_heads(send, sizes, group)
+
+
+def packed_to_heads(send: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None = None) -> Tensor:
+    """`tokens_to_heads` of what is packed already: from send (R, n, ...), contiguous, whose r-th row is for rank r, to
+    what all ranks sent to this one, (N, ...)."""
+    ranks, tokens = send.shape[:2]
     received = send.new_empty(sum(sizes), *send.shape[2:])
     dist.all_to_all_single(received, send.flatten(0, 1), list(sizes), [tokens] * ranks, group=group)
     return received

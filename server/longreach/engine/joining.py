@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from longreach_patches import RankLayout
 from torch import distributed
@@ -17,11 +19,12 @@ from .messages import EngineConfig
 
 # Weights are loaded one rank after the other, from disks that may be slow.
 _LOADING = timedelta(hours=2)
+_SIZES = "--tensor-parallel-size times --context-parallel-size"
 
 
 def layout_of(config: EngineConfig, rank: int = 0) -> RankLayout:
     """The place of a rank in an engine, before it has joined the others."""
-    return RankLayout(tensor_size=config.tensor_parallel_size, rank=rank)
+    return RankLayout(config.tensor_parallel_size, config.context_parallel_size, rank)
 
 
 def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
@@ -35,13 +38,11 @@ def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
         return config
     if ":" in config.device:
         raise ValueError(
-            f"--device {config.device} is one GPU and --tensor-parallel-size asks for {size}; use --device cuda, "
-            "and CUDA_VISIBLE_DEVICES to choose which"
+            f"--device {config.device} is one GPU and {_SIZES} asks for {size}; use --device cuda, and "
+            "CUDA_VISIBLE_DEVICES to choose which"
         )
     if (count := torch.cuda.device_count()) < size:
-        raise ValueError(
-            f"--tensor-parallel-size asks for {size} GPUs and this machine has {count}; give {count} or less"
-        )
+        raise ValueError(f"{_SIZES} asks for {size} GPUs and this machine has {count}; give {count} or less")
     return msgspec.structs.replace(config, device=f"cuda:{rank}")
 
 
@@ -73,7 +74,24 @@ def join(config: EngineConfig, rank: int, rendezvous: str) -> Joined:
         timeout=timedelta(seconds=config.step_timeout),
         device_id=torch.device(config.device) if on_gpu else None,
     )
-    return Joined(RankLayout(layout.tensor_size, layout.context_size, rank, distributed.group.WORLD), store)
+    return Joined(_with_groups(layout), store)
+
+
+def _with_groups(layout: RankLayout) -> RankLayout:
+    """The layout with its process groups, which all ranks make in the same order."""
+    everyone = distributed.group.WORLD
+    if 1 in (layout.tensor_size, layout.context_size):
+        return dataclasses.replace(layout, tensor_group=everyone, context_group=everyone, group=everyone)
+    # A row of ranks has the same weights, a column the same tokens.
+    ranks = np.arange(layout.size).reshape(layout.tensor_size, layout.context_size)
+    rows = [distributed.new_group(row.tolist()) for row in ranks]
+    columns = [distributed.new_group(column.tolist()) for column in ranks.T]
+    return dataclasses.replace(
+        layout,
+        tensor_group=columns[layout.context_rank],
+        context_group=rows[layout.tensor_rank],
+        group=everyone,
+    )
 
 
 def leave() -> None:
