@@ -130,7 +130,7 @@ def test_the_answer_is_found_over_fp8_pages_too(prompts: dict[str, list[int]], d
     ]
     plain, _, _ = answers(build(device=device), specs)
     engine = build(device=device, kv_cache_dtype="fp8", prefix_cache=True, max_batched_tokens=300)
-    assert engine._runner._pages.shape.dtype == torch.float8_e4m3fn  # type: ignore[attr-defined]
+    assert engine._runner._computing.pages.shape.dtype == torch.float8_e4m3fn  # type: ignore[attr-defined]
     together, _, _ = answers(engine, specs)
     assert together["question"] == plain["question"]
     alone: dict[str, list[int]] = {}

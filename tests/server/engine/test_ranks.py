@@ -1,0 +1,234 @@
+"""An engine of two ranks gives the answers of one, and ends as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import msgspec
+import numpy as np
+import pytest
+import tokenizers
+from longreach.config import EMBEDDED_MODEL
+from longreach.engine.build import build_engine
+from longreach.engine.client import EngineClient
+from longreach.engine.engine import Engine
+from longreach.engine.errors import EngineDeadError
+from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Update, Updates
+
+from .conftest import save_model
+
+MAX_TOKENS = 24
+QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
+POLICIES = {
+    "dense": DENSE,
+    "window": AttentionPolicy("window", (("size", 300), ("sinks", 4))),
+    "strided by head": AttentionPolicy("strided", (("stride", 384), ("per_head", True))),
+    "dynamic": AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "antidiagonal"))),
+}
+
+
+def build(**changes: object) -> Engine:
+    settings = {"max_model_len": 4096, "max_batched_tokens": 512, "max_num_seqs": 8, "kv_cache_bytes": 1 << 26}
+    config = EngineConfig(model=str(EMBEDDED_MODEL), device="cpu", dtype="float32", **(settings | changes))  # type: ignore[arg-type]
+    return build_engine(config)[0]
+
+
+@pytest.fixture(scope="module")
+def one() -> Engine:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Engine]:
+    # Room for two of the long prompts on the device, and for as many in the host's memory: pages move, on both ranks.
+    engine = build(tensor_parallel_size=2, kv_cache_bytes=1 << 24, kv_offload_bytes=1 << 25)
+    yield engine
+    pids = engine._runner._ranks.pids  # type: ignore[attr-defined]
+    engine.close()
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Two prompts about a long text with a fact in it, which begin alike, and a short one."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    text = "\n".join(topics.values())[:5000]
+    text = text[:2000] + "\nThe pass key for the silver lantern is 48213.\n" + text[2000:]
+    texts = text + QUESTION, text + "\nWhat is an assert statement?\nAnswer:", "Once upon a time"
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+def specs(prompts: list[list[int]], policy: AttentionPolicy = DENSE, **more: object) -> list[Generate]:
+    how = {"max_tokens": MAX_TOKENS, "sampling": Sampling(temperature=0)} | more
+    return [Generate(request_id=str(i), prompt=p, attention=policy, **how) for i, p in enumerate(prompts)]  # type: ignore[arg-type]
+
+
+def answers(engine: Engine, requests: list[Generate]) -> dict[str, list[Update]]:
+    told: dict[str, list[Update]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        assert engine.submit(request) is None
+    while engine.has_work:
+        for news in engine.step():
+            assert isinstance(news, Updates), news
+            for update in news.updates:
+                told[update.request_id].append(update)
+        engine.scheduler.check()
+    return told
+
+
+def tokens(told: dict[str, list[Update]]) -> dict[str, list[int]]:
+    return {name: [token for update in updates for token in update.tokens] for name, updates in told.items()}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_two_ranks_give_the_tokens_of_one(one: Engine, two: Engine, prompts: list[list[int]], name: str) -> None:
+    """Prompts longer than a step, side by side, under a policy that may differ by head; then from the cache."""
+    requests = specs(prompts, POLICIES[name])
+    alone, together = answers(one, requests), answers(two, requests)
+    assert tokens(together) == tokens(alone)
+    assert tokens(answers(two, requests)) == tokens(alone)
+    if name == "dense":
+        return
+    for request in requests:
+        uses = [
+            next(update.attention for update in told[request.request_id] if update.attention is not None)
+            for told in (alone, together)
+        ]
+        if name != "dynamic":  # whose choice of tiles rounds
+            assert uses[0].pairs == uses[1].pairs
+        assert uses[0].dense_tiles == uses[1].dense_tiles
+        assert uses[1].tiles == pytest.approx(uses[0].tiles, rel=0.02)
+
+
+def test_drafts_scores_and_seeds_are_those_of_one_rank(one: Engine, two: Engine, prompts: list[list[int]]) -> None:
+    how = Sampling(temperature=0.8, seed=3, presence_penalty=0.2)
+    requests = specs([prompts[0][:700], prompts[2]], sampling=how, speculate=4, logprobs=2, prompt_logprobs=1)
+    alone, together = answers(one, requests), answers(two, requests)
+    assert tokens(together) == tokens(alone)
+    for name in alone:
+        scores = [
+            [score.logprob for update in told[name] for score in (*update.prompt_logprobs, *update.logprobs)]
+            for told in (alone, together)
+        ]
+        assert len(scores[0]) > MAX_TOKENS
+        np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
+
+
+def test_pages_that_come_back_from_the_host_are_those_of_their_rank(
+    one: Engine, two: Engine, prompts: list[list[int]]
+) -> None:
+    before = two.stats.restored_pages
+    other = prompts[0][200:]
+    requests = specs(prompts[:1]), specs([other]), specs([other[200:]]), specs(prompts[:1])
+    told = [tokens(answers(two, request)) for request in requests]
+    assert told[3] == told[0] == tokens(answers(one, requests[0]))
+    assert two.stats.restored_pages > before
+
+
+def test_a_step_that_cannot_be_sampled_costs_its_request_alone(
+    two: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails after the ranks' common work leaves nobody waiting."""
+    [good] = specs(prompts[2:])
+    expected = tokens(answers(two, [good]))
+    bad = msgspec.structs.replace(good, request_id="bad")
+    from longreach.engine import runner
+
+    plain = runner.SamplingTensors.of
+
+    def of(draws: list, vocab_size: int) -> object:
+        if any(draw.request.id == "bad" for draw in draws):
+            raise RuntimeError("this request cannot be drawn")
+        return plain(draws, vocab_size)
+
+    monkeypatch.setattr(runner.SamplingTensors, "of", of)
+    for request in (good, bad):
+        assert two.submit(request) is None
+    drawn: list[int] = []
+    failed = []
+    while two.has_work:
+        for news in two.step():
+            if isinstance(news, Failed):
+                failed.append(news.request_id)
+            else:
+                drawn += [token for update in news.updates for token in update.tokens]
+    assert failed == ["bad"]
+    assert {"0": drawn} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 3}, r"2 KV heads and 97 inner .* 3 ranks evenly; sizes that work are 1$"),
+        ({"tensor_parallel_size": 2}, r"model's 97 inner channels cannot be split"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str, int], message: str) -> None:
+    model = save_model(tmp_path, intermediate_size=97)
+    with pytest.raises(ValueError, match=message):
+        build_engine(EngineConfig(model=str(model), device="cpu", **changes))  # type: ignore[arg-type]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until_dead(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline, f"{pid} is still there"
+        time.sleep(0.05)
+
+
+async def rest(stream: AsyncGenerator[Update, None]) -> None:
+    async for _ in stream:
+        pass
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("rank", "blow", "end"),
+    [
+        (1, signal.SIGKILL, "exit status 4"),
+        (1, signal.SIGSTOP, "exit status 4"),
+        (0, signal.SIGKILL, "SIGKILL"),
+    ],
+)
+def test_an_engine_ends_with_any_of_its_ranks(model_dir: Path, rank: int, blow: signal.Signals, end: str) -> None:
+    """Its requests are told, and no process is left that could hold a GPU."""
+
+    async def scenario() -> None:
+        config = EngineConfig(
+            model=str(model_dir), device="cpu", page_size=16, tensor_parallel_size=2, silence_timeout=2
+        )
+        client = await EngineClient.start(config)
+        died = asyncio.Event()
+        client.on_death = died.set
+        [other] = children(client.pid)
+        endless = Generate(
+            request_id="a", prompt=[5, 6, 7], max_tokens=240, sampling=Sampling(temperature=0), stop_token_ids=[]
+        )
+        stream = client.generate(endless)
+        assert (await anext(stream)).prompt_tokens == 3
+        os.kill(other if rank else client.pid, blow)
+        with pytest.raises(EngineDeadError, match=end):
+            await asyncio.wait_for(rest(stream), 30)
+        await asyncio.wait_for(died.wait(), 5)
+        await asyncio.to_thread(until_dead, other)
+        assert not alive(client.pid)
+        await client.stop()
+
+    asyncio.run(scenario())
