@@ -1,0 +1,135 @@
+"""An engine whose ranks share long steps by tokens gives the answers of one rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from longreach.engine import forward
+from longreach.engine.build import build_engine
+from longreach.engine.client import EngineClient
+from longreach.engine.engine import Engine
+from longreach.engine.messages import EngineConfig, Sampling
+
+from .conftest import ids, save_model
+from .test_ranks import MAX_TOKENS, POLICIES, answers, build, one, prompts, specs, tokens
+
+__all__ = ["one", "prompts"]  # fixtures
+
+STEP = 601  # of which each of two ranks has its own number
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Engine]:
+    # Steps are as long as they may be, whatever this machine takes for them.
+    engine = build(context_parallel_size=2, max_batched_tokens=STEP, max_itl=60.0, kv_cache_bytes=1 << 24)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def spread(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The tokens of each rank in the steps that were shared by tokens."""
+    seen: list[list[int]] = []
+    plain = forward._spread
+
+    def spy(*arguments: object) -> torch.Tensor:
+        seen.append(arguments[-1])  # type: ignore[arg-type]
+        return plain(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward, "_spread", spy)
+    return seen
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_two_ranks_give_the_tokens_of_one(
+    one: Engine, two: Engine, prompts: list[list[int]], spread: list[list[int]], name: str
+) -> None:
+    """Prompts longer than a step, side by side, under a policy that may differ by head; then from the cache, beside an
+    answer that is being written."""
+    requests = specs(prompts, POLICIES[name])
+    alone = tokens(answers(one, requests))
+    assert tokens(answers(two, requests)) == alone
+    assert len(spread) > 1
+    assert all(sum(sizes) >= 512 and len(sizes) == 2 for sizes in spread)
+    del spread[:]
+    assert tokens(answers(two, requests)) == alone
+    assert spread == []  # what is left of cached prompts is few tokens
+
+
+def test_a_long_prompt_is_read_beside_answers(
+    one: Engine, two: Engine, prompts: list[list[int]], spread: list[list[int]]
+) -> None:
+    requests = specs([prompts[2], prompts[0]], max_tokens=60)
+    alone = [tokens(answers(one, [request])) for request in requests]
+    told: dict[str, list[int]] = {"0": [], "1": []}
+    assert two.submit(requests[0]) is None
+    late = requests[1]
+    for step in range(400):
+        if step == 5:
+            assert two.submit(late) is None
+        if not two.has_work and step > 5:
+            break
+        for news in two.step():
+            for update in news.updates:  # type: ignore[union-attr]
+                told[update.request_id] += update.tokens
+    assert told == alone[0] | alone[1]
+    assert len(told["0"]) > 10
+    del spread[:]
+
+
+def test_scores_of_a_prompt_come_from_the_rank_that_has_the_row(
+    one: Engine, two: Engine, prompts: list[list[int]]
+) -> None:
+    how = Sampling(temperature=0.8, seed=3, presence_penalty=0.2)
+    requests = specs([prompts[0][:700], prompts[2]], sampling=how, speculate=4, logprobs=2, prompt_logprobs=1)
+    alone, together = answers(one, requests), answers(two, requests)
+    assert tokens(together) == tokens(alone)
+    for name in alone:
+        scores = [
+            [score.logprob for update in told[name] for score in (*update.prompt_logprobs, *update.logprobs)]
+            for told in (alone, together)
+        ]
+        assert len(scores[0]) > MAX_TOKENS
+        np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
+
+
+def test_weights_and_tokens_are_split_at_once(tmp_path: Path) -> None:
+    """Four ranks: two parts of the weights, each on two ranks. They are an engine of their own process."""
+    model = save_model(tmp_path, num_key_value_heads=4, max_position_embeddings=2048)
+    settings = {"device": "cpu", "dtype": "float32", "page_size": 16, "kv_cache_bytes": 1 << 22, "max_itl": 60.0}
+    settings |= {"max_batched_tokens": 701, "max_model_len": 1500}
+    requests = specs([ids(1203, 1), ids(40, 2)], stop_token_ids=[])
+    alone, _ = build_engine(EngineConfig(model=str(model), **settings))  # type: ignore[arg-type]
+    expected = tokens(answers(alone, requests))
+    sizes = {"tensor_parallel_size": 2, "context_parallel_size": 2}
+
+    async def scenario() -> dict[str, list[int]]:
+        client = await EngineClient.start(EngineConfig(model=str(model), **(settings | sizes)))  # type: ignore[arg-type]
+        try:
+            assert client.started.device == "4 x cpu"
+            return {r.request_id: [t async for u in client.generate(r) for t in u.tokens] for r in requests}
+        finally:
+            await client.stop()
+
+    assert asyncio.run(scenario()) == expected
+    assert len(expected["0"]) == MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context_parallel_size": 3}, r"^--context-parallel-size: .* 2 KV heads .* 3 ranks evenly; sizes .* 1, 2$"),
+        (
+            {"context_parallel_size": 2, "tensor_parallel_size": 2},
+            r"^--tensor-parallel-size and --context-parallel-size: .* 4 ranks evenly; products .* work are 1, 2$",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(model_dir: Path, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_engine(EngineConfig(model=str(model_dir), device="cpu", **changes))  # type: ignore[arg-type]
