@@ -111,7 +111,7 @@ def test_weights_and_tokens_are_split_at_once(tmp_path: Path) -> None:
     async def scenario() -> dict[str, list[int]]:
         client = await EngineClient.start(EngineConfig(model=str(model), **(settings | sizes)))  # type: ignore[arg-type]
         try:
-            assert client.started.device == "4 x cpu"
+            assert client.info.device == "4 x cpu"
             return {r.request_id: [t async for u in client.generate(r) for t in u.tokens] for r in requests}
         finally:
             await client.stop()
