@@ -228,6 +228,7 @@ _ENGINE_SETTINGS = (
     "dtype",
     "kv_cache_dtype",
     "attention_backend",
+    "tensor_parallel_size",
     "max_model_len",
     "max_num_seqs",
     "max_batched_tokens",
@@ -376,7 +377,7 @@ def plan(
     gpu_memory: Annotated[
         str | None, typer.Option(help="Memory of a GPU, or several with commas: 80GiB,141GiB.", metavar="VALUE")
     ] = None,
-    gpus: Annotated[
+    tensor_parallel_size: Annotated[
         str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
     ] = "1",
     kv_cache_dtype: Annotated[
@@ -392,7 +393,11 @@ def plan(
 
     try:
         result = forecast.forecast(
-            settings.name, settings.engine_config(), _names(gpu_memory or ""), _names(gpus), _names(kv_cache_dtype)
+            settings.name,
+            settings.engine_config(),
+            _names(gpu_memory or ""),
+            _names(tensor_parallel_size),
+            _names(kv_cache_dtype),
         )
     except (ValueError, forecast.PatchError) as error:
         raise _refused(error) from None

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from longreach_patches import Footprint, PatchError, load_config, resolve_device, resolve_dtype, resolve_kv_dtype
+from longreach_patches import (
+    Footprint,
+    PatchError,
+    RankLayout,
+    load_config,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+)
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -104,32 +112,34 @@ class Forecast:
             console.print(f"-: {problem}", highlight=False)
 
 
-def forecast(name: str, config: EngineConfig, gpu_memory: list[str], gpus: list[str], kv_dtypes: list[str]) -> Forecast:
-    """Plan for every combination of GPU memory (as text with a unit), number of GPUs and type of the KV pages.
+def forecast(
+    name: str, config: EngineConfig, gpu_memory: list[str], tensor_sizes: list[str], kv_dtypes: list[str]
+) -> Forecast:
+    """Plan for every combination of GPU memory (as text with a unit), number of ranks and type of the KV pages.
 
-    With `device` "cpu" the one row is this machine. Without `gpu_memory` it is this machine's GPU, or else the sizes
-    that GPUs are sold in. Several GPUs hold even parts of the weights, and each at least one KV head.
+    With `device` "cpu" it is this machine. Without `gpu_memory` it is this machine's GPU, or else the sizes that GPUs
+    are sold in. Ranks share the memory of a CPU.
 
     Raises:
         PatchError: the config cannot be read, or the model is not supported.
-        ValueError: an argument makes no sense, or the longest request asked for is longer than the model's positions.
+        ValueError: an argument makes no sense, the model cannot be split so, or the longest request asked for is longer
+            than the model's positions.
     """
-    counts = [_count(text) for text in gpus]
+    layouts = [RankLayout(tensor_size=_count(text)) for text in tensor_sizes]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
     model = load_config(config.model)
     on_gpu = config.device != "cpu"
-    if not on_gpu and (gpu_memory or counts != [1]):
-        raise ValueError("--gpu-memory and --gpus say nothing about a CPU; leave them out, or --device cpu")
+    if not on_gpu and gpu_memory:
+        raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")
     dtype = resolve_dtype(config.dtype, torch.device("cuda" if on_gpu else "cpu"), model)
-    footprint = Footprint.of(model, dtype, config.page_size)
     memory = [parse_bytes(text, "--gpu-memory") for text in gpu_memory] if on_gpu else [available_host_bytes()]
     rows = []
     for size in memory or _own_memory(config) or _GPU_MEMORY:
-        for count in counts:
+        for layout in layouts:
             for kv_dtype in kv_dtypes:
-                part = _split(footprint, count, resolve_kv_dtype(kv_dtype, dtype))
-                rows.append(_row(part, model.max_position_embeddings, config, on_gpu, count, size))
+                part = Footprint.of(model, dtype, config.page_size, resolve_kv_dtype(kv_dtype, dtype), layout)
+                rows.append(_row(part, model.max_position_embeddings, config, on_gpu, layout.size, size))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows))
 
 
@@ -141,11 +151,11 @@ def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool
     elif on_gpu:
         room = demand.gpu_room(memory, config.gpu_memory_utilization)
     else:
-        room = demand.host_room(memory)
+        room = demand.host_room(memory // count)
     capacity, problem = None, None
     page_bytes = part.pages.bytes_per_page
     # Of another machine's memory nothing is known; this one's is also what a CPU's pages take.
-    available = config.kv_offload_bytes if on_gpu else memory - room // page_bytes * page_bytes
+    available = config.kv_offload_bytes if on_gpu else memory - room // page_bytes * count * page_bytes
     slots = host_slots(config, count * page_bytes, available)
     try:
         capacity = demand.fit(room)
@@ -165,13 +175,6 @@ def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool
     )
 
 
-def _split(footprint: Footprint, count: int, kv_dtype: torch.dtype) -> Footprint:
-    """What each of `count` GPUs holds; a step's activations are counted in full on each."""
-    heads = -(-footprint.pages.num_kv_heads // count)
-    pages = dataclasses.replace(footprint.pages, num_kv_heads=heads, dtype=kv_dtype)
-    return dataclasses.replace(footprint, weight_bytes=-(-footprint.weight_bytes // count), pages=pages)
-
-
 def _own_memory(config: EngineConfig) -> list[int]:
     if not torch.cuda.is_available():
         return []
@@ -180,7 +183,7 @@ def _own_memory(config: EngineConfig) -> list[int]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise ValueError(f"--gpus: give a number of GPUs, got {quoted(text)}")
+        raise ValueError(f"--tensor-parallel-size: give a number of GPUs, got {quoted(text)}")
     return int(text)
 
 

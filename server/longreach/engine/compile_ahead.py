@@ -67,6 +67,7 @@ def compile_ahead(config: EngineConfig) -> Warmth:
     before = compiled_kernels(cache)
     engine, started = build_engine(config)
     requests = exercise(engine, started)
+    engine.close()
     after = compiled_kernels(cache)
     return Warmth(
         started.attention_backend,

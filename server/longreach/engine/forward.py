@@ -112,6 +112,10 @@ class ForwardPass:
         """Whether `move` does anything; copies under way are waited for even if there are no others."""
         return self._host is not None or bool(moves.unclean)
 
+    def close(self) -> None:
+        """Compute nothing more. NCCL does not end while graphs hold its operations."""
+        self._graphs = None
+
     def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:
         device = self.loaded.device
         long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)

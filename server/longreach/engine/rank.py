@@ -57,6 +57,7 @@ def _serve(connection: socket.socket, first: Join) -> None:
             computing.move(message.moves)
         else:
             raise AssertionError(f"unexpected {type(message).__name__}")
+    computing.close()
     leave()
 
 

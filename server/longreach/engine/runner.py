@@ -96,6 +96,7 @@ class Runner:
         """As `StepRunner.close`."""
         if self._ranks is not None:
             self._ranks.dismiss()
+            self._computing.close()
             leave()
             self._ranks.close()
 

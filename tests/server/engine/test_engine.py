@@ -334,7 +334,7 @@ class _Faulty:
 
     @property
     def pages(self) -> KVPages:
-        return self.real._pages
+        return self.real._computing.pages
 
     def take_seconds(self) -> float | None:
         return self.real.take_seconds()

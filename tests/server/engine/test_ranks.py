@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 import tokenizers
+import torch
+from longreach.bench import shapes
 from longreach.config import EMBEDDED_MODEL
 from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
@@ -232,3 +234,38 @@ def test_an_engine_ends_with_any_of_its_ranks(model_dir: Path, rank: int, blow: 
         await client.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_two_gpus_give_the_tokens_of_one(tmp_path: Path, graphs: bool) -> None:
+    """Steps overlap, and those of answers replay graphs that hold NCCL's sums."""
+    model = shapes.config("llama-8b")
+    model.num_hidden_layers = 4
+    model.save_pretrained(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path),
+        random_weights=True,
+        dtype="float32",
+        max_model_len=8192,
+        max_batched_tokens=1024,
+        max_num_seqs=8,
+        cuda_graphs=graphs,
+    )
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(2, 128000, length).tolist() for length in (1500, 3000, 7, 200)]
+    requests = specs(prompts, max_tokens=64) + [
+        msgspec.structs.replace(request, request_id="w" + request.request_id, attention=POLICIES["window"])
+        for request in specs(prompts[:1])
+    ]
+    found = []
+    for size in (1, 2):
+        engine, started = build_engine(msgspec.structs.replace(config, tensor_parallel_size=size))
+        assert started.device.startswith("2 x ") == (size == 2)
+        found.append(tokens(answers(engine, requests)))
+        engine.close()
+        del engine
+        torch.cuda.empty_cache()
+    assert found[1] == found[0]
+    assert len(set(found[0]["0"])) > 8
