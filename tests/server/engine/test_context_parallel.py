@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from longreach.bench import shapes
 from longreach.engine import forward
 from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Sampling
+from msgspec.structs import replace
 
 from .conftest import ids, save_model
 from .test_ranks import MAX_TOKENS, POLICIES, answers, build, one, prompts, specs, tokens
@@ -133,3 +135,33 @@ def test_weights_and_tokens_are_split_at_once(tmp_path: Path) -> None:
 def test_sizes_that_do_not_divide_are_refused(model_dir: Path, changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_engine(EngineConfig(model=str(model_dir), device="cpu", **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_give_the_tokens_of_one(tmp_path: Path) -> None:
+    """Prompts that are read in several long steps, then answers from graphs that hold the shares' sums."""
+    model = shapes.config("llama-8b")
+    model.num_hidden_layers = 4
+    model.save_pretrained(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path),
+        random_weights=True,
+        dtype="float32",
+        max_model_len=16384,
+        max_batched_tokens=4096,
+        max_num_seqs=8,
+    )
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(2, 128000, length).tolist() for length in (13001, 3000, 7, 200)]
+    requests = specs(texts, max_tokens=64)
+    requests += [replace(r, request_id="w", attention=POLICIES["window"]) for r in specs(texts[:1])]
+    found = []
+    for size in (1, 2):
+        engine, _ = build_engine(replace(config, context_parallel_size=size))
+        found.append(tokens(answers(engine, requests)))
+        engine.close()
+        del engine
+        torch.cuda.empty_cache()
+    assert found[1] == found[0]
+    assert len(set(found[0]["0"])) > 8
