@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, KVScales, PagedStep, PageShape, patch
+from longreach_patches import SINGLE, KVPages, KVScales, PagedStep, PageShape, RankLayout, patch
 from transformers import PreTrainedModel
 
 from .conftest import build
@@ -17,14 +17,14 @@ PAGE = 16
 class PagedSequences:
     """A minimal user of the pages: sequences with scattered pages that advance together."""
 
-    def __init__(self, model: PreTrainedModel, sequences: list[torch.Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: list[torch.Tensor], layout: RankLayout = SINGLE) -> None:
         self.model = model
         self.sequences = sequences
         self.done = [0] * len(sequences)
         per_sequence = -(-max(map(len, sequences)) // PAGE)
         order = torch.randperm(len(sequences) * per_sequence, generator=torch.Generator().manual_seed(1))
         self.table = order.view(len(sequences), per_sequence).to(torch.int32)
-        shape = PageShape.of(model.config, model.dtype, PAGE)
+        shape = PageShape.of(model.config, model.dtype, PAGE, layout)
         self.pages = KVPages(shape, len(order), torch.device("cpu"))
 
     def step(self, lengths: list[int]) -> list[torch.Tensor]:
