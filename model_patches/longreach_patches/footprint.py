@@ -67,7 +67,9 @@ class Footprint:
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
-        row = config.vocab_size * (dtype.itemsize + 4 + 2 * (4 + 8))
+        # Where each rank has a part: that, those of all, and these joined.
+        logits = 1 if layout.tensor_size == 1 else 3
+        row = config.vocab_size * (logits * dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(
             weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             pages=pages,

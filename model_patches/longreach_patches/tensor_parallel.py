@@ -1,17 +1,19 @@
 """Cut a model's weights down to one rank's part, by the plan that transformers has for its family.
 
 A *colwise* projection keeps a run of its outputs, a *rowwise* one the same run of its inputs: what lies between them,
-heads or the MLP's inner channels, is computed by that rank alone, and the rowwise products of all ranks add up.
-Embeddings, norms and the output layer are whole on every rank.
+heads or the MLP's inner channels, is computed by that rank alone, and the rowwise products of all ranks add up. Of the
+output layer a rank has a run of the vocabulary, if that can be split evenly, and all ranks get all logits. Embeddings
+and norms are whole on every rank.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import cast
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from .errors import UnsupportedModelError
@@ -46,6 +48,19 @@ def split_weights(model: PreTrainedModel, layout: RankLayout) -> None:
             _keep_outputs(cast("nn.Linear", module), layout)
         elif kind == "rowwise":
             _keep_inputs(cast("nn.Linear", module), layout)
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear) and head.out_features % layout.tensor_size == 0:
+        head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
+        _keep_outputs(head, layout)
+        head.forward = functools.partial(_all_logits, head, layout)
+
+
+def _all_logits(head: nn.Linear, layout: RankLayout, hidden: torch.Tensor) -> torch.Tensor:
+    """The logits (1, R, V) of hidden states (1, R, C)."""
+    own = nn.functional.linear(hidden, head.weight, head.bias)
+    parts = [torch.empty_like(own) for _ in range(layout.tensor_size)]
+    distributed.all_gather(parts, own, group=layout.tensor_group)
+    return torch.cat(parts, -1)
 
 
 def _keep_outputs(projection: nn.Linear, layout: RankLayout) -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from longreach_kernels import Causal, Window, attention
-from longreach_kernels.block_rules import BLOCK, BigBird, LocalGlobal, Strided, VerticalSlash, within_window
+from longreach_kernels.block_rules import BLOCK, BigBird, LocalGlobal, Strided, VerticalSlash, for_heads, within_window
 from longreach_kernels.draw import coverage
 from longreach_kernels.patterns import local_global, strided, vertical_slash
 from longreach_kernels.tile_counts import TILE, sampled_coverage, tile_count
@@ -144,6 +144,30 @@ def test_attention_under_a_rule_is_that_of_the_reference(rule):
     k, v = torch.randn(2, 1, 2, 900, 32, generator=generator, dtype=torch.float64).unbind(0)
     expected = attention(q, k, v, rule, backend="reference")
     assert torch.allclose(attention(q, k, v, rule, backend="cpu"), expected)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "ranks"), [(8, 2, 2), (8, 2, 4), (8, 4, 2), (12, 2, 3), (6, 3, 2), (8, 1, 2)]
+)
+def test_parts_of_the_heads_under_a_rule_are_those_of_all_of_them(heads, groups, ranks):
+    rule = BigBird(1, 0, 1, seed=5, groups=groups)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, heads, 1100, 16, generator=generator, dtype=torch.float64).unbind(0)
+    expected = attention(q, k, v, rule, backend="reference")
+    share = heads // ranks
+    for rank in range(ranks):
+        part = range(rank * share, (rank + 1) * share)
+        own = for_heads(rule, part, heads)
+        assert own.heads <= groups
+        got = attention(*(x[:, part.start : part.stop] for x in (q, k, v)), own, backend="cpu")
+        assert torch.allclose(got, expected[:, part.start : part.stop])
+
+
+def test_heads_that_a_rule_cannot_be_had_for_are_refused():
+    with pytest.raises(ValueError, match="the 2 that the rule tells apart do not divide 3"):
+        for_heads(Strided(3, per_head=True), range(1), 3)
+    with pytest.raises(TypeError, match="only block rules"):
+        for_heads(Strided(3, per_head=True) & Window(9), range(2), 4)
 
 
 def test_impossible_rules_are_refused_by_name():

@@ -9,6 +9,9 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 
+# The status of an engine that cannot compute any more: its device fails at everything, or another rank is gone.
+EXIT_DEVICE_LOST = 3
+
 
 def belong_to_parent() -> None:
     """Ignore stop signals and die with the parent; call this from the main thread, first of all.

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from longreach.garbage import settle_garbage
 
-from .child import belong_to_parent
+from .child import EXIT_DEVICE_LOST, belong_to_parent
 from .constraint import Constraint
 from .engine import Engine
 from .errors import DeviceLostError
@@ -45,8 +45,6 @@ Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
 StartGrammar = Callable[[str], Constraint]
 
 logger = logging.getLogger(__name__)
-
-EXIT_DEVICE_LOST = 3
 
 
 def main() -> None:

@@ -18,13 +18,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from .child import EXIT_DEVICE_LOST
 from .errors import DeviceLostError
 from .messages import HEARTBEAT_SECONDS, EngineConfig
 from .rank_messages import Join, ToRank, encode
 
 logger = logging.getLogger(__name__)
 
-EXIT_RANK_LOST = 4
 # Ranks that were asked to end have so long for it.
 _ENDING_SECONDS = 3.0
 
@@ -33,7 +33,7 @@ def end_process(reason: str) -> None:
     """End this process at once: an orderly end would wait for a device that waits for the rank that is lost."""
     logger.critical("%s; the engine ends", reason)
     logging.shutdown()
-    os._exit(EXIT_RANK_LOST)
+    os._exit(EXIT_DEVICE_LOST)
 
 
 class Ranks:
