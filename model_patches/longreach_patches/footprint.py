@@ -68,7 +68,7 @@ class Footprint:
         )
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.
-        logits = 1 if layout.tensor_size == 1 else 3
+        logits = 1 if layout.size == 1 else 3
         row = config.vocab_size * (logits * dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(
             weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),

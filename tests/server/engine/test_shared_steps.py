@@ -20,10 +20,12 @@ from longreach_patches import (
     patch,
 )
 from longreach_patches.fused.weights import share_of, whole_weights
+from longreach_patches.tensor_parallel import split_weights
 from torch import distributed, multiprocessing
 
-from tests.patches.conftest import CONFIGS, build
+from tests.patches.conftest import CONFIGS
 from tests.patches.test_pages import PagedSequences
+from tests.patches.test_tensor_parallel import build
 
 # Biases and another activation, norms over heads, windows, layers without positions.
 NAMES = ["llama-biases", "qwen2-mixed", "qwen3", "smollm3-mixed"]
@@ -57,7 +59,9 @@ def compute(rank: int, rendezvous: str) -> None:
     assert [place.token_sizes(n) for n in (30, 17, 2)] == [[15, 15], [8, 9], None]
     with torch.no_grad():
         for name in NAMES:
-            whole, shared = (patch(build(name), "cpu") for _ in range(2))
+            models = build(name), build(name)
+            split_weights(models[1], place)
+            whole, shared = (patch(model, "cpu") for model in models)
             whole.fuse_layers()
             shared.fuse_layers(place)
             expected = steps(whole.model, RankLayout())
@@ -105,9 +109,10 @@ def test_shares_of_all_ranks_are_the_whole_and_take_no_memory(name: str) -> None
     assert shares[1].output.bias is None
 
 
-def test_the_footprint_of_a_rank_has_whole_weights_and_half_of_the_rest() -> None:
+def test_the_footprint_of_a_rank_has_whole_layers_and_half_of_the_rest() -> None:
     config = CONFIGS["qwen3"]()
+    config.vocab_size = 98
     one, half = (Footprint.of(config, torch.float32, 16, layout=RankLayout(context_size=n)) for n in (1, 2))
-    assert half.weight_bytes == one.weight_bytes
+    assert one.weight_bytes - half.weight_bytes == 98 // 2 * config.hidden_size * 4  # of the output layer
     assert half.pages.num_kv_heads * 2 == one.pages.num_kv_heads
     assert half.token_bytes < one.token_bytes
