@@ -2,6 +2,8 @@
 
 python benchmarks/context_parallel.py --ranks 2 --lengths 32768,131072 --out result.json
 
+`benchmarks/report.py` makes a table of the JSON.
+
 Random bf16 queries (32 heads of 128), keys and values (8 heads), the same on all ranks, which keep their own shards.
 Lengths are multiples of twice the ranks. A time is the slowest rank's, from a barrier to the end of its kernels; the
 median of --turns runs. The error is the largest over some queries and all their heads, from fp64; "allowed" is what the
@@ -139,23 +141,6 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def table(result: dict[str, Any]) -> str:
-    """The result as a Markdown table: milliseconds, and the share of one GPU's time."""
-    exchanges = ["one GPU", *SENT]
-    lines = [["mask", "tokens", *(f"{name} (ms)" for name in exchanges), *(f"{name} / one GPU" for name in SENT)]]
-    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
-    by_case: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
-    for row in result["rows"]:
-        by_case.setdefault((row["mask"], row["tokens"]), {})[row["exchange"]] = row
-    for (mask, tokens), rows in by_case.items():
-        times = [f"{rows[name]['ms']:.2f}" for name in exchanges]
-        shares = [f"{rows[name]['of_one_gpu']:.3f}" for name in SENT]
-        lines.append([mask, f"{tokens // 1024}K", *times, *shares])
-    where = result["environment"]
-    caption = f"{where['ranks']} × {where['device']}; torch {where['torch']}; {where['date']}."
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
-
-
 def work(rank: int, ranks: int, scratch: str, arguments: argparse.Namespace) -> None:
     """Everything, as one rank."""
     torch.cuda.set_device(rank)
@@ -175,8 +160,6 @@ def work(rank: int, ranks: int, scratch: str, arguments: argparse.Namespace) -> 
             print("\n".join(line(row) for row in found), flush=True)
             if arguments.out is not None:
                 arguments.out.write_text(json.dumps({"environment": where, "rows": rows}, indent=1) + "\n")
-    if rank == 0:
-        print(table({"environment": where, "rows": rows}), flush=True)
     wrong = [row for row in rows if row["error"] > row["allowed"]]
     dist.destroy_process_group()
     if wrong:

@@ -17,17 +17,21 @@ from pathlib import Path
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md", ROOT / "README.md")
+_DOCS = ROOT / "docs"
+PAGES = (_DOCS / "benchmarks.md", _DOCS / "kernels.md", _DOCS / "context-parallel.md", ROOT / "README.md")
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, of errors, of choices of tiles, of a load test, or of latencies."""
+    """The Markdown table of a result: of kernels, of errors, of exchanges between GPUs, of choices of tiles, of a load
+    test, or of latencies."""
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
         return load_report.table(result)
     if "runs" in result:
         return report.table(result)
+    if "exchange" in result["rows"][0]:
+        return exchanges_table(result)
     return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 
@@ -46,6 +50,24 @@ def choices_table(result: dict) -> str:
         f"{length:,} tokens; dense {' to '.join(dict.fromkeys((dense[0], dense[-1])))} ms a layer; {where['device']}; "
     )
     caption += f"torch {where['torch']}; {where['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
+
+
+def exchanges_table(result: dict) -> str:
+    """Times of `benchmarks/context_parallel.py`, and their share of one GPU's."""
+    exchanges = list(dict.fromkeys(row["exchange"] for row in result["rows"]))
+    lines = [["mask", "tokens", *(f"{name} (ms)" for name in exchanges)]]
+    lines.append(["---", *["---:"] * (len(exchanges) + 1)])
+    cases: dict[tuple[str, int], dict[str, dict]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["mask"], row["tokens"]), {})[row["exchange"]] = row
+    for (mask, tokens), rows in cases.items():
+        times = [f"{rows[name]['ms']:.2f}" for name in exchanges]
+        shares = ["" if name == exchanges[0] else f" ({rows[name]['of_one_gpu']:.2f})" for name in exchanges]
+        lines.append([mask, f"{tokens // 1024}K", *(time + share for time, share in zip(times, shares, strict=True))])
+    where = result["environment"]
+    caption = f"in brackets the share of one GPU's time; {where['ranks']} × {where['device']}; torch {where['torch']}; "
+    caption += f"{where['date']}."
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
 
