@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import distributed, nn
@@ -39,7 +39,7 @@ def split_weights(model: PreTrainedModel, layout: RankLayout) -> None:
     if layout.size > 1 and isinstance(head, nn.Linear) and head.out_features % layout.size == 0:
         head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
         _keep_outputs(head, layout.size, layout.rank)
-        cast("nn.Module", head).forward = functools.partial(_all_logits, head, layout)
+        cast("Any", head).forward = functools.partial(_all_logits, head, layout)
 
 
 def _split_layers(model: PreTrainedModel, layout: RankLayout) -> None:

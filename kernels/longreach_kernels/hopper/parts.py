@@ -20,13 +20,16 @@ from torch import Tensor
 from longreach_kernels.portable.config import launch
 
 _ROWS = 16  # of a program of the merge
-_LEAST_TILES = 16  # of keys in a part: it costs about as much as one more tile
+LEAST_TILES = 16  # of keys in a part: it costs about as much as one more tile
 _MOST_BYTES = 1 << 27  # of the parts' results
 _WAVES = 8  # with so many query tiles for each multiprocessor the last, partial round of them matters little
 
 
 class Parts(NamedTuple):
-    """Results of `number` parts of `tiles` key tiles each.
+    """Results of `number` parts of each sequence's keys.
+
+    A sequence's parts are of equal size, by its own length, which the kernel reads on the device; short sequences have
+    fewer, since a part has `LEAST_TILES` key tiles or more.
 
     Attributes:
         out: (number, T, Hq, D) fp32, normalised.
@@ -34,7 +37,6 @@ class Parts(NamedTuple):
     """
 
     number: int
-    tiles: int
     out: Tensor
     lse: Tensor
 
@@ -43,13 +45,13 @@ def cut(q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int
     """Room for the parts of a call with `tokens` of the queries q (T, Hq, D); None if it is better done in one."""
     heads = q.shape[1]
     key_tiles = -(-max_context_len // block_n)
-    most = min(key_tiles // _LEAST_TILES, _MOST_BYTES // max(1, 4 * q.numel()))
+    most = min(key_tiles // LEAST_TILES, _MOST_BYTES // max(1, 4 * q.numel()))
     number = _best_number(heads * -(-tokens // block_m), most, processors)
     if number < 2:
         return None
     out = torch.empty((number, *q.shape), dtype=torch.float32, device=q.device)
     lse = torch.full((number, *q.shape[:2]), float("-inf"), dtype=torch.float32, device=q.device)
-    return Parts(number, -(-key_tiles // number), out, lse)
+    return Parts(number, out, lse)
 
 
 @lru_cache(maxsize=256)

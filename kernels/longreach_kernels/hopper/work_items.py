@@ -23,7 +23,8 @@ class Batch:
 
     Dense batches have `num_queries` and `num_keys` tokens in every sequence, and their heads are numbered through the
     batch. In ragged ones `cu_q` (and `cu_k`, or `context_lens` and `table` where keys lie in pages) say where each
-    sequence is. Of SPLIT ones an item is one of `num_parts` parts of the keys, of `part_tiles` tiles each (`parts`).
+    sequence is. Of SPLIT ones an item is one of `num_parts` parts of its sequence's keys, of `least_tiles`
+    tiles or more (`parts`).
     """
 
     cu_q: gl.tensor
@@ -47,7 +48,7 @@ class Batch:
     sharing: gl.tensor
     tiles_of_seq: gl.tensor
     num_parts: gl.tensor
-    part_tiles: gl.tensor
+    least_tiles: gl.tensor
     GROUP: gl.constexpr
     BM: gl.constexpr
     BN: gl.constexpr
@@ -82,7 +83,7 @@ class Batch:
         sharing,
         tiles_of_seq,
         num_parts,
-        part_tiles,
+        least_tiles,
         GROUP,
         BM,
         BN,
@@ -114,7 +115,7 @@ class Batch:
         self.sharing = sharing
         self.tiles_of_seq = tiles_of_seq
         self.num_parts = num_parts
-        self.part_tiles = part_tiles
+        self.least_tiles = least_tiles
         self.GROUP = gl.constexpr(GROUP)
         self.BM = gl.constexpr(BM)
         self.BN = gl.constexpr(BN)
@@ -226,15 +227,21 @@ def find_item(batch, index):
     BN: gl.constexpr = batch.BN
     seq = gl.to_tensor(0)
     part = gl.to_tensor(0)
+    exists = gl.to_tensor(True)
     if batch.RAGGED:
         head = index % batch.heads
         place = index // batch.heads
-        slots = batch.num_items // batch.heads
         if batch.SPLIT:
             part = place % batch.num_parts
             place = place // batch.num_parts
-            slots = slots // batch.num_parts
-        slot = slots - 1 - place  # the longest rows of a causal mask first
+        # The longest rows of a causal mask first, and what was allowed for but is not there last: a program that begins
+        # with nothing finds that others have taken up, behind their first item, what it could do now.
+        last_seq = batch.num_seqs - 1
+        last_start = gl.load(batch.cu_q + last_seq)
+        slot = (last_start - gl.load(batch.cu_q)) // BM + last_seq - 1 - place
+        slot += gl.cdiv(gl.load(batch.cu_q + batch.num_seqs) - last_start, BM)
+        exists = slot >= 0
+        slot = gl.maximum(slot, 0)
         seq, first_slot = find_sequence(batch.cu_q, batch.num_seqs, slot, BM)
         q_start = gl.load(batch.cu_q + seq)
         num_queries = gl.load(batch.cu_q + seq + 1) - q_start
@@ -272,7 +279,7 @@ def find_item(batch, index):
             tile = gl.load(batch.order + row + tiles - 1 - tile)
         row += tile
     first = tile * BM
-    exists = first < num_queries
+    exists = exists & (first < num_queries)
 
     # The ranges of `tiles.key_ranges`, for the queries at positions low <= q < high.
     zero = gl.to_tensor(0)
@@ -311,8 +318,9 @@ def find_item(batch, index):
         middle = stop - gl.maximum(inner, leftmost)
         num_band = stop - leftmost
         if batch.SPLIT:
-            begin = part * batch.part_tiles
-            end = gl.minimum(begin + batch.part_tiles, stop)
+            part_tiles = gl.maximum(gl.cdiv(gl.cdiv(num_keys, BN), batch.num_parts), batch.least_tiles)
+            begin = part * part_tiles
+            end = gl.minimum(begin + part_tiles, stop)
             last_tile = end - 1
             right = gl.maximum(end - gl.maximum(inner_end, begin), 0)
             num_band = gl.maximum(end - begin, 0)

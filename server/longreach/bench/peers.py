@@ -125,12 +125,12 @@ def _flex() -> Peer:
         q, k, v = inputs(case)
         block_mask = None
         if not isinstance(case.mask, Full):
-            window = case.mask.size if isinstance(case.mask, Window) else case.N
             if isinstance(case.mask, Window) and case.mask.sinks:
                 return None
+            window = case.mask.size if isinstance(case.mask, Window) else None
 
             def visible(b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-                return (i >= j) & (i - j < window)
+                return i >= j if window is None else (i >= j) & (i - j < window)
 
             block_mask = create_block_mask(visible, None, None, case.N, case.N, device="cuda", _compile=True)
         return _forward_or_backward(

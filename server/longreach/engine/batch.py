@@ -75,9 +75,14 @@ class HostBatch:
 
     @property
     def is_decode_only(self) -> bool:
-        """Whether every sequence computes one token, of which it wants the logits, and all are dense: the shape that
-        CUDA graphs replay."""
-        return not self.groups and self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.rows)
+        """Whether every sequence computes one token, of which it wants the logits."""
+        return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.rows)
+
+    @property
+    def rows_wanted(self) -> Int64:
+        """(B,) of how many of its last tokens each sequence wants the logits."""
+        owners = np.searchsorted(self.cu_seqlens_q, self.logit_rows, side="right") - 1
+        return np.bincount(owners, minlength=len(self.rows))
 
 
 class BatchBuilder:

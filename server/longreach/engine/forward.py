@@ -14,6 +14,7 @@ from .graphs import DecodeGraphs
 from .host_pages import PageMoves
 from .host_store import HostStore
 from .kept_mass import StepSamples
+from .mixed_graphs import MixedGraphs
 from .plan import StepPlan
 from .policies import LayerPolicies
 from .transfer import upload
@@ -78,7 +79,7 @@ class ForwardPass:
         loaded: LoadedModel,
         pages: KVPages,
         drawn: torch.Tensor,
-        graphs: DecodeGraphs | None,
+        graphs: tuple[DecodeGraphs, MixedGraphs] | None,
         policies: LayerPolicies,
         host: HostStore | None = None,
     ) -> None:
@@ -94,8 +95,9 @@ class ForwardPass:
         """The logits (R, V) of a step, and what is measured of the requests of `plan`, if that is given."""
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
-        if self._graphs is not None and batch.is_decode_only:
-            logits = self._graphs.replay(batch)
+        if self._graphs is not None and not batch.groups:
+            decode, mixed = self._graphs
+            logits = decode.replay(batch) if batch.is_decode_only else mixed.replay(batch)
             if logits is not None:
                 return logits, None
         return self._eager(batch, plan)

@@ -4,8 +4,7 @@ Such a step is hundreds of tiny kernels; launching them one by one costs several
 captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
 holds it, its unused rows padded with sequences of length 0.
 
-Steps that read prompts have none: so many tokens keep the GPU busy for longer than their kernels take to launch, and
-the next step is launched meanwhile.
+Steps that read prompts beside answers have graphs of their own (`mixed_graphs`).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep
+from torch import distributed
 
 from .batch import HostBatch
 
@@ -33,32 +33,37 @@ _SMALLEST_CONTEXT = 8192
 _CONTEXT_FACTOR = 4
 # Sequences that could be in the pages together only by sharing them so often get no graph, whose workspace is for the
 # longest that each could be.
-_MOST_SHARED = 4
+MOST_SHARED = 4
 
 
 @dataclass(frozen=True)
-class _Captured:
+class Captured:
+    """A graph, and the tensor that a replay leaves its logits in."""
+
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
+
+
+def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
+    """Run a step once, which compiles kernels and initialises libraries, and capture it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
+    mode = "thread_local" if distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+        logits = run()
+    return Captured(graph, logits)
 
 
 class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
-    def __init__(
-        self,
-        run: Forward,
-        fill: Fill,
-        pages: KVPages,
-        max_num_seqs: int,
-        max_model_len: int,
-        *,
-        several_ranks: bool = False,
-    ) -> None:
-        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs. With
-        `several_ranks` all capture, and later replay, the same sizes in the same order."""
-        # NCCL's own thread may ask the device something while this one captures.
-        self._error_mode = "thread_local" if several_ranks else "global"
+    def __init__(self, run: Forward, fill: Fill, pages: KVPages, max_num_seqs: int, max_model_len: int) -> None:
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -75,17 +80,16 @@ class DecodeGraphs:
             context: torch.zeros((max_num_seqs, -(-context // page_size)), dtype=torch.int32, device=self._device)
             for context in self._contexts
         }
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._captured: dict[tuple[int, int], Captured] = {}
 
-    def capture(self) -> None:
+    def capture(self, pool: Any) -> None:
         """Capture every pair of sizes; afterwards no step captures anything."""
         start = time.perf_counter()
         self._fill_with_padding()
-        pool = torch.cuda.graph_pool_handle()
         # Largest first: the smaller ones then fit into the memory that the pool already has.
         for size in reversed(self._sizes):
             for context in reversed(self._contexts):
-                if size > 1 and size * context > _MOST_SHARED * self._pages.num_tokens:
+                if size > 1 and size * context > MOST_SHARED * self._pages.num_tokens:
                     continue
                 self._captured[size, context] = self._capture_one(size, context, pool)
         logger.info(
@@ -125,7 +129,7 @@ class DecodeGraphs:
         self._long[2].fill_(-1)
         self._lens.zero_()
 
-    def _capture_one(self, size: int, context: int, pool: Any) -> _Captured:
+    def _capture_one(self, size: int, context: int, pool: Any) -> Captured:
         batch = PagedBatch(
             cu_seqlens_q=self._cu_seqlens[: size + 1],
             context_lens=self._lens[:size],
@@ -140,15 +144,7 @@ class DecodeGraphs:
             input_ids = self._fill(self._long[0, :size], self._long[3, :size])
             return self._run(step, input_ids, self._long[1, :size], self._rows[:size])
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled and libraries initialised outside the capture
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode=self._error_mode):
-            logits = run()
-        return _Captured(graph, logits)
+        return capture(run, pool)
 
 
 def _powers_up_to(bound: int) -> list[int]:

@@ -13,7 +13,8 @@ class Limits:
     `max_itl` is the longest a step should take while answers are being written, in seconds; `resume_seconds` how long
     the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
     place from the start; `dense_share` which part of the full layers no attention policy touches; `restored_pages` how
-    many pages a step may bring back from the host.
+    many pages a step may bring back from the host; `least_chunk` how many tokens the first prompt's chunk has, however
+    little time is left in a step: progress is guaranteed.
     """
 
     max_num_seqs: int
@@ -24,6 +25,7 @@ class Limits:
     promised_tokens: int = 1024
     dense_share: float = 0.0
     restored_pages: int = 64
+    least_chunk: int = 16
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""

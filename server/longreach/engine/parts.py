@@ -31,8 +31,10 @@ from .host_store import HostStore
 from .joining import Joined, in_turn, least
 from .limits import Limits
 from .messages import EngineConfig
+from .mixed_graphs import MixedGraphs
 from .policies import LayerPolicies
 from .rehearsal import Rehearsal, rehearse
+from .step_sizes import LEAST_CHUNK
 from .warm import warm
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         config.resume_seconds,
         restored_pages=capacity.restored_pages(config.max_itl, footprint.pages.bytes_per_page),
         dense_share=policies.dense_share,
+        **({"least_chunk": LEAST_CHUNK} if on_gpu else {}),
     )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
@@ -109,10 +112,14 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     graphs = None
     if on_gpu and config.cuda_graphs:
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
-        several = layout.size > 1
-        graphs = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len, several_ranks=several)
+        graphs = (
+            DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len),
+            MixedGraphs(run, fill, pages, limits),
+        )
         with torch.inference_mode():
-            graphs.capture()
+            pool = torch.cuda.graph_pool_handle()
+            for captured in graphs:
+                captured.capture(pool)
     if on_gpu:
         warm(loaded, pages, limits)
     host = HostStore(pages, slots) if slots else None

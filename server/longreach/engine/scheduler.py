@@ -30,13 +30,11 @@ from .prefix_cache import PageHasher
 from .reach import reach_of
 from .request import Request
 from .speculation import MAX_DRAFTS
+from .step_sizes import rows_for, whole
 from .step_time import StepTime, Work
 
-# However little time is left in a step, the first prompt's chunk has so many tokens: progress is guaranteed.
-_LEAST_CHUNK = 16
-# Tokens that a GPU's kernels compute together: of a step that is cut to a length of time, what goes beyond whole tiles
-# costs as much as another one.
-_TILE = 128
+# A chunk that a step's length in time cuts is cut to a whole size of the step, unless fewer tokens were left of it.
+_LEAST_WHOLE = 64
 
 
 def _seniority(request: Request) -> tuple[int, float, str]:
@@ -235,6 +233,7 @@ class Scheduler:
             return []
         cost = self.step_time.cost
         budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
+        rows_taken = rows_for(len(streams)) + sum(chunk.length - 1 for chunk in streams)
         seconds = math.inf
         if streams:
             taken = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
@@ -265,9 +264,9 @@ class Scheduler:
             length = limit
             if seconds != math.inf:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
-                over = (self.limits.max_batched_tokens - budget + length) % _TILE
-                length -= over if limit > length >= over + _TILE else 0
-            least = min(max(_LEAST_CHUNK, request.stretch), limit)
+                cut = whole(rows_taken + length) - rows_taken
+                length = cut if limit > length > cut >= _LEAST_WHOLE else length
+            least = min(max(self.limits.least_chunk, request.stretch), limit)
             if length < least:
                 length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
@@ -278,6 +277,7 @@ class Scheduler:
                 chunks.append(self._chunk(request, length))
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length
+                rows_taken += length
                 seconds -= cost.seconds(Work.of_chunk(start, length, request.reach_under))
         return chunks
 

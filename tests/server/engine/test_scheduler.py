@@ -345,7 +345,10 @@ def test_a_step_that_is_cut_to_a_length_of_time_has_whole_tiles() -> None:
     run_step(scheduler)
     scheduler.step_time = _known_time()
     scheduler.add(request("long", 1000))
-    assert run_step(scheduler) == {"stream": 1, "long": 255}
+    assert run_step(scheduler) == {"stream": 1, "long": 256 - 8}
     scheduler.step_time = _known_time()
     scheduler.step_time.caution = 2.0
-    assert run_step(scheduler) == {"stream": 1, "long": 127 + 52}, "less than two tiles are not cut"
+    assert run_step(scheduler) == {"stream": 1, "long": 128 - 8}
+    scheduler.step_time = _known_time()
+    scheduler.step_time.caution = 4.0
+    assert run_step(scheduler) == {"stream": 1, "long": 64 + 25}, "less than a tile is not cut"

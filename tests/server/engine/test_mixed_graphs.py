@@ -1,0 +1,149 @@
+"""How steps of prompts beside answers are laid out for a graph; on a GPU, that a graph computes what the step does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from longreach.engine.batch import BatchBuilder, HostBatch
+from longreach.engine.forward import fill_pending, forward
+from longreach.engine.limits import Limits
+from longreach.engine.messages import Generate, Sampling
+from longreach.engine.mixed_graphs import PROMPTS, Layout, MixedGraphs, lay_out, sizes
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
+from longreach.engine.step_sizes import ANSWERS, ROWS, holding, rows_for, whole
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
+
+PAGE = 16
+# Of each sequence of a step: tokens before it, and in it. One token is an answer's.
+STEPS = {
+    "one prompt, which ends": ([(40, 1), (7, 1), (30, 100)], True),
+    "one that goes on": ([(40, 1), (0, 90)], False),
+    "two prompts": ([(5, 1), (9, 1), (64, 1), (0, 20), (130, 33)], True),
+    "a prompt alone": ([(0, 70)], True),
+}
+
+
+def test_sizes_hold_what_they_say() -> None:
+    assert [rows_for(count) for count in (0, 1, 8, 9, 32, 33)] == [8, 8, 8, 32, 32, 33]
+    for rows in (1, 128, 129, 1025, 2048):
+        held = holding(rows)
+        assert held is not None
+        assert held >= rows
+        assert whole(held) == held
+        assert whole(held - 1) < held
+    assert holding(2049) is None
+    assert (whole(127), whole(5000)) == (0, 4992)
+
+
+def test_graphs_are_of_steps_that_there_can_be() -> None:
+    assert {count for count, _ in sizes(Limits(4, 8192, 4096), 1 << 20)} == {8}
+    assert {count for count, _ in sizes(Limits(256, 8192, 4096), 1 << 20)} == set(ANSWERS)
+    assert max(rows for _, rows in sizes(Limits(4, 300, 4096), 1 << 20)) == 256
+    assert {count for count, _ in sizes(Limits(256, 8192, 1 << 20), 1 << 20)} == {8}, "32 that share all their pages"
+
+
+@pytest.fixture(scope="module")
+def loaded(model_dir: Path) -> LoadedModel:
+    return load_model(str(model_dir), device="cpu", dtype="float32")
+
+
+def _step(name: str) -> tuple[StepPlan, HostBatch, Limits]:
+    sequences, ends = STEPS[name]
+    chunks, page = [], 1
+    for index, (start, length) in enumerate(sequences):
+        more = 0 if length == 1 or ends else 1
+        prompt = [3 + (7 * index + at) % 40 for at in range(start + length + more)]
+        spec = Generate(request_id=str(index), prompt=prompt, max_tokens=2, sampling=Sampling(temperature=0))
+        request = Request.of(spec, 1, 0.0)
+        request.row, request.computed = index, start
+        request.pages = list(range(page, page + -(-len(prompt) // PAGE)))
+        page += len(request.pages)
+        chunks.append(Chunk.of(request, length))
+    plan = StepPlan.of(chunks)
+    return plan, BatchBuilder(8, 64, PAGE).build(plan), Limits(8, 2048, 1024)
+
+
+def _pages(loaded: LoadedModel) -> KVPages:
+    pages = KVPages(PageShape.of(loaded.config, loaded.dtype, PAGE), 60, loaded.device)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*pages.keys, *pages.values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return pages
+
+
+def _plain(loaded: LoadedModel, pages: KVPages, batch: HostBatch) -> torch.Tensor:
+    return _forward(loaded, pages, batch, batch.page_table, batch.num_decodes)
+
+
+def _forward(
+    loaded: LoadedModel, pages: KVPages, arrays: HostBatch | Layout, page_table: np.ndarray, num_decodes: int
+) -> torch.Tensor:
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(loaded.device)
+
+    batch = PagedBatch(
+        cu_seqlens_q=on_device(arrays.cu_seqlens_q),
+        context_lens=on_device(arrays.context_lens),
+        page_table=on_device(page_table),
+        max_seqlen_q=max(int(np.diff(arrays.cu_seqlens_q).max()), 2),
+        max_context_len=int(arrays.context_lens.max()),
+        num_decodes=num_decodes,
+    )
+    step = PagedStep(pages, batch, on_device(arrays.slots))
+    with torch.inference_mode():
+        return forward(loaded, step, *map(on_device, (arrays.input_ids, arrays.positions, arrays.logit_rows)))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, name: str) -> None:
+    _, batch, _ = _step(name)
+    layout = lay_out(batch)
+    assert layout is not None
+    assert layout.answers in ANSWERS
+    assert layout.rows in ROWS
+    table = np.zeros((layout.answers + PROMPTS, batch.page_table.shape[1]), np.int32)
+    table[layout.sequences] = batch.page_table
+    expected_pages, pages = _pages(loaded), _pages(loaded)
+    expected = _plain(loaded, expected_pages, batch)
+    logits = _forward(loaded, pages, layout, table, layout.answers)[torch.from_numpy(layout.drawn)]
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    for found, wanted in zip((*pages.keys, *pages.values), (*expected_pages.keys, *expected_pages.values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert [int(row) for row in layout.requests[: batch.num_decodes]] == batch.rows[: batch.num_decodes].tolist()
+
+
+def test_what_no_graph_holds_is_left_alone() -> None:
+    plan, batch, _ = _step("two prompts")
+    more = Request.of(Generate(request_id="x", prompt=[5] * 9, max_tokens=1, sampling=Sampling()), 1, 0.0)
+    more.row, more.pages = 7, [50]
+    crowded = StepPlan.of([*plan.chunks, Chunk.of(more, 9)])
+    assert lay_out(BatchBuilder(8, 64, PAGE).build(crowded)) is None, "three prompts"
+    answers = StepPlan(plan.chunks[: batch.num_decodes])
+    assert lay_out(BatchBuilder(8, 64, PAGE).build(answers)) is None, "no prompt"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", STEPS)
+def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
+    loaded = load_model(str(model_dir), device="cuda", dtype="float32")
+    _, batch, limits = _step(name)
+    pages, drawn = _pages(loaded), torch.zeros(8, dtype=torch.int64, device="cuda")
+    graphs = MixedGraphs(
+        lambda *a: forward(loaded, *a), lambda ids, rows: fill_pending(ids, rows, drawn), pages, limits
+    )
+    with torch.inference_mode():
+        graphs.capture(torch.cuda.graph_pool_handle())
+        for tensor, fresh in zip((*pages.keys, *pages.values), _tensors(_pages(loaded)), strict=True):
+            torch.testing.assert_close(tensor, fresh, rtol=0, atol=0)  # capturing wrote nothing
+        logits = graphs.replay(batch)
+    assert logits is not None
+    torch.testing.assert_close(logits, _plain(loaded, _pages(loaded), batch), rtol=1e-4, atol=1e-4)
+
+
+def _tensors(pages: KVPages) -> tuple[torch.Tensor, ...]:
+    return (*pages.keys, *pages.values)
