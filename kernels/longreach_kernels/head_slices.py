@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .block_rules import BlockRule, for_heads
 from .masks import Mask, _NamedMask
 
 
@@ -35,23 +37,20 @@ class HeadSlice(_NamedMask):
         return some[chosen], every[chosen]
 
 
-def head_slice(mask: Mask, heads: int, start: int, end: int) -> Mask:
-    """The mask of the query heads ``start <= h < end`` out of `heads`, as those alone are computed with.
+def head_slice(mask: Mask, heads: int, part: range) -> Mask:
+    """The mask of the query heads `part` out of `heads`, as those alone are computed with.
+
+    `part` is one of the even runs that `heads` are split into. As `block_rules.for_heads`, for masks of every kind.
 
     Raises:
-        ValueError: the mask tells heads apart in a way that does not divide `heads`.
+        ValueError: the heads that the mask tells apart do not divide `heads`.
     """
     if heads % mask.heads:
         raise ValueError(f"mask: the {mask.heads} heads that it tells apart do not divide the {heads} query heads")
-    if mask.heads == 1 or end - start == heads:
+    if mask.heads == 1 or len(part) == heads:
         return mask
-    sharing = heads // mask.heads
-    of_each = tuple(head // sharing for head in range(start, end))
-    # The fewest heads told apart, for heads that share a mask are computed together.
-    count = len(of_each)
-    for told_apart in range(1, count + 1):
-        run = count // told_apart
-        chosen = of_each[::run]
-        if count % told_apart == 0 and of_each == tuple(head for head in chosen for _ in range(run)):
-            return HeadSlice(mask, chosen)
-    raise AssertionError("every head by itself always fits")
+    if isinstance(mask, BlockRule):
+        return for_heads(mask, part, heads)
+    sharing = heads // mask.heads  # query heads that share a mask
+    chosen = tuple(head // sharing for head in part[:: math.gcd(sharing, len(part))])
+    return HeadSlice(mask, chosen[:1] if len(set(chosen)) == 1 else chosen)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach_kernels import Causal, Full, Mask, Window
+from longreach_kernels import BlockSparse, Causal, Full, Mask, Window
 from longreach_kernels.block_rules import LocalGlobal, Strided
 from longreach_kernels.context_parallel import (
     Segment,
@@ -145,28 +145,32 @@ def test_pieces_have_closed_forms_where_there_are_any() -> None:
     assert isinstance(piece_mask(Window(7), second, first), Shifted)
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 8), (0, 4), (2, 4), (4, 6), (3, 5), (2, 6), (7, 8)])
-def test_some_heads_of_a_mask(start: int, end: int) -> None:
-    mask = Strided(2, per_head=True)
+BY_HEAD = [Strided(2, per_head=True), BlockSparse(torch.rand(4, 5, 5) < 0.5, 128)]
+
+
+@pytest.mark.parametrize("mask", BY_HEAD, ids=str)
+@pytest.mark.parametrize("part", [range(8), range(4), range(4, 8), range(2, 4), range(7, 8)], ids=str)
+def test_some_heads_of_a_mask(mask: Mask, part: range) -> None:
+    sharing = 8 // mask.heads
     positions = torch.arange(600)
-    by_head = mask.allowed(positions, positions).repeat_interleave(4, 0)[start:end]
-    part = head_slice(mask, 8, start, end)
-    seen = part.allowed(positions, positions).view(part.heads, 600, 600)
-    assert torch.equal(seen.repeat_interleave((end - start) // part.heads, 0), by_head)
+    by_head = mask.allowed(positions, positions).repeat_interleave(sharing, 0)[part.start : part.stop]
+    some = head_slice(mask, 8, part)
+    seen = some.allowed(positions, positions).view(some.heads, 600, 600)
+    assert torch.equal(seen.repeat_interleave(len(part) // some.heads, 0), by_head)
     tiles = torch.tensor([[128, 255], [512, 599]])
-    for state, whole in zip(part.tile_state(tiles, tiles), mask.tile_state(tiles, tiles), strict=True):
-        spread = whole.repeat_interleave(4, 0)[start:end]
-        assert torch.equal(state.repeat_interleave((end - start) // part.heads, 0), spread)
+    for state, whole in zip(some.tile_state(tiles, tiles), mask.tile_state(tiles, tiles), strict=True):
+        spread = whole.repeat_interleave(sharing, 0)[part.start : part.stop]
+        assert torch.equal(state.repeat_interleave(len(part) // some.heads, 0), spread)
 
 
 def test_heads_that_share_a_mask_stay_together() -> None:
-    mask = Strided(2, per_head=True)
-    assert head_slice(Causal(), 8, 2, 4) == Causal()
-    assert head_slice(mask, 8, 0, 8) is mask
-    assert head_slice(mask, 8, 4, 8) == HeadSlice(mask, (1,))
-    assert head_slice(mask, 8, 2, 6) == HeadSlice(mask, (0, 1))
-    with pytest.raises(ValueError, match="mask: the 2 heads that it tells apart do not divide the 5"):
-        head_slice(mask, 5, 0, 1)
+    mask = BY_HEAD[1]
+    assert head_slice(Causal(), 8, range(2, 4)) == Causal()
+    assert head_slice(mask, 8, range(8)) is mask
+    assert head_slice(mask, 8, range(2, 4)) == HeadSlice(mask, (1,))
+    assert head_slice(mask, 8, range(4, 8)) == HeadSlice(mask, (2, 3))
+    with pytest.raises(ValueError, match="mask: the 4 heads that it tells apart do not divide the 6"):
+        head_slice(mask, 6, range(3))
 
 
 def test_it_needs_ranks_and_no_gradient() -> None:

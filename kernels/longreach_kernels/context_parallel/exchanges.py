@@ -137,7 +137,7 @@ def all_to_all(shard: Shard, mask: Mask, options: dict[str, Any]) -> tuple[Tenso
     q, k, v = (x.transpose(0, 1)[None] for x in everything.split([heads, kv_heads, kv_heads], 1))
     if options["sink_logits"] is not None:
         options = options | {"sink_logits": options["sink_logits"][first : first + heads]}
-    mask = head_slice(mask, shard.q.shape[1], first, first + heads)
+    mask = head_slice(mask, shard.q.shape[1], range(first, first + heads))
     options = options | {"return_lse": True}
     out, lse = attention(q, k, v, mask, **options)
     back = partial(heads_to_tokens, sizes=sizes, group=shard.group)
