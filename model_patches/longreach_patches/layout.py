@@ -68,6 +68,12 @@ class RankLayout:
             return None
         return contiguous_sizes(num_tokens, self.context_size)
 
+    @property
+    def flags(self) -> str:
+        """What an operator asked for so many ranks with."""
+        asked = {"--tensor-parallel-size": self.tensor_size, "--context-parallel-size": self.context_size}
+        return " and ".join(name for name, size in asked.items() if size > 1)
+
     def part(self, count: int) -> range:
         """This rank's run of `count` heads, which are split evenly over all ranks."""
         assert count % self.size == 0, f"{count} heads over {self.size} ranks; see check_layout"
@@ -93,10 +99,8 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
     if uneven:
         common = math.gcd(*split.values())
         works = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
-        asked = {"--tensor-parallel-size": layout.tensor_size, "--context-parallel-size": layout.context_size}
-        flags = [name for name, size in asked.items() if size > 1]
-        sizes = "sizes" if len(flags) == 1 else "products of the two sizes"
+        sizes = "products of the two sizes" if layout.tensor_size > 1 < layout.context_size else "sizes"
         raise ValueError(
-            f"{' and '.join(flags)}: the model's {' and '.join(uneven)} cannot be split over {layout.size} "
+            f"{layout.flags}: the model's {' and '.join(uneven)} cannot be split over {layout.size} "
             f"ranks evenly; {sizes} that work are {works}"
         )

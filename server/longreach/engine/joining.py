@@ -19,7 +19,6 @@ from .messages import EngineConfig
 
 # Weights are loaded one rank after the other, from disks that may be slow.
 _LOADING = timedelta(hours=2)
-_SIZES = "--tensor-parallel-size times --context-parallel-size"
 
 
 def layout_of(config: EngineConfig, rank: int = 0) -> RankLayout:
@@ -33,16 +32,17 @@ def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
     Raises:
         ValueError: the machine has too few GPUs, or one of them is named; the message names the fix.
     """
-    size = layout_of(config).size
+    layout = layout_of(config)
+    size = layout.size
     if size == 1 or config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return config
     if ":" in config.device:
         raise ValueError(
-            f"--device {config.device} is one GPU and {_SIZES} asks for {size}; use --device cuda, and "
+            f"{layout.flags}: {size} GPUs are needed and --device {config.device} is one; use --device cuda, and "
             "CUDA_VISIBLE_DEVICES to choose which"
         )
     if (count := torch.cuda.device_count()) < size:
-        raise ValueError(f"{_SIZES} asks for {size} GPUs and this machine has {count}; give {count} or less")
+        raise ValueError(f"{layout.flags}: {size} GPUs are needed and this machine has {count}; give smaller sizes")
     return msgspec.structs.replace(config, device=f"cuda:{rank}")
 
 

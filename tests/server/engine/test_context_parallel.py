@@ -14,6 +14,7 @@ from longreach.engine import forward
 from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
+from longreach.engine.joining import on_rank
 from longreach.engine.messages import EngineConfig, Sampling
 from msgspec.structs import replace
 
@@ -135,6 +136,18 @@ def test_weights_and_tokens_are_split_at_once(tmp_path: Path) -> None:
 def test_sizes_that_do_not_divide_are_refused(model_dir: Path, changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_engine(EngineConfig(model=str(model_dir), device="cpu", **changes))  # type: ignore[arg-type]
+
+
+def test_as_many_gpus_are_needed_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    config = EngineConfig(model="", context_parallel_size=2)
+    assert [on_rank(config, rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert on_rank(replace(config, device="cpu"), 1).device == "cpu"
+    with pytest.raises(ValueError, match=r"^--context-parallel-size: 2 GPUs are needed and --device cuda:1 is one"):
+        on_rank(replace(config, device="cuda:1"), 1)
+    with pytest.raises(ValueError, match=r"parallel-size and --context.*: 4 GPUs .* machine has 3; give smaller sizes"):
+        on_rank(replace(config, tensor_parallel_size=2), 1)
 
 
 @pytest.mark.gpu
