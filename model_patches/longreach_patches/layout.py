@@ -72,7 +72,7 @@ class RankLayout:
     def flags(self) -> str:
         """What an operator asked for so many ranks with."""
         asked = {"--tensor-parallel-size": self.tensor_size, "--context-parallel-size": self.context_size}
-        return " and ".join(name for name, size in asked.items() if size > 1)
+        return " times ".join(name for name, size in asked.items() if size > 1)
 
     def part(self, count: int) -> range:
         """This rank's run of `count` heads, which are split evenly over all ranks."""

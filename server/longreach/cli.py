@@ -401,8 +401,8 @@ def plan(
             settings.engine_config(),
             _names(gpu_memory or ""),
             _names(tensor_parallel_size),
-            _names(context_parallel_size),
             _names(kv_cache_dtype),
+            _names(context_parallel_size),
         )
     except (ValueError, forecast.PatchError) as error:
         raise _refused(error) from None

@@ -203,7 +203,7 @@ class Settings(BaseSettings):
         128, ge=16, le=256, description="Tokens in a KV page; a power of two. 128 suits the GPU kernels' key tiles."
     )
     kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
-        None, ge=2**20, le=2**44, description="Memory for KV pages: 4GiB, 512MiB, a number of bytes, or auto."
+        None, ge=2**20, le=2**44, description="Memory for KV pages on each device: 4GiB, a number of bytes, or auto."
     )
     kv_offload_bytes: Bytes = Field(
         0, ge=0, le=2**44, description="Host memory for KV pages that make room for others: 64GiB; 0: they are lost."

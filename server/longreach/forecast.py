@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,8 +124,8 @@ def forecast(
     config: EngineConfig,
     gpu_memory: list[str],
     tensor_sizes: list[str],
-    context_sizes: list[str],
     kv_dtypes: list[str],
+    context_sizes: Sequence[str] = ("1",),
 ) -> Forecast:
     """Plan for every combination of GPU memory (as text with a unit), numbers of ranks and type of the KV pages.
 

@@ -60,6 +60,7 @@ FLAGS = [
     "--ssl-certfile",
     "--ssl-keyfile",
     "--step-timeout",
+    "--tensor-parallel-size",
     "--write-timeout",
 ]
 

@@ -38,11 +38,14 @@ def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
         return config
     if ":" in config.device:
         raise ValueError(
-            f"{layout.flags}: {size} GPUs are needed and --device {config.device} is one; use --device cuda, and "
+            f"--device {config.device} is one GPU and {layout.flags} asks for {size}; use --device cuda, and "
             "CUDA_VISIBLE_DEVICES to choose which"
         )
     if (count := torch.cuda.device_count()) < size:
-        raise ValueError(f"{layout.flags}: {size} GPUs are needed and this machine has {count}; give smaller sizes")
+        raise ValueError(
+            f"{layout.flags} asks for {size} GPUs and this machine has {count}; "
+            + ("use a smaller one" if count else "use --device cpu, or a machine with GPUs")
+        )
     return msgspec.structs.replace(config, device=f"cuda:{rank}")
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from .child import EXIT_DEVICE_LOST
 from .errors import DeviceLostError
@@ -47,8 +44,9 @@ class Ranks:
         self._silence = config.silence_timeout
         self._on_loss = on_loss
         self._closing = False
-        self._directory = Path(tempfile.mkdtemp(prefix="longreach-ranks-"))  # nobody else may enter it
-        self.rendezvous = str(self._directory / "rendezvous")
+        # A file that only these processes can open, and that is gone with them, however they end.
+        self._file = os.memfd_create("longreach-rendezvous")
+        self.rendezvous = f"/proc/self/fd/{self._file}"
         self._connections: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
@@ -56,7 +54,7 @@ class Ranks:
             with theirs:
                 fd = theirs.fileno()
                 command = [sys.executable, "-m", "longreach.engine.rank", str(fd)]
-                self._processes.append(subprocess.Popen(command, pass_fds=[fd]))  # noqa: S603
+                self._processes.append(subprocess.Popen(command, pass_fds=[fd, self._file]))  # noqa: S603
             self._connections.append(ours)
             ours.sendall(encode(Join(config, rank, self.rendezvous)))
             threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}", daemon=True).start()
@@ -95,7 +93,7 @@ class Ranks:
                 process.wait()
         for connection in self._connections:
             connection.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._file)
 
     def kill(self) -> None:
         """End them at once, whatever they do."""

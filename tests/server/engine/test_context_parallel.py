@@ -129,7 +129,7 @@ def test_weights_and_tokens_are_split_at_once(tmp_path: Path) -> None:
         ({"context_parallel_size": 3}, r"^--context-parallel-size: .* 2 KV heads .* 3 ranks evenly; sizes .* 1, 2$"),
         (
             {"context_parallel_size": 2, "tensor_parallel_size": 2},
-            r"^--tensor-parallel-size and --context-parallel-size: .* 4 ranks evenly; products .* work are 1, 2$",
+            r"^--tensor-parallel-size times --context-parallel-size: .* 4 ranks evenly; products .* work are 1, 2$",
         ),
     ],
 )
@@ -144,9 +144,9 @@ def test_as_many_gpus_are_needed_as_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     config = EngineConfig(model="", context_parallel_size=2)
     assert [on_rank(config, rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
     assert on_rank(replace(config, device="cpu"), 1).device == "cpu"
-    with pytest.raises(ValueError, match=r"^--context-parallel-size: 2 GPUs are needed and --device cuda:1 is one"):
+    with pytest.raises(ValueError, match="--device cuda:1 is one GPU and --context-parallel-size asks for 2; use"):
         on_rank(replace(config, device="cuda:1"), 1)
-    with pytest.raises(ValueError, match=r"parallel-size and --context.*: 4 GPUs .* machine has 3; give smaller sizes"):
+    with pytest.raises(ValueError, match="-size times --context-parallel-size asks for 4 GPUs and this machine has 3; use"):
         on_rank(replace(config, tensor_parallel_size=2), 1)
 
 

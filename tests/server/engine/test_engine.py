@@ -412,6 +412,23 @@ def test_a_lost_device_ends_the_process_instead_of_one_request_after_the_other(f
         engine.step()
 
 
+def test_a_launch_that_says_the_device_is_lost_is_not_tried_again_in_parts(faulty: tuple[Engine, _Faulty]) -> None:
+    """Where several ranks compute a step, the others wait: there is nobody to launch its halves with."""
+    engine, runner = faulty
+    launches = []
+
+    def lost(plan: StepPlan) -> None:
+        launches.append(plan)
+        raise DeviceLostError("a step failed on one rank of several")
+
+    runner.fault = lost
+    for n in range(3):
+        engine.submit(spec(f"r{n}", ids(4, seed=n)))
+    with pytest.raises(DeviceLostError):
+        engine.step()
+    assert len(launches) == 1
+
+
 def test_an_error_that_shows_late_ends_the_requests_of_its_step_only(faulty: tuple[Engine, _Faulty]) -> None:
     engine, runner = faulty
     launch, recovered = runner.launch, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -21,7 +22,9 @@ from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.errors import EngineDeadError
+from longreach.engine.joining import on_rank
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Update, Updates
+from longreach.forecast import forecast
 
 from .conftest import save_model
 
@@ -164,6 +167,19 @@ def test_a_step_that_cannot_be_sampled_costs_its_request_alone(
     assert {"0": drawn} == expected
 
 
+def test_two_ranks_hold_what_was_planned(two: Engine) -> None:
+    config = EngineConfig(
+        model=str(EMBEDDED_MODEL), device="cpu", dtype="float32", kv_cache_bytes=1 << 24, kv_offload_bytes=1 << 25
+    )
+    [row] = forecast("embedded", config, [], ["2"], ["auto"]).rows
+    assert row.capacity is not None
+    assert row.capacity.num_pages == two.stats.pages
+    assert row.host_kv_tokens == two.stats.host_pages * config.page_size
+    loaded = two._runner._loaded.patched.model  # type: ignore[attr-defined]
+    tensors = [*loaded.parameters(), *loaded.buffers()]
+    assert row.weight_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -175,6 +191,32 @@ def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str,
     model = save_model(tmp_path, intermediate_size=97)
     with pytest.raises(ValueError, match=message):
         build_engine(EngineConfig(model=str(model), device="cpu", **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "message"),
+    [
+        ("cuda:1", 4, r"--device cuda:1 is one GPU and --tensor-parallel-size asks for 2; use --device cuda, and CUDA"),
+        ("cuda", 1, "asks for 2 GPUs and this machine has 1; use a smaller one"),
+        ("cuda", 0, "asks for 2 GPUs and this machine has 0; use --device cpu"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(
+    model_dir: Path, device: str, gpus: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(ValueError, match=message):
+        build_engine(EngineConfig(model=str(model_dir), device=device, tensor_parallel_size=2))
+
+
+def test_each_rank_has_a_gpu_of_its_own_and_all_share_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model="m", tensor_parallel_size=2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert on_rank(config, 1) == config
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [on_rank(config, rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert on_rank(msgspec.structs.replace(config, device="cpu"), 1).device == "cpu"
 
 
 def alive(pid: int) -> bool:
@@ -251,6 +293,7 @@ def test_two_gpus_give_the_tokens_of_one(tmp_path: Path, graphs: bool) -> None:
         max_batched_tokens=1024,
         max_num_seqs=8,
         cuda_graphs=graphs,
+        gpu_memory_utilization=0.25,
     )
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 128000, length).tolist() for length in (1500, 3000, 7, 200)]
@@ -265,6 +308,6 @@ def test_two_gpus_give_the_tokens_of_one(tmp_path: Path, graphs: bool) -> None:
         found.append(tokens(answers(engine, requests)))
         engine.close()
         del engine
-        torch.cuda.empty_cache()
+        gc.collect()
     assert found[1] == found[0]
     assert len(set(found[0]["0"])) > 8
