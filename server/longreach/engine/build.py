@@ -39,7 +39,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         return _engine(own, build_parts(own, joined), ranks)
     except BaseException:
         ranks.kill()
-        leave()
+        leave(together=False)
         torch.set_num_threads(threads)
         raise
 

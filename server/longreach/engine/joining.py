@@ -97,9 +97,10 @@ def _with_groups(layout: RankLayout) -> RankLayout:
     )
 
 
-def leave() -> None:
-    """Part from the other ranks, which do the same."""
-    if distributed.is_initialized():
+def leave(*, together: bool = True) -> None:
+    """Part from the other ranks; `together` says that they do the same."""
+    # NCCL might wait for those that are gone. Whoever leaves it so is about to end.
+    if distributed.is_initialized() and (together or distributed.get_backend() == "gloo"):
         distributed.destroy_process_group()
 
 

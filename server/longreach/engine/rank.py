@@ -6,12 +6,14 @@ wrong, and by the kernel's hand if its parent dies.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 from longreach.garbage import settle_garbage
 
@@ -19,7 +21,12 @@ from .child import belong_to_parent
 from .messages import HEARTBEAT_SECONDS
 from .rank_messages import BEAT, Compute, Join, Move, receive
 
+if TYPE_CHECKING:
+    from .forward import ForwardPass
+
 logger = logging.getLogger(__name__)
+
+_LAST_WORDS_SECONDS = 10.0
 
 
 def main() -> None:
@@ -33,21 +40,35 @@ def main() -> None:
     form = f"%(asctime)s %(levelname)s rank {first.rank}: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     try:
-        _serve(connection, first)
+        computing = _start(first)
+    except Exception:
+        logger.critical("rank %d cannot start", first.rank, exc_info=True)
+        # What stops this rank most often stops rank 0, too, which then says so and ends this one; else it ends itself.
+        connection.settimeout(_LAST_WORDS_SECONDS)
+        with contextlib.suppress(OSError):
+            receive(connection)
+        _exit(1)
+    try:
+        _serve(connection, computing)
     except Exception:  # whatever it was, the other ranks wait for this one until it is gone
         logger.critical("rank %d ends", first.rank, exc_info=True)
         _exit(1)
     _exit(0)
 
 
-def _serve(connection: socket.socket, first: Join) -> None:
-    from .joining import join, leave, on_rank  # torch takes seconds to import
+def _start(first: Join) -> ForwardPass:
+    from .joining import join, on_rank  # torch takes seconds to import
     from .parts import build_parts, share_threads
 
     config = on_rank(first.config, first.rank)
     joined = join(config, first.rank, first.rendezvous)
     share_threads(joined.layout)
-    computing = build_parts(config, joined).forward
+    return build_parts(config, joined).forward
+
+
+def _serve(connection: socket.socket, computing: ForwardPass) -> None:
+    from .joining import leave
+
     settle_garbage()
     threading.Thread(target=_beat, args=(connection,), name="heartbeat", daemon=True).start()
     while (message := receive(connection)) is not None:
@@ -70,7 +91,7 @@ def _beat(connection: socket.socket) -> None:
         time.sleep(HEARTBEAT_SECONDS)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     """End without the interpreter's own end, which would wait for the device and so for ranks that may be gone."""
     logging.shutdown()
     os._exit(status)

@@ -21,7 +21,7 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
-from longreach.engine.errors import EngineDeadError
+from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.joining import on_rank
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Update, Updates
 from longreach.forecast import forecast
@@ -241,6 +241,19 @@ async def rest(stream: AsyncGenerator[Update, None]) -> None:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_start_that_fails_on_all_ranks_is_reported_in_one_line(model_dir: Path) -> None:
+    config = EngineConfig(
+        model=str(model_dir),
+        device="cpu",
+        page_size=16,
+        tensor_parallel_size=2,
+        max_model_len=256,
+        kv_cache_bytes=1024,
+    )
+    with pytest.raises(EngineStartError, match="^max_model_len 256 needs a KV cache of 64.0 KiB and 1.0 KiB"):
+        asyncio.run(EngineClient.start(config))
 
 
 @pytest.mark.parametrize(
