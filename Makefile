@@ -36,8 +36,9 @@ LOAD      ?= $(if $(URL),$(LOAD_URL),$(LOAD_HERE))
 loadtest: install ## measure latency and goodput by context length; writes loadtest.md, .png and .json
 	$(BIN)/longreach bench load $(URL) $(LOAD) --out $(OUT)
 
-soak: install ## load the server for half an hour, drive it through 5,000 requests of every kind, and the engine through 2,500 histories
+soak: install ## load the server for half an hour and three nodes for ten minutes, drive it through 5,000 requests of every kind, and the engine through 2,500 histories
 	$(BIN)/python -m tests.server.load.soak --out benchmarks/results/soak/two-cores.json
+	$(BIN)/python -m tests.server.load.hosts --out benchmarks/results/soak/three-nodes.json
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
 	LONGREACH_SCHEMA_CASES=250 $(BIN)/python -m pytest -n0 --timeout 0 tests/server/api/test_openapi.py
 

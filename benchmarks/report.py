@@ -14,16 +14,29 @@ import re
 import sys
 from pathlib import Path
 
+import profile_kernels
+import quality_report
+import training_steps
+from attention_methods import tables as methods
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
-_DOCS = ROOT / "docs"
-PAGES = (_DOCS / "benchmarks.md", _DOCS / "kernels.md", _DOCS / "context-parallel.md", ROOT / "README.md")
+_NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")
+PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md")
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result: of kernels, of errors, of exchanges between GPUs, of choices of tiles, of a load
-    test, or of latencies."""
+    """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
+    kernels, their speeds, a load test, latencies, exchanges between GPUs, choices of tiles, or
+    errors."""
+    if "profiles" in result:
+        return profile_kernels.table(result)
+    if "methods" in result:
+        return methods.table(result)
+    if "attentions" in result:
+        return training_steps.table(result)
+    if "curves" in result:
+        return quality_report.table(result)
     if "ceilings" in result:
         return kernels.table(result)
     if "policies" in result:
@@ -109,7 +122,14 @@ def draw_kernels(result: dict, path: Path) -> None:
     pyplot.close(figure)
 
 
-PICTURES = {"ceilings": draw_kernels, "runs": report.draw, "policies": load_plot.draw}
+PICTURES = {
+    "ceilings": draw_kernels,
+    "runs": report.draw,
+    "policies": load_plot.draw,
+    "methods": methods.draw,
+    "attentions": training_steps.draw,
+    "curves": quality_report.draw,
+}
 
 
 def insert(page: str, name: str, text: str) -> str:

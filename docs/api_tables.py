@@ -8,10 +8,9 @@ The reference is everything behind the line `<!-- reference -->`.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
+import generated_page
 from longreach.api.app import create_app
 from longreach.api.reference import as_markdown
 from longreach.api.service import Service
@@ -31,15 +30,7 @@ def render(page: str) -> str:
 
 def main() -> None:
     """Write the page, or with --check compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page would change")
-    check = parser.parse_args().check
-    before = PAGE.read_text()
-    after = render(before)
-    if not check:
-        PAGE.write_text(after)
-    elif after != before:
-        sys.exit(f"{PAGE.name} is not what the OpenAPI document says; run docs/api_tables.py")
+    generated_page.main(PAGE, render, __file__, "the OpenAPI document says")
 
 
 if __name__ == "__main__":

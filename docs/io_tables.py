@@ -8,12 +8,11 @@ A table goes between the markers `<!-- table: NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import generated_page
 from longreach_kernels.io_model import (
     Tiles,
     flash1,
@@ -137,15 +136,7 @@ def render(page: str) -> str:
 
 def main() -> None:
     """Write the page, or with --check compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page would change")
-    check = parser.parse_args().check
-    before = PAGE.read_text()
-    after = render(before)
-    if not check:
-        PAGE.write_text(after)
-    elif after != before:
-        sys.exit(f"{PAGE.name} is not what the IO model says; run docs/io_tables.py")
+    generated_page.main(PAGE, render, __file__, "the IO model says")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ python docs/policy_tables.py --check    # changes nothing, fails if the page is 
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
+import generated_page
 from longreach.api.attention import policy_info
 from longreach.api.objects import PolicyParameter
 from longreach.policies import POLICIES
@@ -46,15 +45,7 @@ def _range(parameter: PolicyParameter) -> str:
 
 def main() -> None:
     """Write the page, or with --check compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page would change")
-    check = parser.parse_args().check
-    before = PAGE.read_text()
-    after = render(before)
-    if not check:
-        PAGE.write_text(after)
-    elif after != before:
-        sys.exit(f"{PAGE.name} is not what the schema says; run docs/policy_tables.py")
+    generated_page.main(PAGE, render, __file__, "the schema says")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""The commands that the documentation shows: those in fenced blocks of shell."""
+"""The commands that the documentation shows, those in fenced blocks of shell; and the scripts that write its pages."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -64,3 +67,12 @@ def split(block: str) -> list[str]:
             pending = ""
     assert not pending, f"a command has no end: {pending!r}"
     return found
+
+
+def script(folder: str, name: str) -> ModuleType:
+    """The module of a script, imported as when it is run: its folder, below the repository's root, comes first."""
+    sys.path.insert(0, str(ROOT / folder))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / folder))

@@ -22,8 +22,14 @@ EXCUSED = {
     "docker ": "there is no container engine; tests/docker checks its files, `make docker-check` the image",
     "MODELS=/srv/models ": "as above: there is no container engine",
     "kubectl ": "there is no cluster; tests/docker checks the manifests",
+    "longreach deploy ": "needs a Ray cluster; tests/server/cluster and tests/server/load/hosts.py run it",
+    "pip install 'longreach[ray]'": "the package is installed here already, and is not in an index",
+    "ray start ": "would start a Ray that outlives the test",
+    "serve shutdown": "as above: there is no Ray cluster to end",
     "longreach bench kernels": "needs a GPU; tests/server/bench/test_cases.py runs it where there is one",
     "python3 -m venv aiperf-env": "installs a gigabyte of packages",
+    "ncu ": "needs a GPU and NVIDIA's profiler",
+    "python benchmarks/methods.py --dram": "needs such a profile; tests/benchmarks joins one",
 }
 # What is added to a command, so that it does the same with less: of an option that is given twice the last one counts.
 SMALLER = {
@@ -37,6 +43,9 @@ SMALLER = {
     "bench recall": "--lengths 1024 --count 1 --depths 1 --tasks single",
     "longreach serve ": "--port 0 --max-model-len 2k",
     "aiperf.py": "--lengths 64",
+    "benchmarks/methods.py": "--lengths 128 --heads 1 --methods longreach --model-length 512 --recall-lengths ''",
+    "benchmarks/quality.py": "--lengths 512 --tasks single --count 1 --repeats 1 --attention dense",
+    "benchmarks/training_steps.py": "--shapes tiny --lengths 64 --tokens 64 --steps 1",
 }
 ALL = commands()
 MAKE = [command for command in ALL if command.text.startswith("make ")]

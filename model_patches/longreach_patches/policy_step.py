@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from longreach_kernels import Mask, PagedBatch, paged_attention
 from longreach_kernels.block_rules import within_window
-from longreach_kernels.dynamic import Estimator, Target, select_tiles
+from longreach_kernels.dynamic import Estimator, Target, kept_share, select_tiles
 from longreach_kernels.tile_lists import TileLists
 from torch import Tensor
 
@@ -132,7 +132,6 @@ def _choose(q: Tensor, k_pages: Tensor, group: StepGroup, choice: TileChoice, op
 def _kept(
     q: Tensor, lse: Tensor, pages: tuple[Tensor, Tensor], own: Mask, sample: MassSample, options: dict[str, Any]
 ) -> Tensor:
-    """The part of the dense softmax's mass on the keys that were seen, exactly: exp(lse - dense lse)."""
+    """The part of the dense softmax's mass on the keys that were seen, exactly."""
     _, dense = paged_attention(q[sample.rows], *pages, sample.batch, own, return_lse=True, **options)
-    # Two kernels may round the same sum differently, to just above 1.
-    return torch.exp(lse[sample.rows] - dense).clamp(max=1.0)
+    return kept_share(lse[sample.rows], dense)

@@ -335,6 +335,55 @@ def serve(**flags: Any) -> None:
 
 
 @app.command()
+@_with_settings()
+def deploy(
+    replicas: Annotated[int | None, typer.Option(help="Number of replicas, fixed.", metavar="N")] = None,
+    min_replicas: Annotated[int | None, typer.Option(help="Least number of replicas.", metavar="N")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="Largest number of replicas.", metavar="N")] = None,
+    target_queued_tokens: Annotated[
+        str, typer.Option(help="Prompt tokens that wait for each replica before there is another.", metavar="VALUE")
+    ] = "128k",
+    replica_cpus: Annotated[
+        float, typer.Option(help="CPUs that Ray sets aside for each replica; the model's threads on a CPU.", min=0.1)
+    ] = 1.0,
+    ray_address: Annotated[
+        str, typer.Option(help="Ray cluster: auto (this host's), HOST:PORT, or local: one in this process.")
+    ] = "auto",
+    **flags: Any,
+) -> None:
+    """Serve a model from replicas on many hosts, under Ray Serve: start the application, or update it.
+
+    Takes every option and variable of `longreach serve`. Needs: pip install 'longreach[ray]'
+    """
+    settings = _settings(flags)
+
+    from longreach.api.server import configure_logging
+    from longreach.cluster.options import Scale, bounds, parse_tokens
+
+    try:
+        low, high = bounds(replicas, min_replicas, max_replicas)
+        scale = Scale(low, high, parse_tokens(target_queued_tokens, "--target-queued-tokens"), replica_cpus)
+    except ConfigError as error:
+        raise _refused(error) from None
+    try:
+        from longreach.cluster.deploy import LOCAL, DeployError, wait_for_signal
+        from longreach.cluster.deploy import deploy as run
+    except ModuleNotFoundError as error:
+        raise _refused(ConfigError(f"{error.name} is not installed: pip install 'longreach[ray]'")) from None
+    configure_logging(settings.log_level)
+    try:
+        url = run(settings, scale, ray_address)
+    except ConfigError as error:
+        raise _refused(error) from None
+    except DeployError as error:
+        typer.echo(f"longreach: error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"ready: {url}")
+    if ray_address == LOCAL:
+        wait_for_signal()
+
+
+@app.command()
 @_with_settings(*_ENGINE_SETTINGS)
 def warmup(**flags: Any) -> None:
     """Compile the GPU kernels that a model needs into Triton's cache, so that a server that starts compiles nothing.

@@ -1,6 +1,5 @@
 """The tables of docs/io-model.md are what the IO model says."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -8,17 +7,14 @@ from types import ModuleType
 import pytest
 from longreach_kernels.io_model import Tiles, flash1, flash2, standard
 
+from tests.documented import script
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
 def io_tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("io_tables", DOCS / "io_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs", "io_tables")
 
 
 def run(io_tables: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

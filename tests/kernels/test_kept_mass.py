@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import Causal, Window, paged_attention
-from longreach_kernels.dynamic import Density, kept_mass, select_tiles
+from longreach_kernels.dynamic import Density, kept_mass, kept_share, select_tiles
 from longreach_kernels.listed_mask import listed_masks
 from torch import Tensor
 
@@ -66,6 +66,12 @@ def test_dense_attention_keeps_all_of_it() -> None:
     got = kept_mass(q, k_pages, v_pages, batch, lse, torch.arange(len(q)))
     torch.testing.assert_close(got, torch.ones_like(got), atol=1e-5, rtol=0)
     assert kept_mass(q, k_pages, v_pages, batch, lse, torch.arange(0)).shape == (0, 4)
+
+
+def test_a_share_is_never_above_1_and_is_1_where_there_is_nothing_to_lose() -> None:
+    infinity = float("inf")
+    lse, dense = torch.tensor([-infinity, -infinity, 1e-7, -2.0]), torch.tensor([-infinity, 3.0, 0.0, 0.0])
+    torch.testing.assert_close(kept_share(lse, dense), torch.tensor([1.0, 0.0, 1.0, 0.1353353]))
 
 
 def test_bad_arguments_are_named() -> None:

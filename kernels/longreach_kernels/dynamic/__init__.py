@@ -6,7 +6,7 @@ from bounds that `write_bounds` keeps beside the pages; what they leave out has 
 """
 
 from .estimators import Antidiagonal, Estimator, Pooled
-from .kept_mass import kept_mass
+from .kept_mass import kept_mass, kept_share
 from .page_bounds import new_bounds, write_bounds
 from .page_selection import BlockChoice, block_attention, select_blocks
 from .select import select_tiles
@@ -24,6 +24,7 @@ __all__ = [
     "Threshold",
     "block_attention",
     "kept_mass",
+    "kept_share",
     "new_bounds",
     "select_blocks",
     "select_tiles",

@@ -82,8 +82,17 @@ def kept_mass(
         backend=backend,
         return_lse=True,
     )
-    share = torch.exp(lse[rows] - dense).clamp(max=1.0)
-    return torch.where(dense == float("-inf"), 1.0, share)  # a query that sees nothing has lost nothing
+    return kept_share(lse[rows], dense)
+
+
+def kept_share(lse: Tensor, dense_lse: Tensor) -> Tensor:
+    """The share of dense attention's weight that sparse attention saw, between 0 and 1: ``exp(lse - dense lse)``.
+
+    Args:
+        lse, dense_lse: log-sum-exps of the same queries, of one shape, over the keys that were seen and over all.
+    """
+    share = torch.exp(lse - dense_lse).clamp(max=1.0)  # two kernels may round the same sum differently, to just above 1
+    return torch.where(dense_lse == float("-inf"), 1.0, share)  # a query that sees nothing has lost nothing
 
 
 def _dense_lists(batch: PagedBatch, position: Tensor, tile_q: int, tile_k: int, window: int | None) -> TileLists:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI
 from opentelemetry import trace
@@ -56,14 +57,18 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app)
     app.add_middleware(RequestMiddleware, service=service, page=frozenset(page))
     if service.settings.allowed_origins is not None:  # outermost: a browser's preflight has no key
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=service.settings.allowed_origins.split(","),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["retry-after", "x-request-id", "x-should-retry"],
-        )
+        app.add_middleware(CORSMiddleware, **cors_options(service.settings.allowed_origins))
     return app
+
+
+def cors_options(allowed_origins: str) -> dict[str, Any]:
+    """Starlette's `CORSMiddleware` for what `--allowed-origins` says."""
+    return {
+        "allow_origins": allowed_origins.split(","),
+        "allow_methods": ["GET", "POST"],
+        "allow_headers": ["authorization", "content-type", "x-request-id"],
+        "expose_headers": ["retry-after", "x-request-id", "x-should-retry"],
+    }
 
 
 def _is_quiet(scope: Scope) -> bool:

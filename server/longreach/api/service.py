@@ -46,6 +46,11 @@ class Engine(Protocol):
         """Whether the engine has given a sign of life of late."""
         ...
 
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens of its requests that are not computed yet."""
+        ...
+
     def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = ...) -> None:
         """Take a place for each request, given with its prompt's tokens, or raise a `QueueFullError`."""
         ...
@@ -190,6 +195,16 @@ class Service:
         if not self._engine.alive:
             return Phase.RESTARTING
         return Phase.READY if self._engine.responsive else Phase.STALLED
+
+    @property
+    def open_requests(self) -> int:
+        """HTTP requests whose answers have not ended."""
+        return self._open_requests
+
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens of open requests that are not computed yet; 0 without an engine."""
+        return self._engine.unread_tokens if self._engine is not None and self._engine.alive else 0
 
     def require_ready(self) -> tuple[Engine, Tokenizer]:
         """The engine and the tokenizer.

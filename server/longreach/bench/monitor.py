@@ -1,4 +1,8 @@
-"""Memory while requests run: what GPUs of this machine have in use, and how full the server says its KV cache is."""
+"""Memory while requests run: what GPUs of this machine have in use, and how full the server says its KV cache is.
+
+A server that collects its metrics sends no token meanwhile, and a driver asked for memory may hold up kernels: so
+the one is asked seldom, and the other when the requests are done, for what an engine has taken it keeps.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from urllib.parse import urlsplit
 
 from .stream import Target
 
-_SECONDS = 0.25
+_SECONDS = 2.0
 _QUERY = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
 _USAGE = re.compile(r"^vllm:kv_cache_usage_perc(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
@@ -25,9 +29,11 @@ async def watch(target: Target) -> AsyncIterator[dict[str, float | None]]:
     """
     peaks: dict[str, float | None] = {"gpu_memory_gib": None, "kv_cache_usage": None}
     smi = shutil.which("nvidia-smi") if is_local(target.url) else None
-    task = asyncio.create_task(_poll(target, smi, peaks))
+    task = asyncio.create_task(_poll(target, peaks))
     try:
         yield peaks
+        if smi is not None:
+            _raise("gpu_memory_gib", peaks, await _gpu_memory(smi))
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -43,13 +49,11 @@ def is_local(url: str) -> bool:
         return False
 
 
-async def _poll(target: Target, smi: str | None, peaks: dict[str, float | None]) -> None:
+async def _poll(target: Target, peaks: dict[str, float | None]) -> None:
     while True:
+        await asyncio.sleep(_SECONDS)
         usage = [float(value) for value in _USAGE.findall(await target.metrics())]
         _raise("kv_cache_usage", peaks, usage)
-        if smi is not None:
-            _raise("gpu_memory_gib", peaks, await _gpu_memory(smi))
-        await asyncio.sleep(_SECONDS)
 
 
 def _raise(name: str, peaks: dict[str, float | None], values: list[float]) -> None:

@@ -49,6 +49,11 @@ class Admission:
         """Their prompts' tokens."""
         return self._waiting_tokens
 
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens of all requests that are not computed yet."""
+        return sum(entry.prompt_tokens - entry.computed for entry in self._entries.values())
+
     def _check(self, requests: int, prompt_tokens: int) -> None:
         full = self._waiting + requests > self._max_requests
         if full or (self._waiting and self._waiting_tokens + prompt_tokens > self._max_tokens):

@@ -133,6 +133,11 @@ class EngineClient:
         """Requests that have been sent and have not ended."""
         return len(self._inboxes)
 
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens that were sent to the engine, or are about to be, and are not computed yet."""
+        return self._admission.unread_tokens
+
     def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = DENSE) -> None:
         """Take a place in the queue for each request, given with its prompt's tokens: for all of them or for none. They
         are of one attention policy.

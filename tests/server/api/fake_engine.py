@@ -89,6 +89,11 @@ class EchoEngine:
         """As `EngineClient.responsive`."""
         return not self.stalled
 
+    @property
+    def unread_tokens(self) -> int:
+        """As `EngineClient.unread_tokens`; it reads prompts at once."""
+        return 0
+
     def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = DENSE) -> None:
         """As `EngineClient.admit`; there is room for everything, or for nothing more."""
         if self.full is not None:

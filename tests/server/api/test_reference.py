@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.documented import script
 from tests.server.api.conftest import LiveServer
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -17,12 +17,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 @pytest.fixture(scope="module")
 def api_tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("api_tables", DOCS / "api_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs", "api_tables")
 
 
 def test_a_page_that_is_not_current_is_caught_and_put_right(

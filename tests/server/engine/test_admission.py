@@ -30,6 +30,17 @@ def test_requests_wait_until_their_first_update() -> None:
     assert (queue.waiting_requests, queue.waiting_tokens, queue.prefill_seconds()) == (0, 0, 0)
 
 
+def test_unread_tokens_are_those_of_all_prompts_that_are_not_computed() -> None:
+    queue = Admission(10, 1000, 10)
+    assert queue.unread_tokens == 0
+    queue.enter({"a": 100, "b": 50})
+    queue.progress(update("a", 30))
+    assert queue.unread_tokens == 120  # one that has begun waits no more, but is not read
+    queue.progress(update("a", 100))
+    queue.leave("b")
+    assert queue.unread_tokens == 0
+
+
 def test_prompt_tokens_are_bounded_but_an_empty_queue_takes_any_prompt() -> None:
     queue = Admission(10, 150, 10)
     queue.enter({"giant": 1000})

@@ -33,6 +33,8 @@ class Outcome:
     error: str | None = None
     done: bool = False
     cut: bool = False
+    prompt_tokens: int = 0
+    cached: int = 0
 
     @property
     def ended(self) -> bool:
@@ -95,6 +97,9 @@ async def _read(reader: asyncio.StreamReader, outcome: Outcome) -> None:
         if "error" in event:
             outcome.error = event["error"]["code"]
             continue
+        if usage := event.get("usage"):
+            outcome.prompt_tokens = usage["prompt_tokens"]
+            outcome.cached = usage["prompt_tokens_details"]["cached_tokens"]
         for choice in event["choices"]:
             outcome.text += choice["text"]
             outcome.finish = choice["finish_reason"] or outcome.finish

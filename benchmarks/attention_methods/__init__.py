@@ -1,0 +1,1 @@
+"""Attention methods of the literature side by side: what each computes, costs, moves and loses (`methods.py`)."""

@@ -1,0 +1,175 @@
+"""Recall against speed for every attention policy and budget, of the embedded model, through the server.
+
+    python benchmarks/quality.py --lengths 16384,32768 --out result.json
+
+A setting is a policy with its parameters. Each one answers the same prompts, of all tasks of `longreach bench recall`,
+several at a time; then other prompts one at a time, for the time to the first token. No prompt comes twice under a
+setting, so the prefix cache answers nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from longreach.bench.policies import Policy, chosen
+from longreach.bench.recall.client import Server, serving
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.suite import Plan, Prompt, prompts, sampler_of, some_tasks, whole_numbers
+from longreach.bench.summary import environment
+from longreach.config import EMBEDDED_MODEL
+from quality_report import table
+
+TIMED_TASK = "many"  # whose prompts are timed; what is asked for does not matter
+_OTHER_SEED = 1_000_003
+
+
+def setting(policy: str, **parameters: object) -> str:
+    """A policy with parameters as the command line of `longreach bench load` takes it."""
+    return json.dumps({"policy": policy, **parameters})
+
+
+SETTINGS = (
+    "dense",
+    *(setting("dynamic", recall=recall) for recall in (0.8, 0.9, 0.95, 0.98)),
+    *(setting("dynamic", density=density) for density in (0.1, 0.3)),
+    *(setting("dynamic", estimator="pooled", recall=recall) for recall in (0.8, 0.95)),
+    *(setting("window", size=size) for size in (1024, 4096, 8192)),
+    *(setting("strided", stride=stride) for stride in (512, 1024, 2048, 4096)),
+    *(setting("bigbird", window=window, random_blocks=n) for window, n in ((1024, 8), (2048, 16), (4096, 32))),
+    *(setting("local_global", window=window) for window in (1024, 4096, 8192)),
+    *(setting("a_shape", window=window) for window in (1024, 4096, 8192)),
+    *(setting("vertical_slash", slashes=[128 * i for i in range(count)]) for count in (16, 64)),
+)
+
+
+def label(policy: Policy) -> str:
+    """What tables call a setting: the policy's name, and its parameters; of a long list only how many and the last."""
+    parts = [policy.name.split()[0]]
+    for name, value in (policy.attention or {}).items():
+        if isinstance(value, list) and len(value) > 2:
+            value = f"({len(value)} up to {value[-1]})"
+        if name != "policy":
+            parts.append(f"{name} {value}")
+    return " ".join(parts)
+
+
+def measured(url: str, policy: Policy, asked: list[Prompt], timed: list[Prompt], at_once: int) -> dict[str, Any]:
+    """A setting's answers to the prompts of one length, and its time to the first token over others.
+
+    Raises:
+        ValueError: the server refused a prompt or the policy.
+    """
+    server = Server(url, policy.attention)
+    with ThreadPoolExecutor(at_once) as pool:
+        answers = list(pool.map(lambda prompt: server.answer(prompt.text, prompt.max_tokens), asked))
+    alone = [server.answer(prompt.text, 1) for prompt in timed]
+    right = [prompt.query.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
+    densities = [answer.density for answer in [*answers, *alone] if answer.density is not None]
+    return {
+        "setting": label(policy),
+        "attention": policy.attention,
+        "tokens": asked[0].length,
+        "right": right,
+        "tasks": [prompt.task for prompt in asked],
+        "ttft_s": statistics.median(answer.ttft_s for answer in alone),
+        "density": statistics.mean(densities) if densities else None,
+    }
+
+
+def beside(right: Sequence[bool], dense: Sequence[bool]) -> dict[str, Any]:
+    """Answers lost and gained against dense attention on the same prompts, and the probability of a difference as large
+    in either direction if neither were better: McNemar's exact test."""
+    lost = sum(d and not r for r, d in zip(right, dense, strict=True))
+    gained = sum(r and not d for r, d in zip(right, dense, strict=True))
+    tail = sum(math.comb(lost + gained, i) for i in range(min(lost, gained) + 1)) / 2 ** (lost + gained)
+    return {"lost": lost, "gained": gained, "p": min(1.0, 2 * tail)}
+
+
+def run(
+    url: str, texts: Sequence[str], plan: Plan, repeats: int, at_once: int, deadline: float, save: Any
+) -> dict[str, Any]:
+    """Measure settings at each length of the plan, dense first; `save` is given the result after each one.
+
+    Settings that would begin after the deadline are not run, and are named under ``late``.
+
+    Raises:
+        ValueError: the server has no such policy, or refused a prompt.
+    """
+    policies = chosen(url, texts)
+    sampler = sampler_of(Codec.load(EMBEDDED_MODEL), plan)
+    rows: list[dict[str, Any]] = []
+    late: list[str] = []
+    result = {"environment": environment(), "plan": asdict(plan), "curves": rows, "late": late}
+    for length in plan.lengths:
+        asked = [prompt for task in plan.tasks for prompt in prompts(sampler, plan, task, length)]
+        other = replace(plan, tasks=(TIMED_TASK,), count=repeats, seed=plan.seed + _OTHER_SEED)
+        timed = list(prompts(sampler, other, TIMED_TASK, length))
+        dense = None
+        for policy in policies:
+            if dense is not None and time.monotonic() > deadline:
+                late.append(f"{label(policy)} at {length:,} tokens")
+                continue
+            row = measured(url, policy, asked, timed, at_once)
+            if dense is None:
+                dense = row["right"]
+            rows.append(row | beside(row["right"], dense))
+            print(line(rows[-1]), file=sys.stderr, flush=True)
+            save(result)
+    return result
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as text."""
+    density = "" if row["density"] is None else f", density {row['density']:.3f}"
+    right = f"{sum(row['right'])} of {len(row['right'])} right"
+    return f"{row['tokens']:>7,} {row['setting']}: {right}, TTFT {row['ttft_s']:.3f} s{density}"
+
+
+def main() -> None:
+    """Measure, print the table, and write the JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--url", help="a server of the embedded model; one is started otherwise")
+    parser.add_argument("--lengths", default="16384,32768", help="tokens of the prompts")
+    parser.add_argument("--attention", action="append", help="a setting, as of `longreach bench load`; may be repeated")
+    parser.add_argument("--tasks", help="tasks of `longreach bench recall`, with commas; all by default")
+    parser.add_argument("--count", type=int, default=2, help="prompts of each task and length")
+    parser.add_argument("--repeats", type=int, default=3, help="prompts that are timed for each setting")
+    parser.add_argument("--at-once", type=int, default=8, help="prompts in flight where nothing is timed")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no further setting begins after so many")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    arguments = parser.parse_args()
+
+    def save(result: dict[str, Any]) -> None:
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    try:
+        lengths = whole_numbers("--lengths", arguments.lengths)
+        plan = Plan(tasks=some_tasks(arguments.tasks), lengths=lengths, count=arguments.count)
+        if arguments.repeats < 1 or arguments.at_once < 1:
+            raise ValueError("--repeats and --at-once must be 1 or more")
+        deadline = time.monotonic() + arguments.seconds
+        with contextlib.nullcontext(arguments.url) if arguments.url else serving(None) as url:
+            settings = arguments.attention or SETTINGS
+            result = run(url, settings, plan, arguments.repeats, arguments.at_once, deadline, save)
+    except ValueError as error:
+        parser.error(str(error))
+    save(result)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a server that was started is stopped, too
+    main()

@@ -1,0 +1,107 @@
+"""The result of `quality.py` as a Markdown table and a picture, and which setting of each policy it speaks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ENOUGH = 0.95  # of the answers that dense attention gets right
+
+
+def table(result: dict[str, Any]) -> str:
+    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold."""
+    lengths = sorted({row["tokens"] for row in result["curves"]})
+    found = {(row["setting"], row["tokens"]): row for row in result["curves"]}
+    bold = set(picks(result).values())
+    head = ["setting"]
+    for n in lengths:
+        head += [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density"]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for setting in dict.fromkeys(row["setting"] for row in result["curves"]):
+        cells = [f"**{setting}**" if setting in bold else setting]
+        for n in lengths:
+            cells += _cells(found.get((setting, n)), found["dense", n])
+        lines.append(cells)
+    plan, where = result["plan"], result["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
+    said = [
+        f"{plan['count']} prompts of each of {len(plan['tasks'])} tasks; the embedded model",
+        *([f"not run for lack of time: {', '.join(result['late'])}"] if result["late"] else []),
+        *(where["device"], versions, where["date"]),
+    ]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{'; '.join(said)}.\n"
+
+
+def _cells(row: dict[str, Any] | None, dense: dict[str, Any]) -> list[str]:
+    if row is None:
+        return [""] * 5
+    difference = "" if row is dense else f"{row['lost']} / {row['gained']} ({row['p']:.2g})"
+    speed = f"{dense['ttft_s'] / row['ttft_s']:.2f}"
+    cost = "" if row["density"] is None else f"{row['density']:.3f}"
+    return [f"{sum(row['right'])} of {len(row['right'])}", difference, f"{row['ttft_s']:.3f}", speed, cost]
+
+
+def picks(result: dict[str, Any]) -> dict[str, str]:
+    """For each policy but dense the setting to prefer, over all lengths together: of those that keep `ENOUGH` of the
+    answers that dense attention gets right, the one that takes the least time; if none does, the one with the most
+    answers. Only settings that were run at every length count."""
+    lengths = {row["tokens"] for row in result["curves"]}
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for row in result["curves"]:
+        settings.setdefault(row["setting"], []).append(row)
+    enough = ENOUGH * sum(sum(row["right"]) for row in settings["dense"])
+    whole: dict[str, list[tuple[str, int, float]]] = {}
+    for name, rows in settings.items():
+        if name != "dense" and {row["tokens"] for row in rows} == lengths:
+            right, seconds = sum(sum(row["right"]) for row in rows), sum(row["ttft_s"] for row in rows)
+            whole.setdefault(name.split()[0], []).append((name, right, seconds))
+    picked = {}
+    for policy, candidates in whole.items():
+        good = [candidate for candidate in candidates if candidate[1] >= enough]
+        best = min(good, key=lambda c: c[2]) if good else max(candidates, key=lambda c: (c[1], -c[2]))
+        picked[policy] = best[0]
+    return picked
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Share of right answers against the speed-up of TTFT and against density: a column for each length, a line for
+    each policy; picked settings have a ring."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    lengths = sorted({row["tokens"] for row in result["curves"]})
+    picked = set(picks(result).values())
+    figure, axes = pyplot.subplots(2, len(lengths), figsize=(5 * len(lengths), 7), squeeze=False, layout="constrained")
+    policies = list(dict.fromkeys(row["setting"].split()[0] for row in result["curves"]))
+    for column, length in enumerate(lengths):
+        rows = [row for row in result["curves"] if row["tokens"] == length]
+        dense = next(row for row in rows if row["setting"] == "dense")
+        for i, policy in enumerate(policies):
+            points = [
+                (dense["ttft_s"] / row["ttft_s"], 1.0 if row["density"] is None else row["density"], _share(row), row)
+                for row in rows
+                if row["setting"].split()[0] == policy
+            ]
+            for axis, x in ((axes[0, column], 0), (axes[1, column], 1)):
+                line = sorted(points, key=lambda point, x=x: point[x])
+                axis.plot(
+                    [p[x] for p in line], [p[2] for p in line], marker=".", color=f"C{i}", label=policy, alpha=0.8
+                )
+                ring = [point for point in line if point[3]["setting"] in picked]
+                axis.plot([p[x] for p in ring], [p[2] for p in ring], "o", mfc="none", ms=11, color=f"C{i}")
+        for axis, name in ((axes[0, column], "speed-up of TTFT over dense"), (axes[1, column], "density")):
+            axis.set_title(f"{length:,} tokens", fontsize=10)
+            axis.set_xlabel(name)
+            axis.set_ylabel("answered right")
+            axis.set_ylim(-0.03, 1.03)
+            axis.grid(visible=True, alpha=0.25)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"{result['environment']['device']}; {result['environment']['date']}", fontsize=9, color="gray")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _share(row: dict[str, Any]) -> float:
+    return sum(row["right"]) / len(row["right"])

@@ -1,0 +1,142 @@
+"""`benchmarks/quality.py` with the embedded model at 1,024 tokens, and what its report says of results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import quality_report
+from tests.documented import script
+
+ROOT = Path(__file__).parents[2]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of products this small only wait for each other
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "benchmarks" / "quality.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=ONE_THREAD)
+
+
+@pytest.fixture(scope="module")
+def quality() -> ModuleType:
+    return script("benchmarks", "quality")
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("quality") / "result.json"
+    sizes = ["--lengths", "1024", "--tasks", "single,many", "--count", "2", "--repeats", "1", "--at-once", "2"]
+    settings = [
+        "--attention",
+        '{"policy": "window", "size": 64}',
+        "--attention",
+        '{"policy": "dynamic", "recall": 0.95}',
+    ]
+    done = run(*sizes, *settings, "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert done.stdout.rstrip() == quality_report.table(found).rstrip()
+    return found
+
+
+def test_dense_finds_the_facts_and_a_short_window_does_not(result: dict[str, Any]) -> None:
+    dense, window, dynamic = result["curves"]
+    assert [row["setting"] for row in result["curves"]] == ["dense", "window size 64", "dynamic recall 0.95"]
+    assert dense["tasks"] == ["single"] * 2 + ["many"] * 2
+    assert sum(dense["right"]) >= 3
+    assert sum(window["right"]) <= 1
+    assert window["lost"] >= 2
+    assert dynamic["right"] == dense["right"]  # a prompt this short is read whole
+    assert window["density"] < 0.6
+    assert dense["density"] is None
+
+
+def made(setting: str, right: int, ttft_s: float, tokens: int = 1024) -> dict[str, Any]:
+    answers = [i < right for i in range(20)]
+    return {
+        "setting": setting,
+        "tokens": tokens,
+        "right": answers,
+        "ttft_s": ttft_s,
+        "density": 0.5,
+        "lost": 0,
+        "gained": 0,
+        "p": 1.0,
+    }
+
+
+def test_the_fastest_setting_that_keeps_enough_answers_is_picked() -> None:
+    rows = [
+        made("dense", 20, 4.0),
+        *(made("window size 64", 10, 1.0), made("window size 512", 19, 2.0), made("window size 1024", 20, 3.0)),
+        *(made("strided stride 8", 3, 1.0), made("strided stride 4", 9, 3.5)),
+    ]
+    assert quality_report.picks({"curves": rows}) == {"window": "window size 512", "strided": "strided stride 4"}
+
+
+def test_a_setting_that_was_not_run_at_every_length_is_not_picked() -> None:
+    rows = [made("dense", 20, 4.0, n) for n in (1024, 2048)]
+    rows += [made("window size 512", 20, 1.0), *(made("window size 64", 20, 2.0, n) for n in (1024, 2048))]
+    assert quality_report.picks({"curves": rows}) == {"window": "window size 64"}
+
+
+def test_mcnemars_test_is_exact(quality: ModuleType) -> None:
+    dense = [True] * 8 + [False] * 4
+    found = quality.beside([False] * 6 + [True] * 2 + [True] + [False] * 3, dense)
+    assert found == {"lost": 6, "gained": 1, "p": pytest.approx(2 * (1 + 7) / 2**7)}
+    assert quality.beside(dense, dense) == {"lost": 0, "gained": 0, "p": 1.0}
+
+
+def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
+    late = result | {"late": ["strided at 1,024 tokens"]}
+    assert "not run for lack of time: strided at 1,024 tokens;" in quality_report.table(late)
+    assert "not run" not in quality_report.table(result)
+
+
+def test_every_policy_of_the_server_has_settings_that_it_takes(quality: ModuleType) -> None:
+    from longreach.policies import POLICIES, policy_of
+
+    names = {policy_of(text if text == "dense" else json.loads(text)).name() for text in quality.SETTINGS}
+    assert names == {kind.name() for kind in POLICIES}
+
+
+def test_a_long_list_has_a_short_label(quality: ModuleType) -> None:
+    policy = quality.Policy(
+        "vertical_slash slashes [0, 128, 256]", {"policy": "vertical_slash", "slashes": [0, 128, 256]}
+    )
+    assert quality.label(policy) == "vertical_slash slashes (3 up to 256)"
+
+
+def test_the_picture_is_drawn(result: dict[str, Any], tmp_path: Path) -> None:
+    quality_report.draw(result, tmp_path / "quality.png")
+    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--lengths", "100"], "512 tokens or more"),
+        (["--tasks", "poetry"], "poetry is unknown"),
+        (["--repeats", "0"], "must be 1 or more"),
+        (["--url", "http://127.0.0.1:9"], "no OpenAI-compatible server answers"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    quality: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quality.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        quality.main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
