@@ -211,7 +211,7 @@ class Settings(BaseSettings):
     gpu_memory_utilization: Real = Field(
         0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."
     )
-    cuda_graphs: bool = Field(True, description="Run decode-only steps on a GPU as CUDA graphs.")
+    cuda_graphs: bool = Field(True, description="Run decode-only steps, and short chunks of prompts, on a GPU as CUDA graphs.")
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
     silence_timeout: Real = Field(
         30.0, ge=1, le=3600, description="Seconds without a sign of life after which an engine process is replaced."

@@ -163,8 +163,9 @@ def test_without_ray_one_line_names_the_extra() -> None:
     assert done.stderr.splitlines() == ["longreach: error: ray is not installed: pip install 'longreach[ray]'"]
 
 
-@pytest.mark.parametrize("address", [f"127.0.0.1:{free_port()}", "here", "ray://here:1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:FREE", "here", "ray://here:1"])
 def test_without_a_cluster_the_error_says_how_to_start_one(address: str) -> None:
+    address = address.replace("FREE", str(free_port()))
     command = [sys.executable, "-m", "longreach", "deploy", "--ray-address", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
