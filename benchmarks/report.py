@@ -21,18 +21,14 @@ from attention_methods import tables as methods
 from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (
-    *(
-        ROOT / "docs" / name
-        for name in ("benchmarks.md", "kernels.md", "attention-methods.md", "attention-policies.md")
-    ),
-    ROOT / "README.md",
-)
+_NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")
+PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md")
 
 
 def table(result: dict) -> str:
     """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
-    kernels, their speeds, a load test, latencies, choices of tiles, or errors."""
+    kernels, their speeds, a load test, latencies, exchanges between GPUs, choices of tiles, or
+    errors."""
     if "profiles" in result:
         return profile_kernels.table(result)
     if "methods" in result:
@@ -47,6 +43,8 @@ def table(result: dict) -> str:
         return load_report.table(result)
     if "runs" in result:
         return report.table(result)
+    if "exchange" in result["rows"][0]:
+        return exchanges_table(result)
     return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 
@@ -65,6 +63,24 @@ def choices_table(result: dict) -> str:
         f"{length:,} tokens; dense {' to '.join(dict.fromkeys((dense[0], dense[-1])))} ms a layer; {where['device']}; "
     )
     caption += f"torch {where['torch']}; {where['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
+
+
+def exchanges_table(result: dict) -> str:
+    """Times of `benchmarks/context_parallel.py`, and their share of one GPU's."""
+    exchanges = list(dict.fromkeys(row["exchange"] for row in result["rows"]))
+    lines = [["mask", "tokens", *(f"{name} (ms)" for name in exchanges)]]
+    lines.append(["---", *["---:"] * (len(exchanges) + 1)])
+    cases: dict[tuple[str, int], dict[str, dict]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["mask"], row["tokens"]), {})[row["exchange"]] = row
+    for (mask, tokens), rows in cases.items():
+        times = [f"{rows[name]['ms']:.2f}" for name in exchanges]
+        shares = ["" if name == exchanges[0] else f" ({rows[name]['of_one_gpu']:.2f})" for name in exchanges]
+        lines.append([mask, f"{tokens // 1024}K", *(time + share for time, share in zip(times, shares, strict=True))])
+    where = result["environment"]
+    caption = f"in brackets the share of one GPU's time; {where['ranks']} × {where['device']}; torch {where['torch']}; "
+    caption += f"{where['date']}."
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
 
 

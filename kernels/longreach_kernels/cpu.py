@@ -22,6 +22,7 @@ from torch import Tensor
 from .batch import PagedBatch
 from .listed_mask import listed_masks
 from .masks import Mask
+from .merging import merge
 from .reference import quantized
 from .tile_lists import TileLists
 from .tiles import TileRange, key_ranges
@@ -104,14 +105,6 @@ def _piece(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None,
     bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -math.inf)
     out, lse = _flash(q[None], k[None], v[None], attn_mask=bias, scale=scale)
     return out[0], lse[0].masked_fill(~seen.any(-1), -math.inf)
-
-
-def _merge(out: Tensor, lse: Tensor, out2: Tensor, lse2: Tensor) -> tuple[Tensor, Tensor]:
-    """Join two pieces of the same rows: weights exp(lse_i - lse), which are 0 for a piece that saw nothing."""
-    total = torch.logaddexp(lse, lse2)
-    base = total.masked_fill(total == -math.inf, 0.0)
-    out = out * torch.exp(lse - base)[..., None] + out2 * torch.exp(lse2 - base)[..., None]
-    return out, total
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,7 @@ def _sequence(
             if tile_out is None or tile_lse is None:
                 tile_out, tile_lse = piece
             else:
-                tile_out, tile_lse = _merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
+                tile_out, tile_lse = merge(tile_out.to(tile_lse.dtype), tile_lse, *piece)
         if tile_out is None or tile_lse is None:
             out[:, start:end] = 0
             tile_lse = torch.full((heads, end - start), -math.inf, dtype=lse.dtype)

@@ -56,13 +56,19 @@ class Footprint:
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
         # stream, and the cosines and sines of the positions. MLP: the norm with gate and up, or these with their
         # product. Attention: the norm with queries, keys and values, or these with queries and keys that are normalised
-        # and rotated; and an fp32 number or two a head.
+        # and rotated, or (with context parallelism) as they are sent and received, or the result before, between and
+        # after its way back; and an fp32 number or two a head. Of a long step each context rank has its part of the
+        # stream; short steps, of which it has all, are no step's peak.
+        ranks = layout.context_size
+        hidden, inner = -(-hidden // ranks), -(-inner // ranks)
         layer = hidden + 2 * pages.head_dim
         mlp = max(hidden + 2 * inner, 3 * inner)
-        attention = max(hidden + queries + 2 * keys, 2 * queries + 4 * keys) + 4 * heads
+        attention = (
+            max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
+        )
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.
-        logits = 1 if layout.tensor_size == 1 else 3
+        logits = 1 if layout.size == 1 else 3
         row = config.vocab_size * (logits * dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(
             weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),

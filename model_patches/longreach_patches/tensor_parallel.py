@@ -3,7 +3,8 @@
 A *colwise* projection keeps a run of its outputs, a *rowwise* one the same run of its inputs: what lies between them,
 heads or the MLP's inner channels, is computed by that rank alone, and the rowwise products of all ranks add up. Of the
 output layer a rank has a run of the vocabulary, if that can be split evenly, and all ranks get all logits. Embeddings
-and norms are whole on every rank.
+and norms are whole on every rank. Context ranks share the output layer too, of which every step wants few rows, and
+have the same part of all else.
 """
 
 from __future__ import annotations
@@ -32,8 +33,16 @@ def split_weights(model: PreTrainedModel, layout: RankLayout) -> None:
     Raises:
         UnsupportedModelError: the family has no plan, or one with a kind of split that is not known here.
     """
-    if layout.tensor_size == 1:
-        return
+    if layout.tensor_size > 1:
+        _split_layers(model, layout)
+    head = model.get_output_embeddings()
+    if layout.size > 1 and isinstance(head, nn.Linear) and head.out_features % layout.size == 0:
+        head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
+        _keep_outputs(head, layout.size, layout.rank)
+        cast("Any", head).forward = functools.partial(_all_logits, head, layout)
+
+
+def _split_layers(model: PreTrainedModel, layout: RankLayout) -> None:
     plan: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
     kinds = set(plan.values())
     if "colwise" not in kinds or kinds - {"colwise", "rowwise"} - _WHOLE:
@@ -45,39 +54,34 @@ def split_weights(model: PreTrainedModel, layout: RankLayout) -> None:
     for name, module in model.base_model.named_modules():
         kind = plan.get(_LAYER_NUMBER.sub(".*.", name))
         if kind == "colwise":
-            _keep_outputs(cast("nn.Linear", module), layout)
+            _keep_outputs(cast("nn.Linear", module), layout.tensor_size, layout.tensor_rank)
         elif kind == "rowwise":
             _keep_inputs(cast("nn.Linear", module), layout)
-    head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear) and head.out_features % layout.tensor_size == 0:
-        head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
-        _keep_outputs(head, layout)
-        cast("Any", head).forward = functools.partial(_all_logits, head, layout)
 
 
 def _all_logits(head: nn.Linear, layout: RankLayout, hidden: torch.Tensor) -> torch.Tensor:
     """The logits (1, R, V) of hidden states (1, R, C)."""
     own = nn.functional.linear(hidden, head.weight, head.bias)
-    parts = [torch.empty_like(own) for _ in range(layout.tensor_size)]
-    distributed.all_gather(parts, own, group=layout.tensor_group)
+    parts = [torch.empty_like(own) for _ in range(layout.size)]
+    distributed.all_gather(parts, own, group=layout.group)
     return torch.cat(parts, -1)
 
 
-def _keep_outputs(projection: nn.Linear, layout: RankLayout) -> None:
-    projection.weight.data = _part(projection.weight, 0, layout)
+def _keep_outputs(projection: nn.Linear, parts: int, part: int) -> None:
+    projection.weight.data = _part(projection.weight, 0, parts, part)
     if projection.bias is not None:
-        projection.bias.data = _part(projection.bias, 0, layout)
-    projection.out_features //= layout.tensor_size
+        projection.bias.data = _part(projection.bias, 0, parts, part)
+    projection.out_features //= parts
 
 
 def _keep_inputs(projection: nn.Linear, layout: RankLayout) -> None:
-    projection.weight.data = _part(projection.weight, 1, layout)
+    projection.weight.data = _part(projection.weight, 1, layout.tensor_size, layout.tensor_rank)
     if layout.tensor_rank > 0:  # the sum over the ranks must have it once
         projection.register_parameter("bias", None)
     projection.in_features //= layout.tensor_size
 
 
-def _part(weight: torch.Tensor, dim: int, layout: RankLayout) -> torch.Tensor:
+def _part(weight: torch.Tensor, dim: int, parts: int, part: int) -> torch.Tensor:
     """A copy, so that the whole can be freed."""
-    share = weight.shape[dim] // layout.tensor_size
-    return weight.detach().narrow(dim, layout.tensor_rank * share, share).clone()
+    share = weight.shape[dim] // parts
+    return weight.detach().narrow(dim, part * share, share).clone()

@@ -229,6 +229,7 @@ _ENGINE_SETTINGS = (
     "kv_cache_dtype",
     "attention_backend",
     "tensor_parallel_size",
+    "context_parallel_size",
     "max_model_len",
     "max_num_seqs",
     "max_batched_tokens",
@@ -429,6 +430,9 @@ def plan(
     tensor_parallel_size: Annotated[
         str, typer.Option(help="GPUs among which weights and KV heads are split, with commas.", metavar="VALUE")
     ] = "1",
+    context_parallel_size: Annotated[
+        str, typer.Option(help="GPUs with the same weights, which split KV heads, with commas.", metavar="VALUE")
+    ] = "1",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="Type of the KV cache, with commas: auto (as the weights), fp8.", metavar="VALUE")
     ] = "auto",
@@ -447,6 +451,7 @@ def plan(
             _names(gpu_memory or ""),
             _names(tensor_parallel_size),
             _names(kv_cache_dtype),
+            _names(context_parallel_size),
         )
     except (ValueError, forecast.PatchError) as error:
         raise _refused(error) from None

@@ -170,6 +170,9 @@ class Settings(BaseSettings):
     tensor_parallel_size: Whole = Field(
         1, ge=1, le=64, description="GPUs that compute the model together, each a part of its heads and weights."
     )
+    context_parallel_size: Whole = Field(
+        1, ge=1, le=64, description="GPUs that share long steps by tokens, each with whole weights, times the above."
+    )
     max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
     )
@@ -321,6 +324,7 @@ class Settings(BaseSettings):
             silence_timeout=self.silence_timeout,
             step_timeout=self.step_timeout,
             tensor_parallel_size=self.tensor_parallel_size,
+            context_parallel_size=self.context_parallel_size,
         )
 
 

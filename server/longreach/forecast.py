@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ _TABLE_WIDTH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One way to serve the model. Sizes are bytes on each device; `problem` says why nothing fits.
+    """One way to serve the model, on `gpus` devices; `context_parallel_size` of them have the same weights. Sizes are
+    bytes on each device; `problem` says why nothing fits.
 
     `host_kv_tokens` are what host memory keeps of the tokens that are evicted.
     """
@@ -56,6 +58,7 @@ class Row:
     capacity: Capacity | None
     host_kv_tokens: int = 0
     problem: str | None = None
+    context_parallel_size: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON has it."""
@@ -99,13 +102,17 @@ class Forecast:
             found = ["-"] * 3
             if fits is not None:
                 found = [f"{fits.kv_tokens:,}", f"{fits.max_model_len:,}", f"{fits.concurrency:.2f}"]
-            table.add_row(f"{row.gpus} {row.device}", *sizes, *kv, *found)
+            shared = f" ({row.gpus // row.context_parallel_size} x {row.context_parallel_size})"
+            devices = f"{row.gpus} {row.device}" + (shared if row.context_parallel_size > 1 else "")
+            table.add_row(devices, *sizes, *kv, *found)
         console = Console()
         console.width = max(console.width, _TABLE_WIDTH)
         console.print(table)
         console.print(
             "Sizes are those on each device. longest: tokens of prompt and answer; at once: how many of those."
         )
+        if any(row.context_parallel_size > 1 for row in self.rows):
+            console.print("(m x n): the weights in m parts, each on n devices that share long steps by tokens.")
         for row in {row.kv_dtype: row for row in self.rows if row.host_kv_tokens}.values():
             console.print(f"Host memory keeps {row.host_kv_tokens:,} tokens ({row.kv_dtype}) that are evicted.")
         for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
@@ -113,9 +120,14 @@ class Forecast:
 
 
 def forecast(
-    name: str, config: EngineConfig, gpu_memory: list[str], tensor_sizes: list[str], kv_dtypes: list[str]
+    name: str,
+    config: EngineConfig,
+    gpu_memory: list[str],
+    tensor_sizes: list[str],
+    kv_dtypes: list[str],
+    context_sizes: Sequence[str] = ("1",),
 ) -> Forecast:
-    """Plan for every combination of GPU memory (as text with a unit), number of ranks and type of the KV pages.
+    """Plan for every combination of GPU memory (as text with a unit), numbers of ranks and type of the KV pages.
 
     With `device` "cpu" it is this machine. Without `gpu_memory` it is this machine's GPU, or else the sizes that GPUs
     are sold in. Ranks share the memory of a CPU.
@@ -125,7 +137,11 @@ def forecast(
         ValueError: an argument makes no sense, the model cannot be split so, or the longest request asked for is longer
             than the model's positions.
     """
-    layouts = [RankLayout(tensor_size=_count(text)) for text in tensor_sizes]
+    layouts = [
+        RankLayout(_count("--tensor-parallel-size", tensor), _count("--context-parallel-size", context))
+        for tensor in tensor_sizes
+        for context in context_sizes
+    ]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
     model = load_config(config.model)
@@ -139,12 +155,15 @@ def forecast(
         for layout in layouts:
             for kv_dtype in kv_dtypes:
                 part = Footprint.of(model, dtype, config.page_size, resolve_kv_dtype(kv_dtype, dtype), layout)
-                rows.append(_row(part, model.max_position_embeddings, config, on_gpu, layout.size, size))
+                rows.append(_row(part, model.max_position_embeddings, config, on_gpu, layout, size))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows))
 
 
-def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool, count: int, memory: int) -> Row:
-    tokens = config.max_batched_tokens or default_batched_tokens(on_gpu)
+def _row(
+    part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool, layout: RankLayout, memory: int
+) -> Row:
+    count = layout.size
+    tokens = config.max_batched_tokens or default_batched_tokens(on_gpu, layout.context_size)
     demand = Demand.of(part, max_positions, config, tokens)
     if config.kv_cache_bytes is not None:
         room = config.kv_cache_bytes
@@ -172,6 +191,7 @@ def _row(part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool
         capacity=capacity,
         host_kv_tokens=slots * config.page_size,
         problem=problem,
+        context_parallel_size=layout.context_size,
     )
 
 
@@ -181,9 +201,9 @@ def _own_memory(config: EngineConfig) -> list[int]:
     return [torch.cuda.get_device_properties(resolve_device(config.device)).total_memory]
 
 
-def _count(text: str) -> int:
+def _count(flag: str, text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise ValueError(f"--tensor-parallel-size: give a number of GPUs, got {quoted(text)}")
+        raise ValueError(f"{flag}: give a number of GPUs, got {quoted(text)}")
     return int(text)
 
 

@@ -170,7 +170,7 @@ def test_writes_into_fp8_pages_are_those_of_write_pages(place: tuple[str, torch.
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17])
-@pytest.mark.parametrize("form", ["plain", "bias", "gated", "add"])
+@pytest.mark.parametrize("form", ["plain", "bias", "gated", "add", "columns"])
 def test_products_of_few_rows(
     place: tuple[str, torch.dtype], rows: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +179,8 @@ def test_products_of_few_rows(
     device, dtype = place
     inputs, outputs = 200, 72
     x = torch.randn(rows, inputs, device=device).to(dtype)
-    weight = (torch.randn(outputs, inputs, device=device) / 8).to(dtype)
+    weight = (torch.randn(outputs, 3 * inputs, device=device) / 8).to(dtype)
+    weight = weight[:, inputs : 2 * inputs] if form == "columns" else weight[:, :inputs].contiguous()
     bias, residual = torch.randn(outputs, device=device).to(dtype), torch.randn(rows, outputs, device=device).to(dtype)
 
     def eager(dtype: torch.dtype) -> Tensor:

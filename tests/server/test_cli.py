@@ -22,6 +22,7 @@ FLAGS = [
     "--attention-backend",
     "--attention-dense-layers",
     "--body-timeout",
+    "--context-parallel-size",
     "--cuda-graphs",
     "--device",
     "--dtype",

@@ -125,9 +125,28 @@ def test_host_memory_is_planned_in_tokens(llama: Path) -> None:
     assert engine.stats.host_pages * started.page_size == started.host_kv_tokens
 
 
+def test_context_parallel_ranks_have_whole_weights_and_their_part_of_the_pages(llama: Path) -> None:
+    sizes = ["--tensor-parallel-size", "1,2", "--context-parallel-size", "1,2"]
+    result = plan(llama, "--gpu-memory", "80GiB", *sizes)
+    rows = {(row["gpus"] // row["context_parallel_size"], row["context_parallel_size"]): row for row in result["rows"]}
+    assert sorted(rows) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    output = 128256 * 4096 * 2  # the layer that all ranks split
+    assert rows[1, 1]["weight_bytes"] - rows[1, 2]["weight_bytes"] == output / 2
+    assert rows[2, 1]["weight_bytes"] - rows[2, 2]["weight_bytes"] == output / 4
+    assert rows[1, 2]["kv_bytes_per_token"] * 2 == rows[1, 1]["kv_bytes_per_token"]
+    assert rows[2, 2]["kv_bytes_per_token"] * 4 == rows[1, 1]["kv_bytes_per_token"]
+    # A step has twice the tokens, and a rank half of what these take.
+    assert rows[1, 2]["step_bytes"] == pytest.approx(rows[1, 1]["step_bytes"], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--context-parallel-size", "none"], "--context-parallel-size: give a number of GPUs, got 'none'"),
+        (
+            ["--tensor-parallel-size", "4", "--context-parallel-size", "4"],
+            "8 KV heads cannot be split over 16 ranks evenly; products of the two sizes that work are 1, 2, 4, 8",
+        ),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size: give a number of GPUs, got '0'"),
         (["--tensor-parallel-size", "two"], "--tensor-parallel-size: give a number of GPUs"),
         (

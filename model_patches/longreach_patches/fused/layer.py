@@ -2,13 +2,18 @@
 norm, gate and up, activation, down projection. Both last projections add to the residual stream themselves.
 
 On a GPU, the products of steps of few tokens are our own, and the activation is part of one.
+
+With context parallelism a long step has some of its tokens on each rank, but around attention, where each has all of
+them with some of the heads. In a short step every rank has all tokens, and computes its share of each product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
 from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
@@ -21,6 +26,7 @@ from .dispatch import uses_triton
 from .norm import rms_norm
 from .products import MAX_ROWS, product
 from .rotary import HeadNorms, rotate_and_write
+from .weights import LayerWeights, Projection, in_blocks, share_of, whole_weights
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -32,7 +38,7 @@ class FusedLayer:
     """Computes what a decoder layer of the supported families computes, with its own weights.
 
     Projections of the same input are joined: the layer's parameters become views of one matrix, so that nothing is held
-    twice and the layer's own forward stays as it was.
+    twice and the layer's own forward stays as it was. With several ranks there is no forward of its own any more.
     """
 
     def __init__(self, layer: nn.Module, layout: RankLayout = SINGLE) -> None:
@@ -44,39 +50,52 @@ class FusedLayer:
         attention, mlp = _parts(layer)
         self._attention = attention
         self._mlp = mlp
-        self.is_part = layout.tensor_size > 1
+        self.is_part = layout.size > 1
         self._layout = layout
         self._backend = cast("str", attention.longreach_attention.backend.name)
         self._index = cast("int", attention.layer_idx)
         self._scale = cast("float", attention.scaling)
-        self._heads = attention.o_proj.in_features // attention.head_dim
+        self._heads = attention.o_proj.in_features // attention.head_dim // layout.context_size
         # SmolLM3 does not encode positions in some layers.
         self._rope = bool(getattr(attention, "use_rope", True))
         self._head_norms = None
         if hasattr(attention, "q_norm"):
             q_norm, k_norm = attention.q_norm, attention.k_norm
             self._head_norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
-        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+        self._whole = whole_weights(attention, mlp, layout)
+        self._share = share_of(self._whole, layout)
         self._silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")  # torch's or transformers' own
         self._input_norm = layer.input_layernorm
         self._post_norm = layer.post_attention_layernorm
 
     def __call__(self, hidden: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> Tensor:
-        """Add this layer to the residual stream `hidden` (1, T, C), in place; returns it.
+        """Add this layer to the residual stream `hidden` (1, n, C), in place; returns it.
 
-        `rope` are the cosines and sines (1, T, D) of the tokens' positions.
+        The n tokens are all T of the step, or this rank's (`RankLayout.token_sizes`). `rope` are the cosines and sines
+        (1, T, D) of all positions.
         """
         stream = hidden[0]
+        sizes = self._layout.token_sizes(step.slots.shape[0])
         few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend)
-        self._attend(stream, rope, step, few)
-        self._transform(stream, few)
+        weights = self._share if sizes is None else self._whole
+        self._attend(stream, rope, step, weights, sizes, few)
+        self._transform(stream, weights, few)
         return hidden
 
-    def _attend(self, stream: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, few: bool) -> None:
+    def _attend(
+        self,
+        stream: Tensor,
+        rope: tuple[Tensor, Tensor],
+        step: PagedStep,
+        weights: LayerWeights,
+        sizes: Sequence[int] | None,
+        few: bool,
+    ) -> None:
         x = self._norm(self._input_norm, stream)
-        weight, bias = self._qkv
-        qkv = product(x, weight, bias=bias) if few else nn.functional.linear(x, weight, bias)
+        if sizes is not None:
+            qkv = self._own_heads(x, weights.qkv, sizes)
+        else:
+            qkv = product(x, *weights.qkv) if few else nn.functional.linear(x, *weights.qkv)
         del x
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
         kv_scales = step.pages.scales[self._index]
@@ -103,30 +122,43 @@ class FusedLayer:
             v_scale=v_scale,
             backend=self._backend,
         )
-        self._add_product(stream, out.flatten(1), self._attention.o_proj, few)
+        if sizes is not None:
+            out = heads_to_tokens(out, sizes, self._layout.context_group)
+        self._add_product(stream, out.flatten(1), weights, weights.output, few)
 
-    def _transform(self, stream: Tensor, few: bool) -> None:
+    def _own_heads(self, x: Tensor, qkv: Projection, sizes: Sequence[int]) -> Tensor:
+        """Queries, keys and values of this rank's heads for all T tokens, (T, outputs / R), from its own x (n, C)."""
+        ranks = len(sizes)
+        send = x.new_empty(ranks, x.shape[0], qkv.weight.shape[0] // ranks)
+        for place, block in zip(send, in_blocks(qkv, ranks), strict=True):
+            torch.mm(x, block.weight.t(), out=place)
+            if block.bias is not None:
+                place.add_(block.bias)
+        return packed_to_heads(send, sizes, self._layout.context_group)
+
+    def _transform(self, stream: Tensor, weights: LayerWeights, few: bool) -> None:
         x = self._norm(self._post_norm, stream)
-        weight, bias = self._gate_up
         if few and self._silu:
-            inner = product(x, weight, bias=bias, gated=True)
+            inner = product(x, *weights.gate_up, gated=True)
         else:
-            gate_up = nn.functional.linear(x, weight, bias)
+            gate_up = nn.functional.linear(x, *weights.gate_up)
             del x
-            inner = self._activate(gate_up)
-            del gate_up
-        self._add_product(stream, inner, self._mlp.down_proj, few)
+            # Within a block gates come before what they gate; their products are in the channels' own order.
+            by_block = gate_up.view(-1, gate_up.shape[1] // weights.blocks)
+            inner = self._activate(by_block).view(stream.shape[0], -1)
+            del gate_up, by_block
+        self._add_product(stream, inner, weights, weights.down, few)
 
-    def _add_product(self, stream: Tensor, x: Tensor, projection: nn.Linear, few: bool) -> None:
+    def _add_product(self, stream: Tensor, x: Tensor, weights: LayerWeights, projection: Projection, few: bool) -> None:
         """stream += projection(x), summed over the ranks that each have a part of the projection's inputs."""
-        if not self.is_part:
+        if weights.sum_over is None:
             _add_product(stream, x, projection, few)
             return
-        # The stream is the same on all ranks, and must be in the sum once.
-        if self._layout.tensor_rank > 0:
+        # The stream is the same on all of them, and must be in the sum once.
+        if not weights.adds_stream:
             stream.zero_()
         _add_product(stream, x, projection, few)
-        distributed.all_reduce(stream, group=self._layout.tensor_group)
+        distributed.all_reduce(stream, group=weights.sum_over)
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
         return rms_norm(x, norm.weight, norm.variance_epsilon, self._backend)
@@ -153,23 +185,7 @@ def _parts(layer: nn.Module) -> tuple[Any, Any]:
     return attention, mlp
 
 
-def _joined(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """One weight and one bias for projections of the same input, whose parameters become views of them."""
-    weight = torch.cat([projection.weight.detach() for projection in projections])
-    bias = None
-    if projections[0].bias is not None:
-        bias = torch.cat([projection.bias.detach() for projection in projections])
-    start = 0
-    for projection in projections:
-        end = start + projection.out_features
-        projection.weight.data = weight[start:end]
-        if bias is not None:
-            projection.bias.data = bias[start:end]
-        start = end
-    return weight, bias
-
-
-def _add_product(stream: Tensor, x: Tensor, projection: nn.Linear, few: bool) -> None:
+def _add_product(stream: Tensor, x: Tensor, projection: Projection, few: bool) -> None:
     """stream += projection(x): the product's kernel adds, so the sum costs no pass of its own and is rounded once."""
     if few:
         product(x, projection.weight, bias=projection.bias, add_to=stream)

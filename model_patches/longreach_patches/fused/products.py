@@ -42,6 +42,7 @@ def _product_kernel(
     num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
+    STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -50,13 +51,14 @@ def _product_kernel(
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of outputs,): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first, if GATED."""
+    """Grid (blocks of outputs,): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first, if GATED.
+    W's rows are STRIDE apart."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     rows = tl.arange(0, ROWS)
     has_row = rows < num_rows
     inside = offs_n < N
-    w_ptrs = W + offs_n.to(tl.int64)[:, None] * K + offs_k[None, :]
+    w_ptrs = W + offs_n.to(tl.int64)[:, None] * STRIDE + offs_k[None, :]
     x_ptrs = X + rows[None, :] * K + offs_k[:, None]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
@@ -66,7 +68,7 @@ def _product_kernel(
         x = tl.load(x_ptrs + start, mask=known[:, None] & has_row[None, :], other=0.0)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
         if GATED:
-            up = tl.load(w_ptrs + N * K + start, mask=inside[:, None] & known[None, :], other=0.0)
+            up = tl.load(w_ptrs + N * STRIDE + start, mask=inside[:, None] & known[None, :], other=0.0)
             acc_up = tl.dot(up, x, acc_up, input_precision=PRECISION)
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -82,9 +84,10 @@ def _product_kernel(
 
 
 def product(
-    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, gated: bool = False, add_to: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, add_to: Tensor | None = None
 ) -> Tensor:
-    """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), all contiguous, accumulated in fp32: (T, N).
+    """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), accumulated in fp32: (T, N). All are contiguous, but W may
+    be some columns of a wider one.
 
     Args:
         bias: (N,), added to the product.
@@ -105,6 +108,7 @@ def product(
         rows,
         N=outputs,
         K=inputs,
+        STRIDE=weight.stride(0),
         ROWS=_LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,

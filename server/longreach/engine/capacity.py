@@ -33,9 +33,9 @@ _LINK_BYTES_PER_SECOND = 20e9
 _LINK_SHARE = 0.5
 
 
-def default_batched_tokens(on_gpu: bool) -> int:
-    """The token budget of a step where none is set."""
-    return _GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS
+def default_batched_tokens(on_gpu: bool, context_size: int = 1) -> int:
+    """The token budget of a step where none is set: as many on each context rank as one alone would have."""
+    return (_GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS) * context_size
 
 
 @dataclass(frozen=True)

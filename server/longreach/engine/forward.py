@@ -21,7 +21,12 @@ from .transfer import upload
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
-    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,)."""
+    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,).
+
+    Of a long step each context rank has some of the tokens; all have all logits.
+    """
+    if (sizes := loaded.layout.token_sizes(len(input_ids))) is not None:
+        return _spread(loaded, step, input_ids, positions, rows, sizes)
     output = loaded.patched.model(
         input_ids=input_ids[None],
         position_ids=positions[None],
@@ -31,6 +36,31 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
         paged_step=step,
     )
     return output.logits[0]
+
+
+def _spread(
+    loaded: LoadedModel,
+    step: PagedStep,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    sizes: list[int],
+) -> torch.Tensor:
+    model, layout = loaded.patched.model, loaded.layout
+    start = sum(sizes[: layout.context_rank])
+    count = sizes[layout.context_rank]
+    hidden = model.base_model(
+        input_ids=input_ids[None, start : start + count],
+        position_ids=positions[None],
+        attention_mask=step.mask_placeholder,
+        use_cache=False,
+        paged_step=step,
+    ).last_hidden_state[0]
+    here = (rows >= start) & (rows < start + count)
+    # Each row is in the sum once, so that it is what its rank computed.
+    wanted = hidden[(rows - start).clamp(0, count - 1)].masked_fill_(~here[:, None], 0)
+    distributed.all_reduce(wanted, group=layout.context_group)
+    return model.lm_head(wanted)  # as every supported family names it
 
 
 def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from longreach_patches import RankLayout
 from torch import distributed
@@ -21,7 +23,7 @@ _LOADING = timedelta(hours=2)
 
 def layout_of(config: EngineConfig, rank: int = 0) -> RankLayout:
     """The place of a rank in an engine, before it has joined the others."""
-    return RankLayout(tensor_size=config.tensor_parallel_size, rank=rank)
+    return RankLayout(config.tensor_parallel_size, config.context_parallel_size, rank)
 
 
 def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
@@ -30,17 +32,18 @@ def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
     Raises:
         ValueError: the machine has too few GPUs, or one of them is named; the message names the fix.
     """
-    size = layout_of(config).size
+    layout = layout_of(config)
+    size = layout.size
     if size == 1 or config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return config
     if ":" in config.device:
         raise ValueError(
-            f"--device {config.device} is one GPU and --tensor-parallel-size asks for {size}; use --device cuda, "
-            "and CUDA_VISIBLE_DEVICES to choose which"
+            f"--device {config.device} is one GPU and {layout.flags} asks for {size}; use --device cuda, and "
+            "CUDA_VISIBLE_DEVICES to choose which"
         )
     if (count := torch.cuda.device_count()) < size:
         raise ValueError(
-            f"--tensor-parallel-size asks for {size} GPUs and this machine has {count}; "
+            f"{layout.flags} asks for {size} GPUs and this machine has {count}; "
             + ("use a smaller one" if count else "use --device cpu, or a machine with GPUs")
         )
     return msgspec.structs.replace(config, device=f"cuda:{rank}")
@@ -74,7 +77,24 @@ def join(config: EngineConfig, rank: int, rendezvous: str) -> Joined:
         timeout=timedelta(seconds=config.step_timeout),
         device_id=torch.device(config.device) if on_gpu else None,
     )
-    return Joined(RankLayout(layout.tensor_size, layout.context_size, rank, distributed.group.WORLD), store)
+    return Joined(_with_groups(layout), store)
+
+
+def _with_groups(layout: RankLayout) -> RankLayout:
+    """The layout with its process groups, which all ranks make in the same order."""
+    everyone = distributed.group.WORLD
+    if 1 in (layout.tensor_size, layout.context_size):
+        return dataclasses.replace(layout, tensor_group=everyone, context_group=everyone, group=everyone)
+    # A row of ranks has the same weights, a column the same tokens.
+    ranks = np.arange(layout.size).reshape(layout.tensor_size, layout.context_size)
+    rows = [distributed.new_group(row.tolist()) for row in ranks]
+    columns = [distributed.new_group(column.tolist()) for column in ranks.T]
+    return dataclasses.replace(
+        layout,
+        tensor_group=columns[layout.context_rank],
+        context_group=rows[layout.tensor_rank],
+        group=everyone,
+    )
 
 
 def leave(*, together: bool = True) -> None:

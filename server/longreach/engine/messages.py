@@ -48,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     silence_timeout: float = 30.0
     step_timeout: float = 600.0
     tensor_parallel_size: int = 1
+    context_parallel_size: int = 1
 
 
 class AttentionPolicy(msgspec.Struct, frozen=True):

@@ -75,7 +75,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
         torch.cuda.empty_cache()  # what the whole model took, if it was there for a moment
-    batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu)
+    batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
     footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
     demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)

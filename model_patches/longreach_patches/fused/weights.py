@@ -1,0 +1,110 @@
+"""A layer's projections, joined where they share an input, and the part that one of several ranks computes with.
+
+Ranks that have the same weights use them in two ways (`RankLayout.token_sizes`): whole, on their own tokens, or each
+its share, on all tokens. So that a share is one run of rows, joined projections lie rank by rank: the queries, keys and
+values of the first rank's heads, then those of the second's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from longreach_patches.layout import RankLayout
+
+
+class Projection(NamedTuple):
+    """A weight (outputs, inputs), its rows contiguous, and a bias (outputs,)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """What a step computes one layer with.
+
+    Attributes:
+        qkv, gate_up: joined projections.
+        blocks: ranks whose rows these have, each a block in which the joined follow one another.
+        output, down: the projections back to the residual stream.
+        sum_over: the ranks whose products with `output`, and with `down`, add up; None if this one's are all.
+        adds_stream: whether this rank's sum has the residual stream in it, which must be there once.
+    """
+
+    qkv: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
+    blocks: int
+    sum_over: ProcessGroup | None
+    adds_stream: bool
+
+
+def whole_weights(attention: Any, mlp: Any, layout: RankLayout) -> LayerWeights:
+    """The weights of a layer as they were loaded; joins them in place."""
+    return LayerWeights(
+        qkv=_joined(layout.context_size, attention.q_proj, attention.k_proj, attention.v_proj),
+        output=Projection(attention.o_proj.weight, attention.o_proj.bias),
+        gate_up=_joined(layout.context_size, mlp.gate_proj, mlp.up_proj),
+        down=Projection(mlp.down_proj.weight, mlp.down_proj.bias),
+        blocks=layout.context_size,
+        sum_over=layout.tensor_group if layout.tensor_size > 1 else None,
+        adds_stream=layout.tensor_rank == 0,
+    )
+
+
+def share_of(whole: LayerWeights, layout: RankLayout) -> LayerWeights:
+    """This rank's share of weights that all ranks of its context group have, as views."""
+    if layout.context_size == 1:
+        return whole
+    return LayerWeights(
+        qkv=_some_outputs(whole.qkv, layout),
+        output=_some_inputs(whole.output, layout),
+        gate_up=_some_outputs(whole.gate_up, layout),
+        down=_some_inputs(whole.down, layout),
+        blocks=1,
+        sum_over=layout.group,
+        adds_stream=layout.rank == 0,
+    )
+
+
+def in_blocks(projection: Projection, count: int) -> list[Projection]:
+    """A joined projection, rank by rank."""
+    weights = projection.weight.chunk(count)
+    biases = [None] * count if projection.bias is None else projection.bias.chunk(count)
+    return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _some_outputs(projection: Projection, layout: RankLayout) -> Projection:
+    return in_blocks(projection, layout.context_size)[layout.context_rank]
+
+
+def _some_inputs(projection: Projection, layout: RankLayout) -> Projection:
+    weight = projection.weight.chunk(layout.context_size, dim=1)[layout.context_rank]
+    return Projection(weight, projection.bias if layout.context_rank == 0 else None)  # once in the sum
+
+
+def _joined(ranks: int, *projections: nn.Linear) -> Projection:
+    """One projection in place of several of the same input, rank by rank. Nothing is held twice: with one rank their
+    own parameters become views of it, with several, where their rows do not follow each other, they become empty."""
+    weight = _interleaved(ranks, [projection.weight.detach() for projection in projections])
+    bias = None
+    if projections[0].bias is not None:
+        bias = _interleaved(ranks, [projection.bias.detach() for projection in projections])
+    start = 0
+    for projection in projections:
+        end = start + projection.out_features if ranks == 1 else start
+        projection.weight.data = weight[start:end]
+        if bias is not None:
+            projection.bias.data = bias[start:end]
+        start = end
+    return Projection(weight, bias)
+
+
+def _interleaved(ranks: int, rows: list[Tensor]) -> Tensor:
+    return torch.cat([x.unflatten(0, (ranks, -1)) for x in rows], dim=1).flatten(0, 1)
