@@ -1,0 +1,196 @@
+"""The commands `longreach bench ...`. Nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .load_command import EXIT_CONFIG, load
+
+bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True)
+bench.command()(load)
+
+
+@bench.command()
+def kernels(
+    suite: Annotated[str, typer.Option(help="Of forward, sparse, decode, backward, with commas.")] = "forward,decode",
+    mask: Annotated[str | None, typer.Option(help="Another mask for forward: causal, full, window:4096[:4].")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Other lengths for forward: 4096,16384.")] = None,
+    backends: Annotated[str, typer.Option(help="Our backends, with commas.")] = "auto",
+    peers: Annotated[str, typer.Option(help="Of cudnn, fa2, flex and fa3, with commas; empty for none.")] = "cudnn,fa2",
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
+) -> None:
+    """Time the attention kernels beside their peers and the machine's ceilings. Needs a GPU."""
+    from longreach.bench.cases import select
+    from longreach.bench.kernels import measure, table
+
+    def save(result: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
+    try:
+        cases = select(suite, mask, lengths)
+        result = measure(cases, names(backends), names(peers), lambda line: typer.echo(line, err=True), save)
+    except ValueError as error:
+        raise _refused(error) from None
+    typer.echo(table(result))
+
+
+@bench.command()
+def recall(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="A server's URL, or a model to serve: directory or hub id. Default: embedded."),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="Some of the tasks, with commas. Default: all.")] = None,
+    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "1024,4096,16384",
+    depths: Annotated[int, typer.Option(help="Depths from the beginning of the text to its end.")] = 5,
+    count: Annotated[int, typer.Option(help="Prompts for each task and length, spread over the depths.")] = 20,
+    phrasing: Annotated[str, typer.Option(help="plain, mixed or held_out (unseen in training).")] = "plain",
+    filler: Annotated[str, typer.Option(help="Text around the facts: seen or unseen in training.")] = "seen",
+    attention: Annotated[str | None, typer.Option(help="Attention policy: a name, or a JSON object.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Directory of the served model's tokenizer.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Prompts in flight.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
+    heatmap: Annotated[Path | None, typer.Option(help="Write recall by length and depth as a PNG here.")] = None,
+) -> None:
+    """Measure how well facts are found in long prompts: by task, length and depth, through a server."""
+    from longreach.bench.recall.heatmap import draw
+    from longreach.bench.recall.measure import table
+    from longreach.bench.recall.run import run
+    from longreach.bench.recall.suite import Plan, some_tasks, whole_numbers
+
+    try:
+        plan = Plan(some_tasks(tasks), whole_numbers("lengths", lengths), depths, count, phrasing, filler, seed)
+        result = run(
+            target,
+            plan,
+            attention=attention,
+            tokenizer=tokenizer,
+            concurrency=concurrency,
+            report=lambda line: typer.echo(line, err=True),
+        )
+        typer.echo(table(result))
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1) + "\n")
+        if heatmap is not None:
+            draw(result, heatmap)
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+_LENGTHS = typer.Option(help="Prompt lengths in tokens, with commas: 4096,16k,128k.")
+_REPEATS = typer.Option(help="Rounds at each length.")
+_MAX_TOKENS = typer.Option(help="Tokens of each answer in the latency suite.")
+_BATCHES = typer.Option(help="Batches that are sent at once, with commas: 16x16k,64x4k.")
+_BATCH_TOKENS = typer.Option(help="Tokens of each answer of a batch.")
+_SERVE = typer.Option(help="Flags of `longreach serve`, in one argument, where a server is started.")
+_OUT = typer.Option(help="Write the result as JSON here.")
+_TARGET = typer.Argument(help="A server's URL, a shape (llama-8b, llama-8b-1m, tiny), a directory or a hub id.")
+
+
+@bench.command()
+def latency(
+    target: Annotated[str, _TARGET] = "http://127.0.0.1:8000",
+    lengths: Annotated[str, _LENGTHS] = "1024,4096,16384",
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 1,
+    repeats: Annotated[int, _REPEATS] = 3,
+    max_tokens: Annotated[int, _MAX_TOKENS] = 64,
+    serve_flags: Annotated[str, _SERVE] = "",
+    out: Annotated[Path | None, _OUT] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
+) -> None:
+    """Time to the first token and between tokens, by prompt length, of a server that runs or is started."""
+    sizes = {"lengths": lengths, "concurrencies": str(concurrency), "repeats": repeats, "max_tokens": max_tokens}
+    _compare(target, [], ["latency"], sizes, serve_flags=serve_flags, out=out, plot=plot)
+
+
+@bench.command()
+def throughput(
+    target: Annotated[str, _TARGET] = "http://127.0.0.1:8000",
+    batches: Annotated[str, _BATCHES] = "16x16k,64x4k,4x64k",
+    batch_tokens: Annotated[int, _BATCH_TOKENS] = 128,
+    serve_flags: Annotated[str, _SERVE] = "",
+    out: Annotated[Path | None, _OUT] = None,
+) -> None:
+    """Seconds that batches of prompts take when they are sent all at once."""
+    sizes = {"batches": batches, "batch_tokens": batch_tokens}
+    _compare(target, [], ["throughput"], sizes, serve_flags=serve_flags, out=out)
+
+
+@bench.command()
+def compare(
+    target: Annotated[str, _TARGET] = "llama-8b",
+    peers: Annotated[str, typer.Option(help="Of vllm, transformers and NAME=URL, with commas.")] = "",
+    suites: Annotated[
+        str,
+        typer.Option(help="Of latency, throughput, fairness (streams beside a long prompt), reuse."),
+    ] = "latency,throughput",
+    lengths: Annotated[str, _LENGTHS] = "4k,16k,32k,64k,128k",
+    repeats: Annotated[int, _REPEATS] = 3,
+    max_tokens: Annotated[int, _MAX_TOKENS] = 64,
+    batches: Annotated[str, _BATCHES] = "16x16k,64x4k,4x64k",
+    batch_tokens: Annotated[int, _BATCH_TOKENS] = 128,
+    long_prompt: Annotated[str, typer.Option(help="Tokens of the long prompt of fairness and reuse.")] = "128k",
+    serve_flags: Annotated[str, _SERVE] = "",
+    vllm_packages: Annotated[Path | None, typer.Option(help="A directory with vLLM, if it is not installed.")] = None,
+    out: Annotated[Path | None, _OUT] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
+) -> None:
+    """One model by several servers, one after the other in one run; ours is started first."""
+    sizes = {"lengths": lengths, "repeats": repeats, "max_tokens": max_tokens, "batches": batches}
+    sizes |= {"batch_tokens": batch_tokens, "long_prompt": long_prompt}
+    chosen = names(suites)
+    _compare(target, names(peers), chosen, sizes, serve_flags, out=out, plot=plot, vllm_packages=vllm_packages)
+
+
+def _compare(
+    target: str,
+    peers: list[str],
+    suites: list[str],
+    sizes: dict[str, Any],
+    serve_flags: str = "",
+    *,
+    out: Path | None = None,
+    plot: Path | None = None,
+    vllm_packages: Path | None = None,
+) -> None:
+    from longreach.bench import report
+    from longreach.bench.compare import compare
+    from longreach.bench.sizes import load_of
+
+    def save(result: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
+    try:
+        result = compare(
+            target,
+            peers,
+            suites,
+            load_of(**sizes),
+            lambda line: typer.echo(line, err=True),
+            flags=shlex.split(serve_flags),
+            vllm_packages=vllm_packages,
+            save=save,
+        )
+    except ValueError as error:
+        raise _refused(error) from None
+    typer.echo(report.table(result))
+    if plot is not None:
+        report.draw(result, plot)
+
+
+def names(text: str) -> list[str]:
+    """What stands between the commas."""
+    return [name for name in text.split(",") if name]
+
+
+def _refused(error: Exception) -> typer.Exit:
+    typer.echo(f"longreach: error: {error}", err=True)
+    return typer.Exit(EXIT_CONFIG)
