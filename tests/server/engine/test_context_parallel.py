@@ -16,11 +16,11 @@ from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.joining import on_rank
-from longreach.engine.messages import EngineConfig, Sampling, Update
+from longreach.engine.messages import EngineConfig, Sampling
 from msgspec.structs import replace
 
 from .conftest import ids, save_model
-from .test_ranks import MAX_TOKENS, POLICIES, answers, build, one, prompts, specs, tokens
+from .test_ranks import MAX_TOKENS, POLICIES, answers, build, one, prompts, same_scores, specs, tokens
 
 __all__ = ["one", "prompts"]  # fixtures
 
@@ -64,17 +64,6 @@ def test_two_ranks_give_the_tokens_of_one(
     del spread[:]
     assert tokens(answers(two, requests)) == tokens(alone)
     assert spread == []  # what is left of cached prompts is few tokens
-
-
-def same_scores(alone: dict[str, list[Update]], together: dict[str, list[Update]]) -> None:
-    """Hold the log-probabilities to each other: unlike tokens they tell of everything that was read."""
-    for name in alone:
-        scores = [
-            [score.logprob for update in told[name] for score in (*update.prompt_logprobs, *update.logprobs)]
-            for told in (alone, together)
-        ]
-        assert len(scores[0]) >= MAX_TOKENS
-        np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
 
 
 def test_a_long_prompt_is_read_beside_answers(

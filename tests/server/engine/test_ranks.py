@@ -91,13 +91,26 @@ def tokens(told: dict[str, list[Update]]) -> dict[str, list[int]]:
     return {name: [token for update in updates for token in update.tokens] for name, updates in told.items()}
 
 
+def same_scores(alone: dict[str, list[Update]], together: dict[str, list[Update]]) -> None:
+    """Hold the log-probabilities to each other: unlike tokens they tell of everything that was read."""
+    for name in alone:
+        scores = [
+            [score.logprob for update in told[name] for score in (*update.prompt_logprobs, *update.logprobs)]
+            for told in (alone, together)
+        ]
+        assert len(scores[0]) >= MAX_TOKENS
+        np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_two_ranks_give_the_tokens_of_one(one: Engine, two: Engine, prompts: list[list[int]], name: str) -> None:
     """Prompts longer than a step, side by side, under a policy that may differ by head; then from the cache."""
-    requests = specs(prompts, POLICIES[name])
+    requests = specs(prompts, POLICIES[name], logprobs=1)
     alone, together = answers(one, requests), answers(two, requests)
     assert tokens(together) == tokens(alone)
     assert tokens(answers(two, requests)) == tokens(alone)
+    if name != "dynamic":  # whose choice of tiles rounds
+        same_scores(alone, together)
     if name == "dense":
         return
     for request in requests:
@@ -116,13 +129,7 @@ def test_drafts_scores_and_seeds_are_those_of_one_rank(one: Engine, two: Engine,
     requests = specs([prompts[0][:700], prompts[2]], sampling=how, speculate=4, logprobs=2, prompt_logprobs=1)
     alone, together = answers(one, requests), answers(two, requests)
     assert tokens(together) == tokens(alone)
-    for name in alone:
-        scores = [
-            [score.logprob for update in told[name] for score in (*update.prompt_logprobs, *update.logprobs)]
-            for told in (alone, together)
-        ]
-        assert len(scores[0]) > MAX_TOKENS
-        np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
+    same_scores(alone, together)
 
 
 def test_pages_that_come_back_from_the_host_are_those_of_their_rank(
