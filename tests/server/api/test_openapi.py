@@ -1,7 +1,7 @@
 """The OpenAPI document says what the server does: schemathesis sends what it allows, and what it does not.
 
 `make test` sends a few hundred requests to a server without a model. `make soak` sends thousands to the embedded model:
-LONGREACH_SCHEMA_CASES of each kind to each operation.
+LONGREACH_SCHEMA_CASES of each kind to each operation, and writes how they were answered to LONGREACH_SCHEMA_RESULT.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import schemathesis
+from longreach.bench.summary import environment
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -28,6 +31,7 @@ from tests.server.api.test_chat import TEMPLATE
 
 SOAK_CASES = os.environ.get("LONGREACH_SCHEMA_CASES")
 CASES = int(SOAK_CASES or "20")
+RESULT = os.environ.get("LONGREACH_SCHEMA_RESULT")
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     status_code_conformance,
@@ -60,6 +64,18 @@ def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer | Embedd
     else:
         with EmbeddedServer(max_model_len=96, kv_cache_memory="16MiB") as server:
             yield server
+
+
+@pytest.fixture(scope="module")
+def answered() -> Iterator[dict[str, Counter[int]]]:
+    """How many requests of each operation had which status."""
+    counts: dict[str, Counter[int]] = {}
+    yield counts
+    if RESULT is not None:
+        by_status = {operation: {str(k): n for k, n in sorted(found.items())} for operation, found in counts.items()}
+        requests = sum(found.total() for found in counts.values())
+        result = {"environment": environment(), "requests": requests, "answers": by_status}
+        Path(RESULT).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def document(live: LiveServer | EmbeddedServer) -> dict[str, Any]:
@@ -134,7 +150,9 @@ def _passes(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_request_that_the_document_describes_goes_wrong(live: LiveServer | EmbeddedServer, operation: str) -> None:
+def test_no_request_that_the_document_describes_goes_wrong(
+    live: LiveServer | EmbeddedServer, operation: str, answered: dict[str, Counter[int]]
+) -> None:
     whole, name = document(live), live.service.settings.name
     for schema in whole["components"]["schemas"].values():
         properties = schema.get("properties", {})
@@ -144,13 +162,17 @@ def test_no_request_that_the_document_describes_goes_wrong(live: LiveServer | Em
     method, path = operation.split(" ")
     whole["paths"] = {path: {method.lower(): whole["paths"][path][method.lower()]}}
     for mode, described, allowed in _passes(whole, method):
-        _send_many(live, mode, described, allowed)
+        _send_many(live, mode, described, allowed, answered.setdefault(operation, Counter()))
     eventually(lambda: live.idle)
     assert live.engine.alive
 
 
 def _send_many(
-    live: LiveServer | EmbeddedServer, mode: schemathesis.GenerationMode, described: dict[str, Any], allowed: set[int]
+    live: LiveServer | EmbeddedServer,
+    mode: schemathesis.GenerationMode,
+    described: dict[str, Any],
+    allowed: set[int],
+    answered: Counter[int],
 ) -> None:
     """Send CASES requests of one mode to the one operation that is described, and check each answer."""
     [chosen] = [result.ok() for result in schemathesis.openapi.from_dict(described).get_all_operations()]
@@ -160,6 +182,7 @@ def _send_many(
     def send(case: schemathesis.Case) -> None:
         hypothesis.assume(not _has_whole_float(case.body))
         answer = case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=600)
+        answered[answer.status_code] += 1
         assert answer.status_code in allowed, answer.text
 
     send()
