@@ -3,6 +3,7 @@
 python -m tests.kernels.context_ranks RANK RANKS DIRECTORY
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -142,7 +143,9 @@ def main(rank: int, ranks: int, directory: Path) -> None:
         except ValueError as error:
             refusals[what] = str(error)
     torch.save((results, refusals, sent), directory / f"rank{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # as ranks of an engine end: gloo's threads may abort the interpreter's own end
 
 
 if __name__ == "__main__":
