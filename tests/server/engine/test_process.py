@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from longreach.engine import process
-from longreach.engine.client import EngineClient
+from longreach.engine.client import EngineClient, child_environment
 from longreach.engine.errors import EngineDeadError, EngineStartError, QueueFullError, RequestFailedError
 from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Generate, Sampling, encode_frame
 
@@ -36,6 +36,23 @@ def spec(name: str, length: int = 20, max_tokens: int = 5) -> Generate:
 
 async def tokens_of(client: EngineClient, request: Generate) -> list[int]:
     return [token async for update in client.generate(request) for token in update.tokens]
+
+
+def test_threads_of_an_engine_wait_briefly_unless_told_otherwise(model_dir: Path) -> None:
+    assert child_environment({"PATH": "x"}) == {"PATH": "x", "GOMP_SPINCOUNT": "5000"}
+    for chosen in ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        assert child_environment(chosen) == chosen
+
+    async def scenario() -> bytes:
+        client = await EngineClient.start(EngineConfig(model=str(model_dir), device="cpu"))
+        try:
+            return await asyncio.to_thread(Path(f"/proc/{client.pid}/environ").read_bytes)
+        finally:
+            await client.stop()
+
+    expected = child_environment(os.environ)
+    variables = dict(entry.split("=", 1) for entry in asyncio.run(scenario()).decode().split("\0") if entry)
+    assert variables.get("GOMP_SPINCOUNT") == expected.get("GOMP_SPINCOUNT")
 
 
 def test_requests_stream_side_by_side_and_errors_stay_with_their_request(model_dir: Path) -> None:
@@ -236,7 +253,7 @@ def test_stop_signals_do_not_end_the_engine_before_its_owner_does(model_dir: Pat
 def test_no_engine_outlives_its_parent(model_dir: Path) -> None:
     owner = textwrap.dedent(f"""
         import asyncio
-        from longreach.engine.client import EngineClient
+        from longreach.engine.client import EngineClient, child_environment
         from longreach.engine.messages import EngineConfig
 
         async def main():
