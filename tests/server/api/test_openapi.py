@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import jsonschema
 import pytest
 import schemathesis
 from longreach.bench.summary import environment
@@ -102,6 +103,23 @@ def test_every_reference_resolves(live: LiveServer | EmbeddedServer) -> None:
     names = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert names
     assert names <= set(whole["components"]["schemas"])
+
+
+@pytest.mark.parametrize("operation", ["completions", "chat/completions", "responses", "tokenize"])
+def test_a_null_is_taken_where_the_document_says_so(live: LiveServer | EmbeddedServer, operation: str) -> None:
+    path = operation if operation == "tokenize" else f"v1/{operation}"
+    whole = document(live)
+    schema = whole["paths"][f"/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    properties = whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
+    name = next(name for name in ("messages", "input", "prompt") if name in properties)
+    simple = {name: SIMPLE["messages"]["const"] if name == "messages" else "Hello"}
+    if "model" in properties:
+        simple["model"] = live.service.settings.name
+    validator = jsonschema.Draft202012Validator({**whole, **schema})
+    for field in properties.keys() - simple.keys():
+        body = {**simple, field: None}
+        answer = live.http.post(f"/{path}", json=body)
+        assert (answer.status_code == 200) == validator.is_valid(body), (field, answer.text)
 
 
 def _has_whole_float(value: object) -> bool:

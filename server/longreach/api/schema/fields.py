@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
+from pydantic_core import core_schema
 
 from longreach.strict import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
 from longreach.strict import StrictModel as StrictModel
@@ -24,9 +26,20 @@ MAX_TOOLS = 128
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
 
-def or_default(default: object) -> BeforeValidator:
-    """JSON null means the default, as it does for OpenAI."""
-    return BeforeValidator(lambda value: default if value is None else value)
+@dataclass(frozen=True)
+class or_default:  # noqa: N801 - reads as a function where it is used
+    """JSON null means the default, as it does for OpenAI; the field's JSON schema says so."""
+
+    default: object
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self._replaced, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Any:
+        return {"anyOf": [handler(core), {"type": "null"}]}
+
+    def _replaced(self, value: object) -> object:
+        return self.default if value is None else value
 
 
 def only(*allowed: object) -> PlainValidator:

@@ -47,7 +47,7 @@ class Function(StrictModel):
 
     name: Name
     description: Annotated[str | None, Field(max_length=16384)] = None
-    parameters: Annotated[JsonSchema | None, or_default({})] = Field({}, validate_default=False)
+    parameters: Annotated[JsonSchema, or_default({})] = Field({}, validate_default=False)
     strict: bool | None = None
 
 
