@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -14,6 +15,7 @@ from .graphs import DecodeGraphs
 from .host_pages import PageMoves
 from .host_store import HostStore
 from .kept_mass import StepSamples
+from .limits import Limits
 from .mixed_graphs import MixedGraphs
 from .plan import StepPlan
 from .policies import LayerPolicies
@@ -66,6 +68,15 @@ def _spread(
 def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
     return torch.where(input_ids < 0, drawn[rows], input_ids)
+
+
+def step_graphs(
+    loaded: LoadedModel, pages: KVPages, drawn: torch.Tensor, limits: Limits
+) -> tuple[DecodeGraphs, MixedGraphs]:
+    """The graphs of a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`."""
+    run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+    decode = DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len)
+    return decode, MixedGraphs(run, fill, pages, limits)
 
 
 class ForwardPass:
