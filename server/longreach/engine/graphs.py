@@ -68,7 +68,7 @@ class DecodeGraphs:
         self._fill = fill
         self._pages = pages
         self._sizes = _powers_up_to(max_num_seqs)
-        self._contexts = _contexts_up_to(max_model_len)
+        self._contexts = contexts_up_to(max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
         # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
@@ -155,7 +155,8 @@ def _powers_up_to(bound: int) -> list[int]:
     return sizes
 
 
-def _contexts_up_to(bound: int) -> list[int]:
+def contexts_up_to(bound: int) -> list[int]:
+    """The contexts that graphs are captured for, ascending to the longest sequence that there can be."""
     contexts = [bound]
     while contexts[-1] > _SMALLEST_CONTEXT:
         contexts.append(max(contexts[-1] // _CONTEXT_FACTOR, _SMALLEST_CONTEXT))

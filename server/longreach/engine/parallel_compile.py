@@ -14,8 +14,9 @@ import torch
 from longreach_kernels.compilation import compile_only
 from longreach_patches import KVPages, LoadedModel, PageShape
 
-from .forward import step_graphs
+from .forward import StepGraphs
 from .limits import Limits
+from .policies import LayerPolicies
 from .rehearsal import rehearse
 from .warm import warm
 
@@ -28,6 +29,7 @@ def compile_kernels(
     shape: PageShape,
     num_pages: int,
     limits: Limits,
+    policies: LayerPolicies,
     *,
     rehearsed: tuple[int, int] | None,
     cuda_graphs: bool,
@@ -40,6 +42,7 @@ def compile_kernels(
         loaded: the model, on a GPU.
         shape, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
             some kernels by itself.
+        policies: the model's.
         rehearsed: tokens and rows of the step that the start rehearses, or None if it rehearses none.
         cuda_graphs: whether the start captures graphs.
     """
@@ -53,9 +56,8 @@ def compile_kernels(
         pages = KVPages(shape, num_pages, loaded.device, scales)
         if cuda_graphs:
             drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
-            for graphs in step_graphs(loaded, pages, drawn, limits):
-                for _, run in graphs.steps():
-                    run()
+            for run in StepGraphs.of(loaded, pages, drawn, limits, policies).steps():
+                run()
         warm(loaded, pages, limits)
     del pages
     if loaded.device.type == "cuda":

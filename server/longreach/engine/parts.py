@@ -25,7 +25,7 @@ from longreach_patches import (
 from transformers.utils import logging as transformers_logging
 
 from . import capacity
-from .forward import ForwardPass, step_graphs
+from .forward import ForwardPass, StepGraphs
 from .host_store import HostStore
 from .joining import Joined, in_turn, least
 from .limits import Limits
@@ -78,25 +78,6 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
     footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
     demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
-    rehearsed = None
-    if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
-        rehearsed = demand.step_tokens, demand.step_rows
-    if on_gpu:
-        planned = demand.fit(least(_room(config, loaded, demand), layout, loaded.device))
-        compile_kernels(
-            loaded,
-            footprint.pages,
-            planned.num_pages,
-            Limits(config.max_num_seqs, batched_tokens, planned.max_model_len),
-            rehearsed=rehearsed,
-            cuda_graphs=config.cuda_graphs,
-        )
-    rehearsal = None if rehearsed is None else rehearse(loaded, config.page_size, *rehearsed)
-    peak = None if rehearsal is None else rehearsal.peak_bytes
-    sized = demand.fit(least(_room(config, loaded, demand, peak), layout, loaded.device))
-    page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
-    unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
-    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
     own = layer_masks(loaded.config)
     policies = LayerPolicies(
         own,
@@ -107,6 +88,26 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         step_tokens=batched_tokens,
         part=layout.part(loaded.config.num_attention_heads),
     )
+    rehearsed = None
+    if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
+        rehearsed = demand.step_tokens, demand.step_rows
+    if on_gpu:
+        planned = demand.fit(least(_room(config, loaded, demand), layout, loaded.device))
+        compile_kernels(
+            loaded,
+            footprint.pages,
+            planned.num_pages,
+            Limits(config.max_num_seqs, batched_tokens, planned.max_model_len),
+            policies,
+            rehearsed=rehearsed,
+            cuda_graphs=config.cuda_graphs,
+        )
+    rehearsal = None if rehearsed is None else rehearse(loaded, config.page_size, *rehearsed)
+    peak = None if rehearsal is None else rehearsal.peak_bytes
+    sized = demand.fit(least(_room(config, loaded, demand, peak), layout, loaded.device))
+    page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
+    unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
+    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
     limits = Limits(
         config.max_num_seqs,
         batched_tokens,
@@ -122,11 +123,8 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
     graphs = None
     if on_gpu and config.cuda_graphs:
-        graphs = step_graphs(loaded, pages, drawn, limits)
-        with torch.inference_mode():
-            pool = torch.cuda.graph_pool_handle()
-            for captured in graphs:
-                captured.capture(pool)
+        graphs = StepGraphs.of(loaded, pages, drawn, limits, policies)
+        graphs.capture()
     if on_gpu:
         start = time.perf_counter()
         warm(loaded, pages, limits)

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 import triton
 from longreach.engine import parallel_compile
-from longreach.engine.forward import step_graphs
+from longreach.engine.forward import StepGraphs
 from longreach.engine.limits import Limits
+from longreach.engine.policies import LayerPolicies
 from longreach.engine.rehearsal import rehearse
 from longreach.engine.warm import warm
 from longreach_kernels import backends
 from longreach_kernels.compilation import launches_compile_only
-from longreach_patches import KVPages, LoadedModel, PageShape, load_model, resolve_kv_dtype
+from longreach_patches import KVPages, LoadedModel, PageShape, layer_masks, load_model, resolve_kv_dtype
 from triton.backends.compiler import GPUTarget
 
 PAGE = 128
@@ -89,15 +90,14 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def start(loaded: LoadedModel, shape: PageShape, num_pages: int, limits: Limits) -> None:
+def start(loaded: LoadedModel, shape: PageShape, num_pages: int, limits: Limits, policies: LayerPolicies) -> None:
     """What `build_parts` does on a GPU, but that a graph's step is run where it is captured there."""
     rehearsal = rehearse(loaded, PAGE, *_STEP)
     scales = rehearsal.scales if shape.dtype != loaded.dtype else None
     pages = KVPages(shape, num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
-    for graphs in step_graphs(loaded, pages, drawn, limits):
-        for _, run in graphs.steps():
-            run()
+    for run in StepGraphs.of(loaded, pages, drawn, limits, policies).steps():
+        run()
     warm(loaded, pages, limits)
 
 
@@ -106,10 +106,11 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     compiler = pretend(backend)
     loaded = load_model(model, device="cpu", dtype="bfloat16", random_weights=True)
     shape = PageShape.of(loaded.config, resolve_kv_dtype(kv_dtype, loaded.dtype), PAGE)
-    parallel_compile.compile_kernels(loaded, shape, *_PLANNED, rehearsed=_STEP, cuda_graphs=True)
+    policies = LayerPolicies(layer_masks(loaded.config), loaded.config.num_attention_heads, shape)
+    parallel_compile.compile_kernels(loaded, shape, *_PLANNED, policies, rehearsed=_STEP, cuda_graphs=True)
     compiler.starting = True
     with torch.inference_mode():
-        start(loaded, shape, *_FOUND)
+        start(loaded, shape, *_FOUND, policies)
     return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches}
 
 
