@@ -6,6 +6,7 @@ in this order, of the same sizes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import NamedTuple
@@ -63,7 +64,8 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     """
     transformers_logging.disable_progress_bar()  # it would be drawn between the lines of the server's log
     layout = joined.layout
-    with in_turn(joined):
+    # Files may have to be on the host as a whole for a moment; random weights are drawn on the ranks' devices.
+    with contextlib.nullcontext() if config.random_weights else in_turn(joined):
         loaded = load_model(
             config.model,
             device=config.device,
@@ -74,7 +76,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         )
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
-        torch.cuda.empty_cache()  # what the whole model took, if it was there for a moment
+        torch.cuda.empty_cache()  # what whole weights took before they were cut
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
     footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
