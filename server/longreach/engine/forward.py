@@ -13,7 +13,7 @@ from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup
 from torch import distributed
 
 from .batch import HostBatch
-from .graphs import DecodeGraphs
+from .graphs import DecodeGraphs, Needs
 from .host_pages import PageMoves
 from .host_store import HostStore
 from .kept_mass import StepSamples
@@ -82,14 +82,21 @@ class StepGraphs(NamedTuple):
 
     @classmethod
     def of(
-        cls, loaded: LoadedModel, pages: KVPages, drawn: torch.Tensor, limits: Limits, policies: LayerPolicies
+        cls,
+        loaded: LoadedModel,
+        policies: LayerPolicies,
+        needs: Needs,
+        pages: KVPages,
+        drawn: torch.Tensor,
+        limits: Limits,
     ) -> StepGraphs:
-        """For a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`."""
+        """For a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`, `needs` what
+        decodes need."""
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
         return cls(
-            DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len),
-            PolicyGraphs(run, fill, pages, limits, policies.bands),
-            MixedGraphs(run, fill, pages, limits),
+            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.bands),
+            MixedGraphs(run, fill, pages, needs, limits),
         )
 
     def steps(self) -> Iterator[Callable[[], torch.Tensor]]:

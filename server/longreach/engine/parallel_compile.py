@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 from longreach_kernels.compilation import compile_only
@@ -16,7 +17,6 @@ from longreach_patches import KVPages, LoadedModel, PageShape
 
 from .forward import StepGraphs
 from .limits import Limits
-from .policies import LayerPolicies
 from .rehearsal import rehearse
 from .warm import warm
 
@@ -29,10 +29,9 @@ def compile_kernels(
     shape: PageShape,
     num_pages: int,
     limits: Limits,
-    policies: LayerPolicies,
     *,
     rehearsed: tuple[int, int] | None,
-    cuda_graphs: bool,
+    graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs] | None,
 ) -> None:
     """Compile what the start will launch. A kernel that does not compile is logged; the start then fails at it.
 
@@ -42,9 +41,8 @@ def compile_kernels(
         loaded: the model, on a GPU.
         shape, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
             some kernels by itself.
-        policies: the model's.
         rehearsed: tokens and rows of the step that the start rehearses, or None if it rehearses none.
-        cuda_graphs: whether the start captures graphs.
+        graphs_over: makes the graphs that the start captures, as `StepGraphs.of` does; None if it captures none.
     """
     if loaded.patched.backend.name == "reference":
         return  # it is made of torch's operations
@@ -54,9 +52,9 @@ def compile_kernels(
         rehearsal = None if rehearsed is None else rehearse(loaded, shape.page_size, *rehearsed)
         scales = rehearsal.scales if rehearsal is not None and shape.dtype != loaded.dtype else None
         pages = KVPages(shape, num_pages, loaded.device, scales)
-        if cuda_graphs:
+        if graphs_over is not None:
             drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
-            for run in StepGraphs.of(loaded, pages, drawn, limits, policies).steps():
+            for run in graphs_over(pages, drawn, limits).steps():
                 run()
         warm(loaded, pages, limits)
     del pages

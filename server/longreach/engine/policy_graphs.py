@@ -20,7 +20,7 @@ from longreach_patches import KVPages, PagedStep, StepGroup
 from torch import distributed
 
 from .batch import HostBatch, Int64
-from .graphs import MOST_SHARED, Captured, Fill, Forward, capture, contexts_up_to
+from .graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture, contexts_for
 from .limits import Limits
 from .messages import DENSE, AttentionPolicy
 from .transfer import upload
@@ -85,16 +85,18 @@ class PolicyGraphs:
         run: Forward,
         fill: Fill,
         pages: KVPages,
+        needs: Needs,
         limits: Limits,
         masks: Callable[[AttentionPolicy], tuple[Mask, ...] | None],
     ) -> None:
-        """`run` and `fill` as for `DecodeGraphs`; `masks` gives what each layer computes under a policy, or None where
-        that cannot be captured."""
+        """`run`, `fill` and `needs` as for `DecodeGraphs`; `masks` gives what each layer computes under a policy, or
+        None where that cannot be captured."""
         self._run = run
         self._fill = fill
         self._pages = pages
         self._masks = masks
-        self._contexts = contexts_up_to(limits.max_model_len)
+        self._needs = needs
+        self._contexts = contexts_for(needs, limits.max_model_len)
         self._device = pages.keys[0].device
         most = 2 * limits.max_num_seqs  # each group may be padded to less than twice its size
         self._long = torch.zeros((4, most), dtype=torch.int64, device=self._device)
@@ -120,7 +122,8 @@ class PolicyGraphs:
             return None
         masks = [self._masks(policy) for policy, _ in layout.groups]
         context = next(context for context in self._contexts if context >= batch.max_context_len)
-        too_large = layout.rows > 1 and layout.rows * context > MOST_SHARED * self._pages.num_tokens
+        # A window's decodes need less than the dense ones that are counted.
+        too_large = layout.rows > 1 and self._needs(layout.rows, context).workspace_bytes > MOST_WORKSPACE_BYTES
         if too_large or any(of_layers is None for of_layers in masks):
             return None
         known = self._note(layout, context)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from longreach.engine.limits import Limits
 from longreach.engine.policies import LayerPolicies
 from longreach.engine.rehearsal import rehearse
 from longreach.engine.warm import warm
-from longreach_kernels import backends
+from longreach_kernels import backends, decode_needs
 from longreach_kernels.compilation import launches_compile_only
 from longreach_patches import KVPages, LoadedModel, PageShape, layer_masks, load_model, resolve_kv_dtype
 from triton.backends.compiler import GPUTarget
@@ -90,13 +92,19 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def start(loaded: LoadedModel, shape: PageShape, num_pages: int, limits: Limits, policies: LayerPolicies) -> None:
+def start(
+    loaded: LoadedModel,
+    shape: PageShape,
+    num_pages: int,
+    limits: Limits,
+    graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
+) -> None:
     """What `build_parts` does on a GPU, but that a graph's step is run where it is captured there."""
     rehearsal = rehearse(loaded, PAGE, *_STEP)
     scales = rehearsal.scales if shape.dtype != loaded.dtype else None
     pages = KVPages(shape, num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
-    for run in StepGraphs.of(loaded, pages, drawn, limits, policies).steps():
+    for run in graphs_over(pages, drawn, limits).steps():
         run()
     warm(loaded, pages, limits)
 
@@ -107,10 +115,13 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     loaded = load_model(model, device="cpu", dtype="bfloat16", random_weights=True)
     shape = PageShape.of(loaded.config, resolve_kv_dtype(kv_dtype, loaded.dtype), PAGE)
     policies = LayerPolicies(layer_masks(loaded.config), loaded.config.num_attention_heads, shape)
-    parallel_compile.compile_kernels(loaded, shape, *_PLANNED, policies, rehearsed=_STEP, cuda_graphs=True)
+    q = torch.empty(1, loaded.config.num_attention_heads, shape.head_dim, dtype=loaded.dtype)
+    page = torch.empty(1, PAGE, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+    graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
+    parallel_compile.compile_kernels(loaded, shape, *_PLANNED, rehearsed=_STEP, graphs_over=graphs_over)
     compiler.starting = True
     with torch.inference_mode():
-        start(loaded, shape, *_FOUND, policies)
+        start(loaded, shape, *_FOUND, graphs_over)
     return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches}
 
 

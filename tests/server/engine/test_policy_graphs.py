@@ -20,10 +20,11 @@ from longreach.engine.joining import Joined, layout_of
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Sampling
 from longreach.engine.parts import build_parts
 from longreach.engine.policy_graphs import STEPS_BEFORE, PolicyGraphs
+from longreach_kernels.needs import DecodeNeeds
 from longreach_patches import PagedStep
 
 from .conftest import ids, save_model
-from .test_engine import drain
+from .driving import drain
 
 WINDOW = AttentionPolicy("window", (("size", 40), ("sinks", 3)))
 A_SHAPE = AttentionPolicy("a_shape", (("sinks", 20), ("window", 30)))
@@ -97,6 +98,7 @@ def build(model_dir: Path, **changes: int) -> tuple[Engine, _Graphs]:
         lambda step, *tensors: forward(plain.loaded, _forgetful(step), *tensors),
         lambda input_ids, rows: fill_pending(input_ids, rows, plain.drawn),
         plain.pages,
+        lambda num_seqs, context: DecodeNeeds(workspace_bytes=num_seqs * context, by_length=True),
         parts.limits,
         plain.policies.bands,
     )
