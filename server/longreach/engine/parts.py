@@ -131,7 +131,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     if on_gpu and config.cuda_graphs:
         graphs = graphs_over(pages, drawn, limits)
         graphs.capture()
-        sizes = StepSizes(graphs.mixed.seconds)
+        sizes = StepSizes(graphs.mixed.times)
     if on_gpu:
         start = time.perf_counter()
         warm(loaded, pages, limits)
