@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from longreach_patches import Footprint
+from longreach_kernels import Mask
+from longreach_patches import Footprint, RankLayout, chosen_layers
 
 from .messages import EngineConfig
 from .speculation import MAX_DRAFTS
@@ -143,6 +144,26 @@ class Demand:
                 "no memory is left for the KV cache; use a smaller model or raise --gpu-memory-utilization"
             )
         return Capacity(num_pages, self.page_size, longest)
+
+
+def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayout) -> tuple[int, ...]:
+    """The layers, of those with the masks `own`, that keep bounds of their keys as `config` says.
+
+    Raises:
+        ValueError: none could, there are several ranks, or a setting names a layer that is not there; the message names
+            the fix.
+    """
+    if not config.page_bounds:
+        return ()
+    if layout.size > 1:
+        raise ValueError(f"--page-bounds is for one GPU; leave it out, or {layout.flags}")
+    layers = chosen_layers(own, config.attention_dense_layers)
+    if not layers:
+        raise ValueError(
+            "--page-bounds: no layer of this model has keys to choose from, since each has a window of its own or is "
+            "one of --attention-dense-layers; leave it out"
+        )
+    return layers
 
 
 def host_slots(config: EngineConfig, page_bytes: int, available: int) -> int:

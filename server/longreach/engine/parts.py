@@ -77,7 +77,9 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         torch.cuda.empty_cache()  # what the whole model took, if it was there for a moment
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
-    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
+    own = layer_masks(loaded.config)
+    bounded = capacity.bounded_layers(config, own, layout)
+    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
     demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
     rehearsal = None
     if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
@@ -86,11 +88,10 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
     unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
     slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
-    own = layer_masks(loaded.config)
     policies = LayerPolicies(
         own,
         loaded.config.num_attention_heads,
-        PageShape.of(loaded.config, kv_dtype, config.page_size),
+        PageShape.of(loaded.config, kv_dtype, config.page_size, bounded=bounded),
         tuple(config.attention_dense_layers),
         tile=_tile(loaded, footprint),
         step_tokens=batched_tokens,
