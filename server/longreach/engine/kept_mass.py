@@ -152,7 +152,9 @@ def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: di
     for chunk in chunks:
         reads = chunk.request.reads
         assert reads is not None
-        stands = len(chunk.standing(drawn[chunk.request.id])) if chunk.num_draws else chunk.length
+        stands = chunk.length - len(chunk.drafts)
+        if chunk.num_draws:
+            stands += len(chunk.standing(drawn[chunk.request.id])) - 1
         lengths = range(chunk.start + 1, chunk.start + stands + 1)
         tokens = [
             TokenRead(keys_read(length, reads.budget), -(-length // BLOCK), mean, most)
