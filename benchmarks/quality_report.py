@@ -15,7 +15,7 @@ def table(result: dict[str, Any]) -> str:
     bold = set(picks(result).values())
     head = ["setting"]
     for n in lengths:
-        head += [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density"]
+        head += [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density", "answer reads"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for setting in dict.fromkeys(row["setting"] for row in result["curves"]):
         cells = [f"**{setting}**" if setting in bold else setting]
@@ -34,11 +34,12 @@ def table(result: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any] | None, dense: dict[str, Any]) -> list[str]:
     if row is None:
-        return [""] * 5
+        return [""] * 6
     difference = "" if row is dense else f"{row['lost']} / {row['gained']} ({row['p']:.2g})"
     speed = f"{dense['ttft_s'] / row['ttft_s']:.2f}"
     cost = "" if row["density"] is None else f"{row['density']:.3f}"
-    return [f"{sum(row['right'])} of {len(row['right'])}", difference, f"{row['ttft_s']:.3f}", speed, cost]
+    read = "" if row.get("keys_read") is None else f"{row['keys_read']:.3f}"
+    return [f"{sum(row['right'])} of {len(row['right'])}", difference, f"{row['ttft_s']:.3f}", speed, cost, read]
 
 
 def picks(result: dict[str, Any]) -> dict[str, str]:

@@ -150,8 +150,8 @@ class DynamicPolicy(Policy):
     )
     decode_budget: Budget | None = Field(
         None,
-        description="Keys that a token of the answer reads at most in each KV head of a layer, rounded down to a multiple "
-        "of 16; all where it is not given. The server needs `--page-bounds`.",
+        description="Keys that a token of the answer reads at most in each KV head of a layer, rounded down to a "
+        "multiple of 16; all if it is not given. The server needs `--page-bounds`.",
     )
     density: Annotated[float, Range(0.001, 1)] | None = Field(
         None, description="Share of the tiles that are chosen; the other target in place of `recall`."

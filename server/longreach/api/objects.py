@@ -30,8 +30,8 @@ class KeptMass(msgspec.Struct, frozen=True):
 
 
 class MissedMass(msgspec.Struct, frozen=True):
-    """An upper bound of the part of the dense softmax's mass that lies on keys that were not read: its mean over tokens,
-    query heads and layers, and its greatest."""
+    """An upper bound of the part of the dense softmax's mass that lies on keys that were not read: its mean over
+    tokens, query heads and layers, and its greatest."""
 
     mean: float
     max: float
@@ -47,8 +47,8 @@ class AnswerKeptMass(msgspec.Struct, frozen=True):
 
 
 class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What those tokens of the answers have read that had more keys than their `decode_budget`, in the layers where keys
-    are chosen.
+    """What those tokens of the answers have read that had more keys than their `decode_budget`, in the layers where
+    keys are chosen.
 
     There are `tokens` of them. Keys are summed over tokens, layers and KV heads; `kv_bytes_saved` are those of the keys
     that were skipped, less those of the bounds by which keys are chosen. `missed_mass` is known for every token; the

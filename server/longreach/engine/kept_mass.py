@@ -101,8 +101,8 @@ class StepSamples:
         return MassSample(on_device, alone)
 
     def collect(self, groups: tuple[StepGroup, ...]) -> None:
-        """Send what the step has measured to the host: the mass that was kept, the tiles that were chosen, and bounds of
-        what was missed."""
+        """Send what the step has measured to the host: the mass that was kept, the tiles that were chosen, and bounds
+        of what was missed."""
         self._visited = [
             OnItsWay(torch.stack(group.choice.visited).sum(0)) if group.choice is not None else None for group in groups
         ]

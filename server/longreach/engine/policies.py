@@ -100,7 +100,9 @@ class LayerPolicies:
                 f"{self._step_tokens}, {_LEAST_STEP} would do"
             )
         if spec.attention.decode_budget is not None and not self._shape.bounded:
-            raise ValueError("`attention.decode_budget`: this server keeps no bounds of keys; start it with --page-bounds")
+            raise ValueError(
+                "`attention.decode_budget`: this server keeps no bounds of keys; start it with --page-bounds"
+            )
 
     def masks(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
         """What each layer computes, first to last, where no tiles are chosen."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from longreach.config import EMBEDDED_MODEL
 from longreach.engine import kept_mass
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
@@ -220,6 +221,36 @@ def test_no_more_is_missed_than_is_told(model_dir: Path, monkeypatch: pytest.Mon
     assert use.missed_max == pytest.approx(bound.max().item(), abs=1e-6)
     assert use.kept_mean == pytest.approx(1 - missed.mean().item(), abs=1e-5)
     assert use.kept_least == pytest.approx(1 - missed.max().item(), abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_bounds_are_there_and_a_budget_that_holds_all_keys_is_dense_to_the_bit() -> None:
+    """With the embedded model, whose answers below the budget run as CUDA graphs."""
+    prompt = ids(1000, seed=2)
+    found = []
+    for policy in (BARE, budget(1040), budget(1008), budget(128)):
+        engine, started = build_engine(EngineConfig(
+            model=str(EMBEDDED_MODEL), device="cuda", page_bounds=True, max_model_len=4096, kv_cache_bytes=1 << 28
+        ))  # fmt: skip
+        assert started.page_bounds
+        assert engine._runner.overlaps
+        assert engine.submit(spec("a", policy, prompt=prompt, max_tokens=40, logprobs=5)) is None
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        pages, cache = engine._runner._computing.pages, engine.scheduler.pool.cache  # type: ignore[attr-defined]
+        assert len(cache._digest_of) == 8, "the page that the answer filled is among them"
+        for layer in pages.shape.bounded:
+            named = sorted(cache._digest_of)
+            blocks = pages.keys[layer][named].float().unflatten(1, (-1, BLOCK))
+            assert torch.equal(pages.bounds[layer][named].float(), torch.stack([blocks.amin(2), blocks.amax(2)], 3))
+        scores = [score for update in updates["a"] for score in update.logprobs]
+        found.append((tokens["a"], scores, updates["a"][-1].decode))
+    dense, whole, late, narrow = found
+    assert whole[:2] == dense[:2]
+    assert late[1][:9] == dense[1][:9]
+    assert late[1][9:] != dense[1][9:]
+    assert [use.queries for _, _, use in found[1:]] == [0, 31, 39]
+    assert 1 - narrow[2].missed_max - 1e-3 <= narrow[2].kept_least <= narrow[2].kept_mean < 1
 
 
 def test_many_tokens_are_chosen_for_in_parts(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
