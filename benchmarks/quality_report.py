@@ -65,8 +65,8 @@ def picks(result: dict[str, Any]) -> dict[str, str]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Share of right answers against the speed-up of TTFT and against density: a column for each length, a line for
-    each policy; picked settings have a ring."""
+    """Share of right answers against the speed-up of TTFT and against density, or under a budget what answers read: a
+    column for each length, a line for each policy; picked settings have a ring."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -81,7 +81,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         dense = next(row for row in rows if row["setting"] == "dense")
         for i, policy in enumerate(policies):
             points = [
-                (dense["ttft_s"] / row["ttft_s"], 1.0 if row["density"] is None else row["density"], _share(row), row)
+                (dense["ttft_s"] / row["ttft_s"], _computed(row), _share(row), row)
                 for row in rows
                 if row["setting"].split()[0] == policy
             ]
@@ -92,7 +92,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 )
                 ring = [point for point in line if point[3]["setting"] in picked]
                 axis.plot([p[x] for p in ring], [p[2] for p in ring], "o", mfc="none", ms=11, color=f"C{i}")
-        for axis, name in ((axes[0, column], "speed-up of TTFT over dense"), (axes[1, column], "density")):
+        for axis, name in (
+            (axes[0, column], "speed-up of TTFT over dense"),
+            (axes[1, column], "density, or what answers read"),
+        ):
             axis.set_title(f"{length:,} tokens", fontsize=10)
             axis.set_xlabel(name)
             axis.set_ylabel("answered right")
@@ -102,6 +105,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{result['environment']['device']}; {result['environment']['date']}", fontsize=9, color="gray")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def _computed(row: dict[str, Any]) -> float:
+    """The share of keys that answers read under a budget, or of pairs that the prompt was computed with."""
+    return next((row[name] for name in ("keys_read", "density") if row.get(name) is not None), 1.0)
 
 
 def _share(row: dict[str, Any]) -> float:

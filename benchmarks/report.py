@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+import decode_budget
 import profile_kernels
 import quality_report
 import training_steps
@@ -27,7 +28,7 @@ PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md")
 
 def table(result: dict) -> str:
     """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
-    kernels, their speeds, a load test, latencies, exchanges between GPUs, choices of tiles, or
+    kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, choices of tiles, or
     errors."""
     if "profiles" in result:
         return profile_kernels.table(result)
@@ -45,6 +46,8 @@ def table(result: dict) -> str:
         return report.table(result)
     if "exchange" in result["rows"][0]:
         return exchanges_table(result)
+    if "budget" in result["rows"][0]:
+        return decode_budget.table(result)
     return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 

@@ -85,5 +85,9 @@ class Footprint:
         Layers and logits follow one another: the larger of the two counts. Where keys are chosen by their bounds, that
         is done in a layer.
         """
-        selection = SELECTION_BYTES if self.pages.bounded else 0
-        return max(num_tokens * self.token_bytes + selection, num_rows * self.row_bytes)
+        return max(num_tokens * self.token_bytes + self.selection_bytes, num_rows * self.row_bytes)
+
+    @property
+    def selection_bytes(self) -> int:
+        """The most that choosing keys by their bounds takes within a step."""
+        return SELECTION_BYTES if self.pages.bounded else 0

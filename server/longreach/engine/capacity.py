@@ -70,6 +70,7 @@ class Demand:
         step_tokens, step_rows: tokens in the largest step, and how many of them draw the next.
         max_positions: the longest sequence that the model is made for.
         asked_len: the longest request that was asked for, or None.
+        selection_bytes: of `step_bytes`, what choosing keys by their bounds takes.
     """
 
     weight_bytes: int
@@ -80,6 +81,7 @@ class Demand:
     step_rows: int
     max_positions: int
     asked_len: int | None
+    selection_bytes: int = 0
 
     @classmethod
     def of(cls, footprint: Footprint, max_positions: int, config: EngineConfig, batched_tokens: int) -> Demand:
@@ -105,6 +107,7 @@ class Demand:
             step_rows=rows,
             max_positions=max_positions,
             asked_len=asked,
+            selection_bytes=footprint.selection_bytes,
         )
 
     @property
@@ -117,8 +120,9 @@ class Demand:
         return self.weight_bytes + _GPU_CONTEXT_BYTES
 
     def gpu_room(self, total: int, utilization: float, used: int = 0, peak: int = 0) -> int:
-        """What is left for pages of a GPU's `total`; `used` and `peak` (of a step) count where they exceed the plan."""
-        step = max(peak, self.step_bytes + _GPU_MATMUL_BYTES)
+        """What is left for pages of a GPU's `total`; `used` and `peak` (of a step in which no keys are chosen) count
+        where they exceed the plan."""
+        step = max(peak + self.selection_bytes, self.step_bytes + _GPU_MATMUL_BYTES)
         return max(0, int(total * utilization) - max(used, self.planned_use()) - step - _GPU_RESERVE_BYTES)
 
     def host_room(self, available: int) -> int:
