@@ -153,7 +153,7 @@ class LayerPolicies:
                 ),
             )
             masks = None if group.policy == DENSE else self._own_heads(group.policy)
-            choice = self._choice(group, device) if group.policy.is_dynamic else None
+            choice = self._choice(group, device) if _chooses_tiles(group.policy) else None
             groups.append(StepGroup(*rows, alone, masks, sample, choice))
         return tuple(groups)
 
@@ -261,6 +261,8 @@ class LayerPolicies:
         ends = np.minimum(np.arange(request.cached, request.prompt_tokens, tile_q) + tile_q, request.prompt_tokens)
         everything = int((-(-ends // tile_k)).sum()) * len(layers) * self.heads
         tiles = request.visited * (self.heads // self._shape.num_kv_heads)
+        if not _chooses_tiles(request.spec.attention):
+            tiles = everything
         # How many pairs causality hides in the chosen tiles is not known on the host: they count as the mean tile does.
         pairs = rest.pairs + round((dense.pairs - rest.pairs) * (tiles / everything if everything else 1.0))
         return TileCount(tiles, pairs), TileCount(everything, dense.pairs)
@@ -269,6 +271,12 @@ class LayerPolicies:
 def _keeps_masks(policy: AttentionPolicy) -> bool:
     """Whether each layer's mask is its own under a policy, keys being chosen or not."""
     return policy == DENSE or policy.is_dynamic or policy.is_decode
+
+
+def _chooses_tiles(policy: AttentionPolicy) -> bool:
+    """Whether tiles of a prompt are chosen. Nothing has to be estimated to choose all of them: a recall of 1 is dense
+    attention, for prompts of which only the answers read less."""
+    return policy.is_dynamic and dict(policy.parameters).get("recall") != 1
 
 
 def _kept_mass(kept: list[np.ndarray]) -> KeptMass | None:
