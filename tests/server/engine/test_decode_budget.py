@@ -19,7 +19,7 @@ from longreach_kernels.dynamic import BLOCK
 from longreach_patches import policy_step
 
 from .conftest import ids, save_model
-from .test_engine import drain
+from .driving import drain
 from .test_policies import build as build_small
 from .test_policies import spec
 
