@@ -147,7 +147,8 @@ class KVPages:
         """Fill these pages with zeros, in all layers."""
         ids = self._ids(pages)
         self._storage.view(torch.uint8).index_fill_(2, ids, 0)  # as bytes: not every dtype can be filled
-        self._bounds.view(torch.uint8).index_fill_(1, ids, 0)
+        if self.shape.bounded:
+            self._bounds.view(torch.uint8).index_fill_(1, ids, 0)
 
     def read(self, pages: list[int]) -> torch.Tensor:
         """The contents of these pages, in all layers, as a new tensor (len(pages), words_per_page) int64."""
