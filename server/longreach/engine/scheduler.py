@@ -270,7 +270,8 @@ class Scheduler:
             if seconds != math.inf:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
                 if length < limit:
-                    length = self._cut(request, length, places, rows_taken, planned)
+                    beside = cost.per_pair * planned.pairs + cost.per_key * planned.keys
+                    length = self._sizes.cut(places, rows_taken, length, start, beside)
             least = min(max(self.limits.least_chunk, request.stretch), limit)
             if length < least:
                 length = 0 if chunks else least
@@ -289,15 +290,6 @@ class Scheduler:
                 planned += work
                 seconds -= cost.seconds(work)
         return chunks
-
-    def _cut(self, request: Request, length: int, places: int, rows_taken: int, planned: Work) -> int:
-        cost = self.step_time.cost
-
-        def attention(tokens: int) -> float:
-            work = planned + Work.of_chunk(request.computed, tokens, request.reach_under)
-            return cost.per_pair * work.pairs + cost.per_key * work.keys
-
-        return self._sizes.cut(places, rows_taken, length, attention)
 
     def _let_in(self, request: Request) -> bool:
         """Whether a request runs; one that waited gets a row and its pages, if it can."""
