@@ -9,18 +9,25 @@ ENOUGH = 0.95  # of the answers that dense attention gets right
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold."""
+    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold.
+
+    Where all settings are decode budgets, nothing is picked and no times are told: they are those of reading the
+    prompt, on which a budget has no influence.
+    """
     lengths = sorted({row["tokens"] for row in result["curves"]})
     found = {(row["setting"], row["tokens"]): row for row in result["curves"]}
-    bold = set(picks(result).values())
+    only_budgets = is_of_budgets(result)
+    bold = set() if only_budgets else set(picks(result).values())
     head = ["setting"]
     for n in lengths:
-        head += [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density", "answer reads"]
+        head += _told(
+            [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density", "answer reads"], only_budgets
+        )
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for setting in dict.fromkeys(row["setting"] for row in result["curves"]):
         cells = [f"**{setting}**" if setting in bold else setting]
         for n in lengths:
-            cells += _cells(found.get((setting, n)), found["dense", n])
+            cells += _told(_cells(found.get((setting, n)), found["dense", n]), only_budgets)
         lines.append(cells)
     plan, where = result["plan"], result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
@@ -30,6 +37,16 @@ def table(result: dict[str, Any]) -> str:
         *(where["device"], versions, where["date"]),
     ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{'; '.join(said)}.\n"
+
+
+def is_of_budgets(result: dict[str, Any]) -> bool:
+    """Whether all settings but dense attention are decode budgets."""
+    rows = [row for row in result["curves"] if row["setting"] != "dense"]
+    return bool(rows) and all(row.get("keys_read") is not None for row in rows)
+
+
+def _told(cells: list[str], only_budgets: bool) -> list[str]:
+    return [*cells[:2], cells[-1]] if only_budgets else cells
 
 
 def _cells(row: dict[str, Any] | None, dense: dict[str, Any]) -> list[str]:

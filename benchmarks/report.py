@@ -135,6 +135,11 @@ PICTURES = {
 }
 
 
+def _is_told_in_words(result: dict) -> bool:
+    """Whether there is nothing to draw, as of budgets, which have no speed-up."""
+    return "curves" in result and quality_report.is_of_budgets(result)
+
+
 def insert(page: str, name: str, text: str) -> str:
     """The page with the table `name` replaced wherever it has markers for it."""
     pattern = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -156,7 +161,7 @@ def main() -> None:
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
         for kind, draw in PICTURES.items():
             lengths = "runs" not in result or any(run["rows"] for run in result["runs"])  # else there is no curve
-            if not args.check and kind in result and lengths:
+            if not args.check and kind in result and lengths and not _is_told_in_words(result):
                 draw(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
