@@ -45,6 +45,7 @@ SETTINGS = (
     *(setting("dynamic", recall=recall) for recall in (0.8, 0.9, 0.95, 0.98)),
     *(setting("dynamic", density=density) for density in (0.1, 0.3)),
     *(setting("dynamic", estimator="pooled", recall=recall) for recall in (0.8, 0.95)),
+    *(setting("dynamic", recall=1, decode_budget=budget) for budget in (64, 128, 256, 512, 1024, 2048)),
     *(setting("window", size=size) for size in (1024, 4096, 8192)),
     *(setting("strided", stride=stride) for stride in (512, 1024, 2048, 4096)),
     *(setting("bigbird", window=window, random_blocks=n) for window, n in ((1024, 8), (2048, 16), (4096, 32))),
@@ -77,6 +78,7 @@ def measured(url: str, policy: Policy, asked: list[Prompt], timed: list[Prompt],
     alone = [server.answer(prompt.text, 1) for prompt in timed]
     right = [prompt.query.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
     densities = [answer.density for answer in [*answers, *alone] if answer.density is not None]
+    keys = sum(answer.keys for answer in answers)
     return {
         "setting": label(policy),
         "attention": policy.attention,
@@ -85,6 +87,7 @@ def measured(url: str, policy: Policy, asked: list[Prompt], timed: list[Prompt],
         "tasks": [prompt.task for prompt in asked],
         "ttft_s": statistics.median(answer.ttft_s for answer in alone),
         "density": statistics.mean(densities) if densities else None,
+        "keys_read": sum(answer.keys_read for answer in answers) / keys if keys else None,
     }
 
 
@@ -133,6 +136,8 @@ def run(
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
     density = "" if row["density"] is None else f", density {row['density']:.3f}"
+    if row["keys_read"] is not None:
+        density += f", answers read {row['keys_read']:.3f}"
     right = f"{sum(row['right'])} of {len(row['right'])} right"
     return f"{row['tokens']:>7,} {row['setting']}: {right}, TTFT {row['ttft_s']:.3f} s{density}"
 
@@ -140,7 +145,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--url", help="a server of the embedded model; one is started otherwise")
+    parser.add_argument("--url", help="a server of the embedded model with --page-bounds; one is started otherwise")
     parser.add_argument("--lengths", default="16384,32768", help="tokens of the prompts")
     parser.add_argument("--attention", action="append", help="a setting, as of `longreach bench load`; may be repeated")
     parser.add_argument("--tasks", help="tasks of `longreach bench recall`, with commas; all by default")
@@ -161,7 +166,7 @@ def main() -> None:
         if arguments.repeats < 1 or arguments.at_once < 1:
             raise ValueError("--repeats and --at-once must be 1 or more")
         deadline = time.monotonic() + arguments.seconds
-        with contextlib.nullcontext(arguments.url) if arguments.url else serving(None) as url:
+        with contextlib.nullcontext(arguments.url) if arguments.url else serving(None, "--page-bounds") as url:
             settings = arguments.attention or SETTINGS
             result = run(url, settings, plan, arguments.repeats, arguments.at_once, deadline, save)
     except ValueError as error:

@@ -9,18 +9,25 @@ ENOUGH = 0.95  # of the answers that dense attention gets right
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold."""
+    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold.
+
+    Where all settings are decode budgets, nothing is picked and no times are told: they are those of reading the
+    prompt, on which a budget has no influence.
+    """
     lengths = sorted({row["tokens"] for row in result["curves"]})
     found = {(row["setting"], row["tokens"]): row for row in result["curves"]}
-    bold = set(picks(result).values())
+    only_budgets = is_of_budgets(result)
+    bold = set() if only_budgets else set(picks(result).values())
     head = ["setting"]
     for n in lengths:
-        head += [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density"]
+        head += _told(
+            [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density", "answer reads"], only_budgets
+        )
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for setting in dict.fromkeys(row["setting"] for row in result["curves"]):
         cells = [f"**{setting}**" if setting in bold else setting]
         for n in lengths:
-            cells += _cells(found.get((setting, n)), found["dense", n])
+            cells += _told(_cells(found.get((setting, n)), found["dense", n]), only_budgets)
         lines.append(cells)
     plan, where = result["plan"], result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
@@ -32,13 +39,24 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{'; '.join(said)}.\n"
 
 
+def is_of_budgets(result: dict[str, Any]) -> bool:
+    """Whether all settings but dense attention are decode budgets."""
+    rows = [row for row in result["curves"] if row["setting"] != "dense"]
+    return bool(rows) and all(row.get("keys_read") is not None for row in rows)
+
+
+def _told(cells: list[str], only_budgets: bool) -> list[str]:
+    return [*cells[:2], cells[-1]] if only_budgets else cells
+
+
 def _cells(row: dict[str, Any] | None, dense: dict[str, Any]) -> list[str]:
     if row is None:
-        return [""] * 5
+        return [""] * 6
     difference = "" if row is dense else f"{row['lost']} / {row['gained']} ({row['p']:.2g})"
     speed = f"{dense['ttft_s'] / row['ttft_s']:.2f}"
     cost = "" if row["density"] is None else f"{row['density']:.3f}"
-    return [f"{sum(row['right'])} of {len(row['right'])}", difference, f"{row['ttft_s']:.3f}", speed, cost]
+    read = "" if row.get("keys_read") is None else f"{row['keys_read']:.3f}"
+    return [f"{sum(row['right'])} of {len(row['right'])}", difference, f"{row['ttft_s']:.3f}", speed, cost, read]
 
 
 def picks(result: dict[str, Any]) -> dict[str, str]:
@@ -64,8 +82,8 @@ def picks(result: dict[str, Any]) -> dict[str, str]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Share of right answers against the speed-up of TTFT and against density: a column for each length, a line for
-    each policy; picked settings have a ring."""
+    """Share of right answers against the speed-up of TTFT and against density, or under a budget what answers read: a
+    column for each length, a line for each policy; picked settings have a ring."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -80,7 +98,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         dense = next(row for row in rows if row["setting"] == "dense")
         for i, policy in enumerate(policies):
             points = [
-                (dense["ttft_s"] / row["ttft_s"], 1.0 if row["density"] is None else row["density"], _share(row), row)
+                (dense["ttft_s"] / row["ttft_s"], _computed(row), _share(row), row)
                 for row in rows
                 if row["setting"].split()[0] == policy
             ]
@@ -91,7 +109,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 )
                 ring = [point for point in line if point[3]["setting"] in picked]
                 axis.plot([p[x] for p in ring], [p[2] for p in ring], "o", mfc="none", ms=11, color=f"C{i}")
-        for axis, name in ((axes[0, column], "speed-up of TTFT over dense"), (axes[1, column], "density")):
+        for axis, name in (
+            (axes[0, column], "speed-up of TTFT over dense"),
+            (axes[1, column], "density, or what answers read"),
+        ):
             axis.set_title(f"{length:,} tokens", fontsize=10)
             axis.set_xlabel(name)
             axis.set_ylabel("answered right")
@@ -101,6 +122,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"{result['environment']['device']}; {result['environment']['date']}", fontsize=9, color="gray")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def _computed(row: dict[str, Any]) -> float:
+    """The share of keys that answers read under a budget, or of pairs that the prompt was computed with."""
+    return next((row[name] for name in ("keys_read", "density") if row.get(name) is not None), 1.0)
 
 
 def _share(row: dict[str, Any]) -> float:

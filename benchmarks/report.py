@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+import decode_budget
 import profile_kernels
 import quality_report
 import training_steps
@@ -27,7 +28,7 @@ PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md")
 
 def table(result: dict) -> str:
     """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
-    kernels, their speeds, a load test, latencies, exchanges between GPUs, choices of tiles, or
+    kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, choices of tiles, or
     errors."""
     if "profiles" in result:
         return profile_kernels.table(result)
@@ -45,6 +46,8 @@ def table(result: dict) -> str:
         return report.table(result)
     if "exchange" in result["rows"][0]:
         return exchanges_table(result)
+    if "budget" in result["rows"][0]:
+        return decode_budget.table(result)
     return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 
@@ -132,6 +135,11 @@ PICTURES = {
 }
 
 
+def _is_told_in_words(result: dict) -> bool:
+    """Whether there is nothing to draw, as of budgets, which have no speed-up."""
+    return "curves" in result and quality_report.is_of_budgets(result)
+
+
 def insert(page: str, name: str, text: str) -> str:
     """The page with the table `name` replaced wherever it has markers for it."""
     pattern = re.compile(rf"(<!-- results: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -153,7 +161,7 @@ def main() -> None:
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
         for kind, draw in PICTURES.items():
             lengths = "runs" not in result or any(run["rows"] for run in result["runs"])  # else there is no curve
-            if not args.check and kind in result and lengths:
+            if not args.check and kind in result and lengths and not _is_told_in_words(result):
                 draw(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]

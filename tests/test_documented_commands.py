@@ -43,6 +43,7 @@ SMALLER = {
     "bench recall": "--lengths 1024 --count 1 --depths 1 --tasks single",
     "longreach serve ": "--port 0 --max-model-len 2k",
     "aiperf.py": "--lengths 64",
+    "benchmarks/decode_budget.py": "--shape tiny --length 600 --budgets 64 --answers 1 --tokens 8",
     "benchmarks/methods.py": "--lengths 128 --heads 1 --methods longreach --model-length 512 --recall-lengths ''",
     "benchmarks/quality.py": "--lengths 512 --tasks single --count 1 --repeats 1 --attention dense",
     "benchmarks/training_steps.py": "--shapes tiny --lengths 64 --tokens 64 --steps 1",
@@ -60,7 +61,7 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ServerProcess("--max-model-len", "8k") as server:
+    with ServerProcess("--max-model-len", "8k", "--page-bounds") as server:
         server.until_ready()
         yield f"http://127.0.0.1:{server.port}"
 

@@ -7,11 +7,12 @@ from .layout import SINGLE, RankLayout, check_layout
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
-from .policy_step import MassSample, StepGroup, TileChoice, masks_under
+from .policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
 
 __all__ = [
     "FAMILIES",
     "SINGLE",
+    "BlockBudget",
     "Footprint",
     "KVPages",
     "KVScales",
@@ -27,6 +28,7 @@ __all__ = [
     "TileChoice",
     "UnsupportedModelError",
     "check_layout",
+    "chosen_layers",
     "layer_masks",
     "load_config",
     "load_model",

@@ -137,6 +137,7 @@ def _paged(
     k_scale, v_scale = step.pages.scales[layer_index] or (None, None)
     options = {"k_scale": k_scale, "v_scale": v_scale, "backend": layer.backend.name}
     write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, **options)
+    step.pages.bound_keys(layer_index, step.slots, layer.backend.name)
     out = step_attention(q_thd, layer_index, layer.mask, step, scale=scaling, **options)
     return out.unsqueeze(0)
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from .layout import SINGLE, RankLayout, check_layout
 from .pages import PageShape
+from .policy_step import SELECTION_BYTES
 from .tensor_parallel import split_weights
 
 
@@ -36,9 +37,10 @@ class Footprint:
         page_size: int,
         kv_dtype: torch.dtype | None = None,
         layout: RankLayout = SINGLE,
+        bounded: tuple[int, ...] = (),
     ) -> Footprint:
         """Build the model on the meta device, where tensors have shapes and no memory; pages are of `kv_dtype`, or of
-        the model's `dtype`. All sizes are those of one rank.
+        the model's `dtype`, and keep bounds of the keys of the `bounded` layers. All sizes are those of one rank.
 
         Raises:
             ValueError: the model cannot be split so; the message names the sizes that work.
@@ -48,7 +50,7 @@ class Footprint:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
             split_weights(model, layout)
         tensors = [*model.parameters(), *model.buffers()]
-        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout)
+        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
         hidden, inner = config.hidden_size, config.intermediate_size // layout.tensor_size
         heads = len(layout.part(config.num_attention_heads))
         queries = heads * pages.head_dim
@@ -80,6 +82,12 @@ class Footprint:
     def step_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most activation memory of a step of `num_tokens` tokens, `num_rows` of which draw the next.
 
-        Layers and logits follow one another: the larger of the two counts.
+        Layers and logits follow one another: the larger of the two counts. Where keys are chosen by their bounds, that
+        is done in a layer.
         """
-        return max(num_tokens * self.token_bytes, num_rows * self.row_bytes)
+        return max(num_tokens * self.token_bytes + self.selection_bytes, num_rows * self.row_bytes)
+
+    @property
+    def selection_bytes(self) -> int:
+        """The most that choosing keys by their bounds takes within a step."""
+        return SELECTION_BYTES if self.pages.bounded else 0

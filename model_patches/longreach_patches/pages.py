@@ -1,6 +1,8 @@
 """The tensors behind the KV cache: fixed-size pages of keys and values, one pair of tensors a layer.
 
-Pages hold numbers of the model's dtype, or 8-bit floats (e4m3) with a scale for each layer and head, `KVScales`.
+Pages hold numbers of the model's dtype, or 8-bit floats (e4m3) with a scale for each layer and head, `KVScales`. In
+some layers the bounds of their keys lie beside them, for decodes that read a budget of keys; what is done to a page is
+done to its bounds.
 
 A page holds `page_size` consecutive tokens of one sequence. Who owns which page is not known here: the engine deals in
 page ids, and a *slot* (`page * page_size + offset`) says where one token's key and value live.
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from longreach_kernels import PagedBatch
+from longreach_kernels.dynamic import BLOCK, write_bounds
 from transformers import PretrainedConfig
 
 from .families import layer_masks
@@ -21,30 +24,40 @@ from .policy_step import StepGroup
 
 @dataclass(frozen=True)
 class PageShape:
-    """The size of one token's keys and values across all layers, and of a page of tokens."""
+    """The size of one token's keys and values across all layers, and of a page of tokens; `bounded` are the layers that
+    keep bounds of their keys, in order."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     page_size: int
+    bounded: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype, page_size: int, layout: RankLayout = SINGLE) -> PageShape:
+    def of(
+        cls,
+        config: PretrainedConfig,
+        dtype: torch.dtype,
+        page_size: int,
+        layout: RankLayout = SINGLE,
+        bounded: tuple[int, ...] = (),
+    ) -> PageShape:
         """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads."""
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kv_heads = len(layout.part(config.num_key_value_heads))
-        return cls(len(layer_masks(config)), kv_heads, head_dim, dtype, page_size)
+        return cls(len(layer_masks(config)), kv_heads, head_dim, dtype, page_size, bounded)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one cached token takes: a key and a value in every layer."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes that one cached token takes: a key and a value in every layer, and its part of the bounds."""
+        return -(-self.bytes_per_page // self.page_size)
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together."""
-        return self.bytes_per_token * self.page_size
+        tokens = self.page_size * self.num_layers + self.page_size // BLOCK * len(self.bounded)
+        return 2 * tokens * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 FP8 = torch.float8_e4m3fn
@@ -86,7 +99,8 @@ class KVScales:
 
 
 class KVPages:
-    """`num_pages` pages, allocated once: per layer a key and a value tensor (num_pages, page_size, Hkv, D)."""
+    """`num_pages` pages, allocated once: per layer a key and a value tensor (num_pages, page_size, Hkv, D), and in the
+    bounded layers the keys' bounds (num_pages, page_size // 16, Hkv, 2, D); None in the others."""
 
     def __init__(self, shape: PageShape, num_pages: int, device: torch.device, scales: KVScales | None = None) -> None:
         if num_pages < 1:
@@ -99,15 +113,14 @@ class KVPages:
         self.scales: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * shape.num_layers
         if scales is not None:
             self.scales = list(zip(scales.keys, scales.values, strict=True))
-        size = (shape.num_layers, 2, num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
-        # On a GPU a tile may read past a sequence's end, into memory never written, and 0 * NaN is NaN. On a CPU
-        # nothing does, and memory that is not touched is not used.
-        make = torch.empty if device.type == "cpu" else torch.zeros
-        # Not every function that fills tensors knows 8-bit floats, whose 0 is the byte 0.
-        storage = make(size, dtype=torch.uint8 if shape.dtype == FP8 else shape.dtype, device=device).view(shape.dtype)
-        self._storage = storage
-        self.keys: tuple[torch.Tensor, ...] = tuple(storage[:, 0].unbind(0))
-        self.values: tuple[torch.Tensor, ...] = tuple(storage[:, 1].unbind(0))
+        heads, head_dim = shape.num_kv_heads, shape.head_dim
+        self._storage = _room((shape.num_layers, 2, num_pages, shape.page_size, heads, head_dim), shape.dtype, device)
+        self.keys: tuple[torch.Tensor, ...] = tuple(self._storage[:, 0].unbind(0))
+        self.values: tuple[torch.Tensor, ...] = tuple(self._storage[:, 1].unbind(0))
+        blocks = shape.page_size // BLOCK
+        self._bounds = _room((len(shape.bounded), num_pages, blocks, heads, 2, head_dim), shape.dtype, device)
+        of_layer = dict(zip(shape.bounded, self._bounds.unbind(0), strict=True))
+        self.bounds: tuple[torch.Tensor | None, ...] = tuple(of_layer.get(layer) for layer in range(shape.num_layers))
 
     @property
     def num_tokens(self) -> int:
@@ -124,27 +137,50 @@ class KVPages:
         """Words of 8 bytes that one page takes in all layers together; page sizes are multiples of 16 tokens."""
         return self.shape.bytes_per_page // 8
 
+    def bound_keys(self, layer: int, slots: torch.Tensor, backend: str) -> None:
+        """Bring a layer's bounds up to date once its keys have been written to `slots`, if it keeps any."""
+        bounds = self.bounds[layer]
+        if bounds is not None:
+            write_bounds(self.keys[layer], bounds, slots, backend=backend)
+
     def clear(self, pages: list[int]) -> None:
         """Fill these pages with zeros, in all layers."""
-        self._storage.view(torch.uint8).index_fill_(2, self._ids(pages), 0)  # as bytes: not every dtype can be filled
+        ids = self._ids(pages)
+        self._storage.view(torch.uint8).index_fill_(2, ids, 0)  # as bytes: not every dtype can be filled
+        if self.shape.bounded:
+            self._bounds.view(torch.uint8).index_fill_(1, ids, 0)
 
     def read(self, pages: list[int]) -> torch.Tensor:
         """The contents of these pages, in all layers, as a new tensor (len(pages), words_per_page) int64."""
-        return self._by_page().index_select(0, self._ids(pages)).flatten(1)
+        ids = self._ids(pages)
+        parts = [part.index_select(0, ids).flatten(1) for part in self._by_page()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def write(self, pages: list[int], contents: torch.Tensor) -> None:
         """Give pages the `contents` (len(pages), words_per_page) int64 that `read` gave of others of this shape."""
+        ids = self._ids(pages)
         by_page = self._by_page()
-        by_page.index_copy_(0, self._ids(pages), contents.view(len(pages), *by_page.shape[1:]))
+        widths = [part[0].numel() for part in by_page]
+        for part, own in zip(by_page, contents.split(widths, 1), strict=True):
+            part.index_copy_(0, ids, own.unflatten(1, part.shape[1:]))
 
     def _ids(self, pages: list[int]) -> torch.Tensor:
         ids = torch.tensor(pages)
         return ids.pin_memory().to(self.device, non_blocking=True) if self._storage.is_cuda else ids
 
-    def _by_page(self) -> torch.Tensor:
-        """All contents (num_pages, 2 * layers, words) int64: as words, since not every dtype can be indexed."""
-        words = self._storage.view(torch.uint8).flatten(0, 1).flatten(2).view(torch.int64)
-        return words.transpose(0, 1)
+    def _by_page(self) -> list[torch.Tensor]:
+        """All contents: of keys and values (num_pages, 2 * layers, words), of bounds, if there are any, (num_pages,
+        layers, words), int64: as words, since not every dtype can be indexed."""
+        parts = [self._storage.flatten(0, 1), self._bounds] if self.shape.bounded else [self._storage.flatten(0, 1)]
+        return [part.view(torch.uint8).flatten(2).view(torch.int64).transpose(0, 1) for part in parts]
+
+
+def _room(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    # On a GPU a tile may read past a sequence's end, into memory never written, and 0 * NaN is NaN. On a CPU
+    # nothing does, and memory that is not touched is not used.
+    make = torch.empty if device.type == "cpu" else torch.zeros
+    # Not every function that fills tensors knows 8-bit floats, whose 0 is the byte 0.
+    return make(size, dtype=torch.uint8 if dtype == FP8 else dtype, device=device).view(dtype)
 
 
 @dataclass(frozen=True)

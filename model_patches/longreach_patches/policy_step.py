@@ -6,18 +6,33 @@ every layer. A step without groups is dense, and computed as if there were none 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from longreach_kernels import Mask, PagedBatch, paged_attention
+from longreach_kernels import Causal, Mask, PagedBatch, paged_attention
 from longreach_kernels.block_rules import within_window
-from longreach_kernels.dynamic import Estimator, Target, kept_share, select_tiles
+from longreach_kernels.dynamic import (
+    BLOCK,
+    Estimator,
+    Target,
+    block_attention,
+    kept_share,
+    select_blocks,
+    select_tiles,
+)
 from longreach_kernels.tile_lists import TileLists
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .pages import PagedStep
+
+# What choosing blocks may take of memory at once: for each query head about so many bytes a block (its logit, the
+# weight of what is skipped, and what is made on the way).
+SELECTION_BYTES = 128 << 20
+_BLOCK_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -55,11 +70,51 @@ class TileChoice:
 
 
 @dataclass(frozen=True)
+class BlockBudget:
+    """Keys that are chosen for each query of decodes, as `longreach_kernels.dynamic.select_blocks` does.
+
+    Attributes:
+        tokens: how many keys each KV head reads at most.
+        layers: where they are chosen, all of which keep bounds; the other layers compute their own masks.
+        batch: the group's, of one query a sequence.
+        heads: query heads of a layer.
+        missed: for each of these layers, (B, Hq) fp32 an upper bound of the share of attention that was missed; filled
+            by the step.
+    """
+
+    tokens: int
+    layers: frozenset[int]
+    batch: PagedBatch
+    heads: int
+    missed: list[Tensor] = field(default_factory=list)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
+        """Runs of sequences that are few enough for `SELECTION_BYTES`, each as a batch."""
+        whole = self.batch
+        blocks = -(-max(1, whole.max_context_len) // BLOCK)
+        count = max(1, SELECTION_BYTES // (_BLOCK_BYTES * self.heads * blocks))
+        return tuple(
+            (
+                run := slice(start, min(start + count, whole.size)),
+                PagedBatch(
+                    whole.cu_seqlens_q[: run.stop - start + 1],
+                    whole.context_lens[run],
+                    whole.page_table[run],
+                    max_seqlen_q=1,
+                    max_context_len=whole.max_context_len,
+                ),
+            )
+            for start in range(0, whole.size, count)
+        )
+
+
+@dataclass(frozen=True)
 class StepGroup:
     """Rows ``start <= row < end`` of a step's tokens, which are those of `batch`'s sequences.
 
     `masks` has what each layer computes, first to last; None stands for the layers' own, but for those where tiles are
-    the `choice`'s. `sample` says which queries are measured.
+    the `choice`'s or keys the `budget`'s. `sample` says which queries are measured.
     """
 
     start: int
@@ -68,6 +123,23 @@ class StepGroup:
     masks: tuple[Mask, ...] | None = None
     sample: MassSample | None = None
     choice: TileChoice | None = None
+    budget: BlockBudget | None = None
+
+
+def chosen_layers(own: tuple[Mask, ...], dense_layers: Collection[int] = ()) -> tuple[int, ...]:
+    """The layers in which keys may be chosen: those that see everything, but for `dense_layers` (-1 is the last).
+
+    Raises:
+        ValueError: there is no such layer; the message names the server's flag.
+    """
+    wrong = [layer for layer in dense_layers if not -len(own) <= layer < len(own)]
+    if wrong:
+        raise ValueError(
+            f"--attention-dense-layers: the model has layers 0 to {len(own) - 1}, or -{len(own)} to -1 from its "
+            f"end; there is no layer {wrong[0]}"
+        )
+    dense = {layer % len(own) for layer in dense_layers}
+    return tuple(index for index, mask in enumerate(own) if mask.band == Causal().band and index not in dense)
 
 
 def masks_under(policy: Mask, own: tuple[Mask, ...], dense_layers: frozenset[int] = frozenset()) -> tuple[Mask, ...]:
@@ -96,6 +168,12 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
     for group in step.groups:
         mask = own if group.masks is None else group.masks[layer_index]
         queries = q[group.start : group.end]
+        if group.budget is not None and layer_index in group.budget.layers:
+            out, lse = _within_budget(queries, layer_index, step, group.budget, options)
+            if group.sample is not None:
+                group.sample.kept.append(_kept(queries, lse, pages, own, group.sample, options))
+            parts.append(out)
+            continue
         seen: dict[str, Any] = {"mask": mask}
         if group.choice is not None and layer_index in group.choice.layers:
             seen = {"lists": _choose(queries, pages[0], group, group.choice, options)}
@@ -127,6 +205,24 @@ def _choose(q: Tensor, k_pages: Tensor, group: StepGroup, choice: TileChoice, op
     after = torch.cat([first[1:], first.new_full((1,), len(lists.start) - 1)])
     choice.visited.append(lists.start[after] - lists.start[first])
     return lists
+
+
+def _within_budget(
+    q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Attention of decodes to the keys that are chosen for each, and its log-sum-exp."""
+    pages = step.pages.keys[layer_index], step.pages.values[layer_index]
+    bounds = step.pages.bounds[layer_index]
+    assert bounds is not None, f"layer {layer_index} keeps no bounds"
+    of_choice = {name: options[name] for name in ("scale", "k_scale", "backend")}
+    found = []
+    for rows, batch in budget.parts:
+        choice = select_blocks(q[rows], bounds, batch, budget=budget.tokens, **of_choice)
+        out, lse = block_attention(q[rows], *pages, batch, choice, **options)
+        found.append((out, lse, choice.missed(lse)))
+    out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+    budget.missed.append(missed)
+    return out, lse
 
 
 def _kept(

@@ -202,6 +202,9 @@ class Settings(BaseSettings):
     page_size: Annotated[Whole, AfterValidator(_power_of_two)] = Field(
         128, ge=16, le=256, description="Tokens in a KV page; a power of two. 128 suits the GPU kernels' key tiles."
     )
+    page_bounds: bool = Field(
+        False, description="Keep bounds of the keys beside KV pages, for requests with a `decode_budget`."
+    )
     kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
         None, ge=2**20, le=2**44, description="Memory for KV pages on each device: 4GiB, a number of bytes, or auto."
     )
@@ -279,6 +282,13 @@ class Settings(BaseSettings):
             raise PydanticCustomError("model", "{problem}", {"problem": problem})
         return self
 
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Settings:
+        if self.default_policy.decode_budget is not None and not self.page_bounds:
+            problem = "--attention: a decode_budget needs bounds of the keys; add --page-bounds"
+            raise PydanticCustomError("bounds", "{problem}", {"problem": problem})
+        return self
+
     @property
     def model_source(self) -> str:
         """The directory or hub id that the model is loaded from."""
@@ -310,6 +320,7 @@ class Settings(BaseSettings):
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_batched_tokens,
             page_size=self.page_size,
+            page_bounds=self.page_bounds,
             kv_cache_bytes=self.kv_cache_memory,
             kv_offload_bytes=self.kv_offload_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,

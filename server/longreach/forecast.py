@@ -12,6 +12,7 @@ from longreach_patches import (
     Footprint,
     PatchError,
     RankLayout,
+    layer_masks,
     load_config,
     resolve_device,
     resolve_dtype,
@@ -26,6 +27,7 @@ from longreach.engine.capacity import (
     Capacity,
     Demand,
     available_host_bytes,
+    bounded_layers,
     default_batched_tokens,
     host_slots,
     readable,
@@ -134,8 +136,8 @@ def forecast(
 
     Raises:
         PatchError: the config cannot be read, or the model is not supported.
-        ValueError: an argument makes no sense, the model cannot be split so, or the longest request asked for is longer
-            than the model's positions.
+        ValueError: an argument makes no sense, the model cannot be split or keep bounds so, or the longest request
+            asked for is longer than the model's positions.
     """
     layouts = [
         RankLayout(_count("--tensor-parallel-size", tensor), _count("--context-parallel-size", context))
@@ -153,8 +155,10 @@ def forecast(
     rows = []
     for size in memory or _own_memory(config) or _GPU_MEMORY:
         for layout in layouts:
+            bounded = bounded_layers(config, layer_masks(model), layout)
             for kv_dtype in kv_dtypes:
-                part = Footprint.of(model, dtype, config.page_size, resolve_kv_dtype(kv_dtype, dtype), layout)
+                types = dtype, resolve_kv_dtype(kv_dtype, dtype)
+                part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
                 rows.append(_row(part, model.max_position_embeddings, config, on_gpu, layout, size))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows))
 

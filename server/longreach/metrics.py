@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from longreach.engine.messages import AttentionUse, Started, Stats
+from longreach.engine.messages import AttentionUse, DecodeUse, Started, Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,7 +45,8 @@ def band(prompt_tokens: int) -> str:
 class Timeline:
     """One request to the engine: what was asked, and when what happened, in seconds on one clock.
 
-    `waited` is how long it was in the engine before its first step; `arrived` is when its HTTP request came.
+    `waited` is how long it was in the engine before its first step; `arrived` is when its HTTP request came; `decode`
+    is what its answer has read so far, where a budget says how much that may be.
     """
 
     prompt_tokens: int
@@ -57,6 +58,7 @@ class Timeline:
     first_token: float | None = None
     last_token: float = 0.0
     output_tokens: int = 0
+    decode: DecodeUse | None = None
 
     @property
     def started(self) -> float | None:
@@ -123,6 +125,11 @@ class Metrics:
                     "Mean part of the dense softmax's mass that a policy kept, on a prompt's sample.",
                 ),
                 ("kept_mass_min", "The least of these parts in a prompt."),
+                ("decode_density", "Keys that an answer read under a decode budget, of those of dense attention."),
+                ("missed_mass", "Mean upper bound of the part of the dense softmax's mass that an answer missed."),
+                ("missed_mass_max", "The greatest of these bounds in an answer."),
+                ("decode_kept_mass", "Mean part of the dense softmax's mass that an answer kept, on its sample."),
+                ("decode_kept_mass_min", "The least of these parts in an answer."),
             )
         }
         self._registry.register(_EngineCollector(self._names, look))
@@ -174,6 +181,17 @@ class Metrics:
         if use.kept_mass is not None:
             self._attention["kept_mass"].labels(*labels).observe(use.kept_mass.mean)
             self._attention["kept_mass_min"].labels(*labels).observe(use.kept_mass.least)
+
+    def decode(self, use: DecodeUse) -> None:
+        """An answer ended that was written under a decode budget."""
+        labels = *self._names, use.policy.name
+        if use.queries:
+            self._attention["decode_density"].labels(*labels).observe(use.keys_read / use.keys)
+            self._attention["missed_mass"].labels(*labels).observe(use.missed_mean)
+            self._attention["missed_mass_max"].labels(*labels).observe(use.missed_max)
+        if use.sampled:
+            self._attention["decode_kept_mass"].labels(*labels).observe(use.kept_mean)
+            self._attention["decode_kept_mass_min"].labels(*labels).observe(use.kept_least)
 
     def http(self, status: int | None, end: str | None) -> None:
         """An HTTP request ended."""

@@ -16,6 +16,7 @@ from longreach.engine.messages import AttentionPolicy
 from longreach.strict import MAX_PROMPT_TOKENS, StrictModel, invalid
 
 BLOCK = 128  # of the block patterns: `longreach_kernels.block_rules.BLOCK`, which is not imported here for its torch
+KEYS = 16  # chosen together in decodes: `longreach_kernels.dynamic.BLOCK`
 MAX_LINES = 256
 SHORT_FORM = re.compile(r"[a-z_]{1,32}(:[0-9a-z.,]{1,2048}){0,8}")
 
@@ -40,6 +41,7 @@ class Range:
 
 Tokens = Annotated[int, Range(1, MAX_PROMPT_TOKENS)]
 TokensOrNone = Annotated[int, Range(0, MAX_PROMPT_TOKENS)]
+Budget = Annotated[int, Range(32, MAX_PROMPT_TOKENS)]
 Lines = Annotated[list[Annotated[int, Range(0, MAX_PROMPT_TOKENS)]], Field(max_length=MAX_LINES)]
 
 
@@ -140,11 +142,16 @@ class VerticalSlashPolicy(Policy):
 class DynamicPolicy(Policy):
     """Key tiles chosen while the prompt is read, by an estimate of where each head's attention lies (XAttention, Xu et
     al. 2025; FlashPrefill, 2026). The beginning, the neighbourhood and the end of the prompt are always read whole, and
-    the answer sees everything."""
+    the answer sees everything, or reads a budget of keys, chosen for each of its tokens (Quest, Tang et al. 2024)."""
 
     policy: Literal["dynamic"]
     recall: Annotated[float, Range(0.01, 1)] | None = Field(
         None, description="Share of the estimated mass that the chosen tiles hold; 0.95 where no target is given."
+    )
+    decode_budget: Budget | None = Field(
+        None,
+        description="Keys that a token of the answer reads at most in each KV head of a layer, rounded down to a "
+        "multiple of 16; all if it is not given. The server needs `--page-bounds`.",
     )
     density: Annotated[float, Range(0.001, 1)] | None = Field(
         None, description="Share of the tiles that are chosen; the other target in place of `recall`."
@@ -163,6 +170,8 @@ class DynamicPolicy(Policy):
             raise invalid(f"`{given[0]}` and `{given[1]}` cannot both be set")
         if not given:
             self.recall = 0.95
+        if self.decode_budget is not None:
+            self.decode_budget -= self.decode_budget % KEYS
         return self
 
 

@@ -140,3 +140,17 @@ def test_arguments_that_make_no_sense_are_refused(
         quality.main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_of_budgets_alone_no_times_are_told() -> None:
+    rows = [
+        made("dense", 20, 4.0) | {"density": None, "keys_read": None},
+        made("dynamic recall 1 decode_budget 64", 15, 2.0) | {"keys_read": 0.0123},
+    ]
+    told = {"plan": {"count": 2, "tasks": ["many"]}, "late": [], "curves": rows}
+    told["environment"] = {"device": "a CPU", "versions": {}, "date": "2026-01-01"}
+    text = quality_report.table(told)
+    assert "| setting | 1,024: right | lost / gained (p) | answer reads |" in text
+    assert "| dynamic recall 1 decode_budget 64 | 15 of 20 | 0 / 0 (1) | 0.012 |" in text
+    assert quality_report.is_of_budgets(told)
+    assert not quality_report.is_of_budgets(told | {"curves": [*rows, made("window size 64", 9, 1.0)]})

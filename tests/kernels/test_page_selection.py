@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import PagedBatch, paged_attention, reference, write_pages
-from longreach_kernels.dynamic import block_attention, new_bounds, select_blocks, write_bounds
+from longreach_kernels.dynamic import block_attention, keys_read, new_bounds, select_blocks, write_bounds
 from longreach_kernels.dynamic.page_scores import products, products_on_cpu
 from longreach_kernels.masks import Full
 from torch import Tensor
@@ -155,6 +155,14 @@ def test_8_bit_pages() -> None:
         got = block_attention(q, k8, v8, batch, choice, backend=backend, **scales)
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [32, 47, 64, 400])
+def test_how_many_keys_are_read_is_known_beforehand(budget: int) -> None:
+    q, _, _, bounds, batch = decodes()
+    choice = select_blocks(q, bounds, batch, budget=budget)
+    assert choice.lengths.tolist() == [keys_read(length, budget) for length in batch.context_lens.tolist()]
+    assert choice.lengths.max() <= budget
 
 
 def test_bad_arguments_are_named() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import Footprint, KVPages, PagedStep, patch
+from longreach_kernels.dynamic import page_selection
+from longreach_patches import Footprint, KVPages, PagedStep, patch, policy_step
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
@@ -54,6 +55,35 @@ def peak_bytes(work) -> int:
         now += event.nbytes()
         most = max(most, now)
     return most
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8), (32, 1)])
+def test_choosing_keys_takes_no_more_than_is_set_aside(
+    heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, context = 100, 32768
+    blocks = context // 16
+    batch = PagedBatch(
+        cu_seqlens_q=torch.arange(count + 1, dtype=torch.int32),
+        context_lens=torch.full((count,), context, dtype=torch.int32),
+        page_table=torch.arange(context // 128, dtype=torch.int32).repeat(count, 1),
+        max_seqlen_q=1,
+        max_context_len=context,
+    )
+    monkeypatch.setattr(policy_step, "SELECTION_BYTES", 1 << 24)
+    parts = policy_step.BlockBudget(2048, frozenset([0]), batch, heads).parts
+    assert len(parts) > 1
+    assert [rows.start for rows, _ in parts] == [0, *(rows.stop for rows, _ in parts[:-1])]
+    assert parts[-1][0].stop == count
+    # What the CPU takes to multiply queries with bounds is not what a GPU's kernel takes: its result alone.
+    products = torch.randn(count, heads, blocks)
+    monkeypatch.setattr(page_selection, "products_on_cpu", lambda q, *_: products[: len(q)].clone())
+    bounds = torch.zeros(context // 128, 8, kv_heads, 2, 16)
+    rows, own = parts[0]
+    told = peak_bytes(
+        lambda: page_selection.select_blocks(torch.randn(count, heads, 16)[rows], bounds, own, budget=2048)
+    )
+    assert 0.4 * (1 << 24) < told <= 1 << 24
 
 
 @torch.inference_mode()

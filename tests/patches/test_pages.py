@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from longreach_kernels import PagedBatch
@@ -87,25 +89,63 @@ def test_shape_counts_bytes() -> None:
         KVPages(shape, 0, torch.device("cpu"))
 
 
+def contents_of(pages: KVPages) -> list[torch.Tensor]:
+    """All tensors of pages, the first dimension of each being pages."""
+    return [*pages.keys, *pages.values, *(bounds for bounds in pages.bounds if bounds is not None)]
+
+
+def test_bounds_are_part_of_a_page_s_size() -> None:
+    shape = PageShape(num_layers=4, num_kv_heads=2, head_dim=16, dtype=torch.bfloat16, page_size=64, bounded=(0, 3))
+    pages = KVPages(shape, 5, torch.device("cpu"))
+    assert [bounds is None for bounds in pages.bounds] == [False, True, True, False]
+    assert sum(tensor.numel() * 2 for tensor in contents_of(pages)) == 5 * shape.bytes_per_page
+    assert shape.bytes_per_page == 64 * shape.bytes_per_token
+    assert shape.bytes_per_token == 4 * 2 * 2 * 16 * 2 + 2 * 2 * 16 * 2 * 2 // 16
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@torch.no_grad()
+def test_every_step_brings_bounds_up_to_date(fused: bool) -> None:
+    model = build("qwen3").float()
+    with patch(model, "cpu") as patched:
+        if fused:
+            patched.fuse_layers()
+        sequences = PagedSequences(model, [prompt(n, seed=n)[0] for n in (70, 33)])
+        shape = dataclasses.replace(sequences.pages.shape, bounded=(1,))
+        sequences.pages = pages = KVPages(shape, sequences.pages.num_pages, torch.device("cpu"))
+        sequences.steps([[40, 0], [1, 30], [28, 1], [1, 1], [0, 1]])
+    bounds = pages.bounds[1]
+    assert bounds is not None
+    for table, length in zip(sequences.table, (70, 33), strict=True):
+        keys = pages.keys[1][table.long()].flatten(0, 1)[:length]
+        for own, (least, greatest) in zip(
+            keys.split(16), bounds[table.long()].flatten(0, 1).transpose(1, 2), strict=False
+        ):
+            assert torch.equal(least, own.amin(0))
+            assert torch.equal(greatest, own.amax(0))
+
+
+@pytest.mark.parametrize("bounded", [(), (1,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_clearing_pages_leaves_the_others(dtype: torch.dtype) -> None:
+def test_clearing_pages_leaves_the_others(dtype: torch.dtype, bounded: tuple[int, ...]) -> None:
     scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
-    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16, bounded=bounded)
     pages = KVPages(shape, 5, torch.device("cpu"), scales)
-    for tensor in (*pages.keys, *pages.values):
+    for tensor in contents_of(pages):
         tensor.copy_(torch.full(tensor.shape, float("nan")))
     pages.clear([1, 3])
-    for tensor in (*pages.keys, *pages.values):
+    for tensor in contents_of(pages):
         assert (tensor[[1, 3]].float() == 0).all()
         assert tensor[[0, 2, 4]].float().isnan().all()
 
 
+@pytest.mark.parametrize("bounded", [(), (0,), (0, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_what_is_read_of_a_page_can_be_written_to_another(dtype: torch.dtype) -> None:
+def test_what_is_read_of_a_page_can_be_written_to_another(dtype: torch.dtype, bounded: tuple[int, ...]) -> None:
     scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
-    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16)
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16, bounded=bounded)
     pages = KVPages(shape, 4, torch.device("cpu"), scales)
-    tensors = (*pages.keys, *pages.values)
+    tensors = contents_of(pages)
     for number, tensor in enumerate(tensors):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 7 + number)
     before = [tensor.float().clone() for tensor in tensors]

@@ -47,6 +47,7 @@ FLAGS = [
     "--max-queued-requests",
     "--max-queued-tokens",
     "--max-total-body-bytes",
+    "--page-bounds",
     "--page-size",
     "--playground",
     "--port",

@@ -48,6 +48,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (None, {"max_model_len": 5000, "page_size": 16, "dtype": "bfloat16"}),
         (None, {"kv_cache_memory": 3_000_000}),
         (None, {"kv_cache_dtype": "fp8", "max_model_len": 5000}),
+        (None, {"page_bounds": True, "kv_cache_memory": 5_000_000}),
+        (None, {"page_bounds": True, "kv_cache_dtype": "fp8", "max_model_len": 5000}),
         (LlamaConfig(hidden_size=128, intermediate_size=352, max_position_embeddings=9000, **SMALL), {}),
         (LlamaConfig(hidden_size=128, intermediate_size=352, tie_word_embeddings=True, **SMALL), {"max_num_seqs": 3}),
         (
@@ -60,7 +62,11 @@ def test_the_engine_reports_what_was_planned(config: Any, options: dict[str, Any
     model = EMBEDDED_MODEL
     if config is not None:
         config.save_pretrained(model := tmp_path)
-    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [
+        text
+        for name, value in options.items()
+        for text in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
+    ]
     [row] = plan(model, "--device", "cpu", *flags)["rows"]
     settings = {"kv_cache_bytes" if name == "kv_cache_memory" else name: value for name, value in options.items()}
     engine, started = build_engine(
@@ -92,6 +98,21 @@ def test_an_8b_model_on_gpus(llama: Path) -> None:
     assert rows[80, 2, "bfloat16"]["kv_tokens"] > 2 * one["kv_tokens"]
     small = rows[24, 1, "bfloat16"]
     assert small["max_model_len"] == small["kv_tokens"] < 131072
+
+
+def test_bounds_of_keys_take_a_sixteenth_of_the_layers_that_have_them(llama: Path) -> None:
+    def planned(*arguments: str) -> dict[str, Any]:
+        [row] = plan(llama, "--gpu-memory", "80GiB", *arguments)["rows"]
+        return row
+
+    without, bounds = planned(), planned("--page-bounds")
+    some = planned("--page-bounds", "--attention-dense-layers", ",".join(map(str, range(24))))
+    token = without["kv_bytes_per_token"]
+    assert bounds["kv_bytes_per_token"] == token * 17 // 16
+    assert some["kv_bytes_per_token"] == token + token // 4 // 16
+    assert bounds["step_bytes"] == without["step_bytes"] + (128 << 20)
+    room = without["kv_tokens"] * token - (128 << 20)
+    assert bounds["kv_tokens"] == pytest.approx(room / bounds["kv_bytes_per_token"], abs=256)
 
 
 def test_what_does_not_fit_says_so_and_the_others_are_planned(llama: Path) -> None:
@@ -161,6 +182,8 @@ def test_context_parallel_ranks_have_whole_weights_and_their_part_of_the_pages(l
         (["--kv-offload-bytes", "64"], "--kv-offload-bytes: one page takes 16777216 bytes, got 64"),
         (["--device", "cpu", "--kv-offload-bytes", "8192GiB"], "--kv-offload-bytes: 8192.0 GiB are more than"),
         (["--device", "cpu", "--gpu-memory", "80GiB"], "says nothing about a CPU"),
+        (["--page-bounds", "--tensor-parallel-size", "1,2"], "--page-bounds is for one GPU; leave it out, or"),
+        (["--page-bounds", "--attention-dense-layers", "32"], "there is no layer 32"),
     ],
 )
 def test_wrong_arguments_are_a_line_and_status_2(llama: Path, arguments: list[str], message: str) -> None:

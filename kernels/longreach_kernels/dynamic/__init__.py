@@ -7,12 +7,13 @@ from bounds that `write_bounds` keeps beside the pages; what they leave out has 
 
 from .estimators import Antidiagonal, Estimator, Pooled
 from .kept_mass import kept_mass, kept_share
-from .page_bounds import new_bounds, write_bounds
-from .page_selection import BlockChoice, block_attention, select_blocks
+from .page_bounds import BLOCK, new_bounds, write_bounds
+from .page_selection import BlockChoice, block_attention, keys_read, select_blocks
 from .select import select_tiles
 from .targets import Density, Recall, Speedup, Target, Threshold
 
 __all__ = [
+    "BLOCK",
     "Antidiagonal",
     "BlockChoice",
     "Density",
@@ -25,6 +26,7 @@ __all__ = [
     "block_attention",
     "kept_mass",
     "kept_share",
+    "keys_read",
     "new_bounds",
     "select_blocks",
     "select_tiles",

@@ -40,6 +40,15 @@ class BlockChoice:
         return torch.sigmoid(self.skipped - lse)  # X / (1 + X)
 
 
+def keys_read(context_len: int, budget: int) -> int:
+    """Keys that each KV head reads of ``context_len`` under a ``budget``: `BlockChoice.lengths`, known beforehand.
+
+    All blocks but a sequence's last are full, and the last one is always read.
+    """
+    count = -(-context_len // BLOCK)
+    return min(count, budget // BLOCK) * BLOCK - (count * BLOCK - context_len)
+
+
 @torch.no_grad()
 def select_blocks(
     q: Tensor,
@@ -103,7 +112,7 @@ def select_blocks(
     size = (lengths[:, None] - number * BLOCK).clamp(1, BLOCK).log()
     weights = torch.where(unread, logits + size[:, None], float("-inf"))
     kept = torch.minimum(count, torch.full_like(count, room))
-    # All blocks but a sequence's last are full, and the last one is always read.
+    # `keys_read`, on the device.
     tokens = torch.where(count > 0, kept * BLOCK - (count * BLOCK - lengths), 0)
     return BlockChoice(chosen.int(), tokens.int(), weights.logsumexp(-1))
 

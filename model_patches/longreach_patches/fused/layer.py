@@ -112,6 +112,7 @@ class FusedLayer:
             backend=self._backend,
         )
         del qkv
+        step.pages.bound_keys(self._index, step.slots, self._backend)
         out = step_attention(
             q,
             self._index,

@@ -46,7 +46,7 @@ def usage_of(record: RequestRecord) -> Usage:
     """What has been read and written so far."""
     prompt, output = record.prompt_tokens or 0, record.output_tokens
     cached = CachedTokens(record.cached_tokens)
-    return Usage(prompt, output, prompt + output, cached, attention_usage(record.attention))
+    return Usage(prompt, output, prompt + output, cached, attention_usage(record.attention, record.decode.values()))
 
 
 class StreamExtras:

@@ -64,7 +64,8 @@ def make_asks(
     told so by the status. The places end with the request at the latest.
 
     Raises:
-        InvalidRequestError: one does not fit, or names a token that does not exist.
+        InvalidRequestError: one does not fit, names a token that does not exist, or asks for what this server was not
+            started with.
         QueueFullError: too much is waiting.
     """
     info, answers = engine.info, len(prompts) * choices
@@ -82,6 +83,12 @@ def make_asks(
     ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
     speculate = service.settings.speculate if asked.speculate is None else asked.speculate
     attention = service.settings.default_policy if asked.attention is None else asked.attention.resolve()
+    if attention.decode_budget is not None and not info.page_bounds:
+        raise InvalidRequestError(
+            "`attention.decode_budget`: this server keeps no bounds of keys; it has to be started with --page-bounds.",
+            param="attention.decode_budget",
+            code="invalid_value",
+        )
     asks = [
         Ask(
             Generate(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from longreach.api.objects import AttentionUsage, KeptMass
-from longreach.engine.messages import AttentionUse
+from longreach.api.objects import AnswerKeptMass, AttentionUsage, DecodeUsage, KeptMass, MissedMass
+from longreach.engine.messages import AttentionUse, DecodeUse
 
 
-def attention_usage(uses: Sequence[AttentionUse]) -> AttentionUsage | UnsetType:
-    """The sum of what was computed for several prompts under one policy; unset where nothing was, or all is dense."""
+def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]) -> AttentionUsage | UnsetType:
+    """The sum of what was computed for several prompts under one policy, and for `answers` to them; unset where nothing
+    was, or all is dense."""
     if not uses:
         return UNSET
     dense_pairs = sum(use.dense_pairs for use in uses)
@@ -28,6 +29,29 @@ def attention_usage(uses: Sequence[AttentionUse]) -> AttentionUsage | UnsetType:
         flops_saved=sum(use.flops_saved for use in uses),
         kv_bytes_saved=sum(use.kv_bytes_saved for use in uses),
         kept_mass=_kept_mass(uses),
+        decode=_decode(answers),
+    )
+
+
+def _decode(answers: Collection[DecodeUse]) -> DecodeUsage | UnsetType:
+    if not answers:
+        return UNSET
+    tokens = sum(answer.queries for answer in answers)
+    sampled = sum(answer.sampled for answer in answers)
+    kept = None
+    if sampled:
+        mean = sum(answer.kept_mean * answer.sampled for answer in answers) / sampled
+        kept = AnswerKeptMass(sampled, mean, min(answer.kept_least for answer in answers))
+    return DecodeUsage(
+        tokens=tokens,
+        keys_visited=sum(answer.keys_read for answer in answers),
+        keys_skipped=sum(answer.keys - answer.keys_read for answer in answers),
+        kv_bytes_saved=sum(answer.kv_bytes_saved for answer in answers),
+        missed_mass=MissedMass(
+            sum(answer.missed_mean * answer.queries for answer in answers) / max(1, tokens),
+            max(answer.missed_max for answer in answers),
+        ),
+        kept_mass=kept,
     )
 
 

@@ -74,6 +74,8 @@ async def generate_text(
                 record.progressed(ask.request.request_id, update.computed, update.cached)
             if update.attention is not None:
                 record.attention.append(update.attention)
+            if update.decode is not None:
+                record.decode[ask.request.request_id] = update.decode
             delta = writer.push(update)
             if delta is not None:
                 yield delta

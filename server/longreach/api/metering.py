@@ -57,6 +57,8 @@ class MeteredEngine:
             reason = "abort"
             raise
         finally:
+            if line.decode is not None:
+                self._metrics.decode(line.decode)
             self._metrics.ended(line, self._clock(), reason)
             self._trace(line, request.request_id, reason)
 
@@ -64,6 +66,8 @@ class MeteredEngine:
         line.waited, line.cached = update.waited, update.cached
         if update.attention is not None:
             self._metrics.attention(update.attention)
+        if update.decode is not None:
+            line.decode = update.decode
         if not update.tokens:
             return
         now = self._clock()

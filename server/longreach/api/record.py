@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from longreach.api.auth import ApiKey
-from longreach.engine.messages import AttentionUse
+from longreach.engine.messages import AttentionUse, DecodeUse
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -19,7 +19,8 @@ class RequestRecord:
     """Filled in by whoever learns something; nothing in it comes from the prompt's text.
 
     `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `attention` is what its
-    prompts were computed with, unless that was dense. `at_end` is what is left to do when the request has ended,
+    prompts were computed with, unless that was dense, and `decode` what each answer has read so far under a decode
+    budget, by its request to the engine. `at_end` is what is left to do when the request has ended,
     however that was.
     """
 
@@ -37,6 +38,7 @@ class RequestRecord:
     first_token: float | None = None
     finish: str | None = None
     attention: list[AttentionUse] = field(default_factory=list)
+    decode: dict[str, DecodeUse] = field(default_factory=dict)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
 

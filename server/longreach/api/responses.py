@@ -191,7 +191,7 @@ class _Response:
             output_tokens=output,
             output_tokens_details=ReasoningTokens(self._reasoning_tokens),
             total_tokens=prompt + output,
-            attention=attention_usage(record.attention),
+            attention=attention_usage(record.attention, record.decode.values()),
         )
         wanted = None if asked.text is None else asked.text.format
         return ResponseObject(

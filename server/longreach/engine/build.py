@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from longreach_patches import check_layout, load_config
+from longreach_patches import check_layout, layer_masks, load_config
 
 from .batch import BatchBuilder
+from .capacity import bounded_layers
 from .density import PairCount
 from .engine import Engine
 from .host_pages import HostPages
@@ -30,7 +31,10 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     layout = layout_of(config)
     if layout.size == 1:
         return _engine(config, build_parts(config, Joined(layout)))
-    check_layout(load_config(config.model), layout)  # before there are ranks: the message is this one's to give
+    # Before there are ranks: the messages are this one's to give.
+    own_config = load_config(config.model)
+    check_layout(own_config, layout)
+    bounded_layers(config, layer_masks(own_config), layout)
     own, threads = on_rank(config, 0), torch.get_num_threads()
     ranks = Ranks(config, layout.size)
     try:
@@ -81,4 +85,5 @@ def _started(parts: Parts, page_size: int) -> Started:
         backend_reason=backend.reason,
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
+        page_bounds=bool(pages.shape.bounded),
     )

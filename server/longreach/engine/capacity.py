@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from longreach_patches import Footprint
+from longreach_kernels import Mask
+from longreach_patches import Footprint, RankLayout, chosen_layers
 
 from .messages import EngineConfig
 from .speculation import MAX_DRAFTS
@@ -69,6 +70,7 @@ class Demand:
         step_tokens, step_rows: tokens in the largest step, and how many of them draw the next.
         max_positions: the longest sequence that the model is made for.
         asked_len: the longest request that was asked for, or None.
+        selection_bytes: of `step_bytes`, what choosing keys by their bounds takes.
     """
 
     weight_bytes: int
@@ -79,6 +81,7 @@ class Demand:
     step_rows: int
     max_positions: int
     asked_len: int | None
+    selection_bytes: int = 0
 
     @classmethod
     def of(cls, footprint: Footprint, max_positions: int, config: EngineConfig, batched_tokens: int) -> Demand:
@@ -104,6 +107,7 @@ class Demand:
             step_rows=rows,
             max_positions=max_positions,
             asked_len=asked,
+            selection_bytes=footprint.selection_bytes,
         )
 
     @property
@@ -116,8 +120,9 @@ class Demand:
         return self.weight_bytes + _GPU_CONTEXT_BYTES
 
     def gpu_room(self, total: int, utilization: float, used: int = 0, peak: int = 0) -> int:
-        """What is left for pages of a GPU's `total`; `used` and `peak` (of a step) count where they exceed the plan."""
-        step = max(peak, self.step_bytes + _GPU_MATMUL_BYTES)
+        """What is left for pages of a GPU's `total`; `used` and `peak` (of a step in which no keys are chosen) count
+        where they exceed the plan."""
+        step = max(peak + self.selection_bytes, self.step_bytes + _GPU_MATMUL_BYTES)
         return max(0, int(total * utilization) - max(used, self.planned_use()) - step - _GPU_RESERVE_BYTES)
 
     def host_room(self, available: int) -> int:
@@ -143,6 +148,26 @@ class Demand:
                 "no memory is left for the KV cache; use a smaller model or raise --gpu-memory-utilization"
             )
         return Capacity(num_pages, self.page_size, longest)
+
+
+def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayout) -> tuple[int, ...]:
+    """The layers, of those with the masks `own`, that keep bounds of their keys as `config` says.
+
+    Raises:
+        ValueError: none could, there are several ranks, or a setting names a layer that is not there; the message names
+            the fix.
+    """
+    if not config.page_bounds:
+        return ()
+    if layout.size > 1:
+        raise ValueError(f"--page-bounds is for one GPU; leave it out, or {layout.flags}")
+    layers = chosen_layers(own, config.attention_dense_layers)
+    if not layers:
+        raise ValueError(
+            "--page-bounds: no layer of this model has keys to choose from, since each has a window of its own or is "
+            "one of --attention-dense-layers; leave it out"
+        )
+    return layers
 
 
 def host_slots(config: EngineConfig, page_bytes: int, available: int) -> int:

@@ -13,7 +13,7 @@ from .density import PairCount
 from .errors import DeviceLostError
 from .host_pages import PageMoves
 from .isolation import Result, StepRunner, launch_apart
-from .messages import AttentionUse, Failed, Generate, Stats, Update, Updates
+from .messages import AttentionUse, DecodeUse, Failed, Generate, Stats, Update, Updates
 from .plan import Chunk, StepPlan
 from .request import Request
 from .sampler import NOT_A_NUMBER
@@ -35,6 +35,10 @@ class Policies(Protocol):
 
     def use(self, request: Request) -> AttentionUse:
         """What a request's prompt was computed with; takes what was measured of it."""
+        ...
+
+    def decode_use(self, request: Request) -> DecodeUse | None:
+        """What a request's answer has read so far under its decode budget; None if it has none."""
         ...
 
 
@@ -190,7 +194,7 @@ class Engine:
         lengths = [chunk.request.known for chunk in here]
         self.scheduler.settle(drawn)
         updates = [
-            _update(chunk, length, self._use(chunk.request, length))
+            _update(chunk, length, self._use(chunk.request, length), self._decode_use(chunk.request, length))
             for chunk, length in zip(here, lengths, strict=True)
             if (request := chunk.request).id in self.scheduler.running or request.finish_reason is not None
         ]
@@ -205,6 +209,12 @@ class Engine:
         if use.policy.is_dynamic:
             self._pairs.measured(request.cached, request.prompt_tokens, use.pairs / self._policies.heads)
         return use
+
+    def _decode_use(self, request: Request, length: int) -> DecodeUse | None:
+        """What the answer of a request, of which `length` tokens were known before, has read, if it has new tokens."""
+        if request.reads is None or self._policies is None or request.known == length:
+            return None
+        return self._policies.decode_use(request)
 
     def _fail_stuck(self, chunks: list[Chunk]) -> list[Updates | Failed]:
         """End requests whose grammar could not say what may come next."""
@@ -245,7 +255,7 @@ def _failures(
     return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
 
 
-def _update(chunk: Chunk, length: int, use: AttentionUse | None) -> Update:
+def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeUse | None) -> Update:
     """What a step has done for a request of which `length` tokens were known before."""
     request = chunk.request
     known, request.logprobs = request.logprobs, {}  # what is left over belongs to drafts that did not stand
@@ -260,4 +270,5 @@ def _update(chunk: Chunk, length: int, use: AttentionUse | None) -> Update:
         logprobs=[known[at] for at in range(length, request.known) if at in known],
         prompt_logprobs=[known[at] for at in chunk.scored],
         attention=use,
+        decode=decode,
     )

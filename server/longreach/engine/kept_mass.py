@@ -1,5 +1,5 @@
-"""What part of the dense attention's mass a policy keeps, measured on a few queries of each prompt that has one; and
-how many tiles a dynamic policy chose.
+"""What part of the dense attention's mass a policy keeps, measured on a few queries of each prompt that has one, and of
+its answer if that reads a budget of keys; how many tiles were chosen, and of how much a budget may have missed.
 
 The queries are chosen by their positions alone, so that it does not matter how the prompt is cut; the mass is exact.
 Where heads are split over ranks, it is that of the first rank's.
@@ -12,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import MassSample, StepGroup
+from longreach_kernels.dynamic import BLOCK, keys_read
+from longreach_patches import BlockBudget, MassSample, StepGroup
 
+from .answer_reads import TokenRead
 from .batch import HostBatch, HostGroup
 from .messages import DENSE
 from .plan import Chunk, StepPlan
@@ -22,13 +24,15 @@ from .transfer import OnItsWay, upload
 
 # Queries of a prompt, evenly spread, and its last one.
 _SAMPLES = 64
+# Of an answer's tokens that read a budget, one in so many is measured: it costs what dense attention to all keys does.
+_EVERY = 64
 
 
 class _Queries(NamedTuple):
-    """Sampled queries of a chunk: whose they are, how many, and their group."""
+    """Sampled queries of a chunk: whose they are, at which positions, and their group."""
 
     request: Request
-    number: int
+    positions: list[int]
     group: int
 
 
@@ -38,8 +42,13 @@ def sampled(prompt_tokens: int, start: int, end: int) -> list[int]:
     return sorted(position for position in spread if start <= position < end)
 
 
+def sampled_of_answer(prompt_tokens: int, start: int, end: int) -> list[int]:
+    """The positions from `start` to `end` that are looked at in an answer that reads a budget of keys."""
+    return [position for position in range(start, end) if (position - prompt_tokens) % _EVERY == 0]
+
+
 class StepSamples:
-    """The sampled queries of one step; none where all requests are dense, or write their answers."""
+    """The sampled queries of one step; none where all requests are dense, or write their answers and see all."""
 
     def __init__(self, plan: StepPlan, batch: HostBatch, paged: PagedBatch) -> None:
         self.samples: list[MassSample | None] = []
@@ -47,6 +56,7 @@ class StepSamples:
         self._results: list[OnItsWay] = []
         self._chunks: list[tuple[Chunk, ...]] = []
         self._visited: list[OnItsWay | None] = []
+        self._missed: list[OnItsWay | None] = []
         for number, (group, (_, chunks)) in enumerate(
             zip(batch.groups, plan.groups if batch.groups else (), strict=True)
         ):
@@ -61,14 +71,19 @@ class StepSamples:
         lengths: list[int] = []
         for index, chunk in enumerate(chunks):
             request = chunk.request
-            if chunk.policy == DENSE or request.generated:
+            if chunk.policy.is_decode:
+                assert request.reads is not None
+                start = max(chunk.start, request.reads.end)  # what a preemption has computed again was counted
+                found = sampled_of_answer(request.prompt_tokens, start, chunk.end)
+            elif chunk.policy == DENSE or request.generated:
                 continue
-            found = sampled(request.prompt_tokens, chunk.start, chunk.end)
+            else:
+                found = sampled(request.prompt_tokens, chunk.start, chunk.end)
             rows += [int(group.cu_seqlens_q[index]) + position - chunk.start for position in found]
             owners += [group.sequences.start + index] * len(found)
             lengths += [position + 1 for position in found]
             if found:
-                self._queries.append(_Queries(request, len(found), number))
+                self._queries.append(_Queries(request, found, number))
         if not rows:
             return None
         device = paged.context_lens.device
@@ -86,16 +101,19 @@ class StepSamples:
         return MassSample(on_device, alone)
 
     def collect(self, groups: tuple[StepGroup, ...]) -> None:
-        """Send what the step has measured to the host: the mass that was kept, and the tiles that were chosen."""
+        """Send what the step has measured to the host: the mass that was kept, the tiles that were chosen, and bounds
+        of what was missed."""
         self._visited = [
             OnItsWay(torch.stack(group.choice.visited).sum(0)) if group.choice is not None else None for group in groups
         ]
+        self._missed = [OnItsWay(_of_tokens(group.budget)) if group.budget is not None else None for group in groups]
         self._results = [
             OnItsWay(torch.stack(sample.kept, 1)) for sample in self.samples if sample is not None and sample.kept
         ]
 
-    def deliver(self) -> None:
-        """Wait for it and put it into the requests' `kept`, (queries, layers, heads) for each chunk."""
+    def deliver(self, drawn: dict[str, list[int]]) -> None:
+        """Wait for it and put it into the requests' `kept`, (queries, layers, heads) for each chunk, and `reads`, but
+        for drafts that do not stand, given what the step has `drawn` for each request."""
         measured = [n for n, sample in enumerate(self.samples) if sample is not None and sample.kept]
         values = {
             n: np.array(on_its_way.lists()[0], np.float32)
@@ -105,9 +123,42 @@ class StepSamples:
             if visited is not None:
                 for chunk, tiles in zip(chunks, visited.lists()[0], strict=True):
                     chunk.request.visited += tiles
+        for chunks, missed in zip(self._chunks, self._missed, strict=True):
+            if missed is not None:
+                _count_reads(chunks, missed.lists()[0], drawn)
         taken = dict.fromkeys(values, 0)
         for one in self._queries:
             if one.group in values:
                 start = taken[one.group]
-                one.request.kept.append(values[one.group][start : start + one.number])
-                taken[one.group] += one.number
+                taken[one.group] += len(one.positions)
+                kept = values[one.group][start : taken[one.group]]
+                if one.positions[0] < one.request.prompt_tokens:
+                    one.request.kept.append(kept)
+                elif one.request.reads is not None:
+                    for position, part in zip(one.positions, kept, strict=True):
+                        if position < one.request.reads.end:  # else its token was a draft
+                            one.request.reads.add_kept(float(part.mean()), float(part.min()))
+
+
+def _of_tokens(budget: BlockBudget) -> torch.Tensor:
+    """(T, 2): the mean and the greatest over layers and heads of what each token has missed at most."""
+    missed = torch.stack(budget.missed)
+    return torch.stack([missed.mean((0, 2)), missed.amax((0, 2))], 1)
+
+
+def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: dict[str, list[int]]) -> None:
+    """Count what the tokens of a group of chunks have read, `missed` being that of all of them in turn."""
+    first = 0
+    for chunk in chunks:
+        reads = chunk.request.reads
+        assert reads is not None
+        stands = chunk.length - len(chunk.drafts)
+        if chunk.num_draws:
+            stands += len(chunk.standing(drawn[chunk.request.id])) - 1
+        lengths = range(chunk.start + 1, chunk.start + stands + 1)
+        tokens = [
+            TokenRead(keys_read(length, reads.budget), -(-length // BLOCK), mean, most)
+            for length, (mean, most) in zip(lengths, missed[first : first + stands], strict=True)
+        ]
+        reads.add(chunk.start, tokens)
+        first += chunk.length

@@ -20,6 +20,8 @@ LENGTH_BYTES = _LENGTH.size
 
 HEARTBEAT_SECONDS = 0.25
 
+_DECODE = "decode"
+
 
 class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of each."""
@@ -33,6 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_num_seqs: int = 64
     max_batched_tokens: int | None = None
     page_size: int = 128
+    page_bounds: bool = False
     kv_cache_bytes: int | None = None
     kv_offload_bytes: int = 0
     gpu_memory_utilization: float = 0.9
@@ -64,6 +67,21 @@ class AttentionPolicy(msgspec.Struct, frozen=True):
     def is_dynamic(self) -> bool:
         """Whether the prompt itself decides which keys its queries see."""
         return self.name == "dynamic"
+
+    @property
+    def decode_budget(self) -> int | None:
+        """Keys that a token of the answer reads at most in each KV head of a layer; None for all."""
+        return dict(self.parameters).get("decode_budget")  # pyright: ignore[reportReturnType]
+
+    @property
+    def of_answer(self) -> AttentionPolicy:
+        """What the tokens of an answer are computed under that may not read all keys; no request names this one."""
+        return AttentionPolicy(_DECODE, (("decode_budget", self.decode_budget or 0),))
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether this is some policy's `of_answer`."""
+        return self.name == _DECODE
 
     @property
     def key(self) -> str:
@@ -133,7 +151,8 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
     `host_kv_tokens` is what host memory keeps of the pages that are evicted; `page_bytes` what one page takes.
-    `dense_share` is the share of the full layers that no attention policy touches.
+    `dense_share` is the share of the full layers that no attention policy touches; `page_bounds` says whether the other
+    full layers keep bounds of their keys, as a decode budget needs.
     """
 
     max_model_len: int
@@ -152,6 +171,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     backend_reason: str
     load_seconds: float
     dense_share: float = 0.0
+    page_bounds: bool = False
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -202,6 +222,28 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     kept_mass: KeptMass | None = None
 
 
+class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tokens of an answer that could not read all keys have read so far, in the layers where keys are chosen.
+
+    There are `queries` of them. Keys are summed over tokens, layers and KV heads: those that dense attention reads, and
+    those that were `read`. `kv_bytes_saved` are the bytes of the others, less those of the bounds that were read in
+    their place. What was missed of the attention is at most `missed_mean` on average over tokens, layers and query
+    heads, and nowhere more than `missed_max`. What was kept was measured on `sampled` of the tokens: `kept_mean` of the
+    dense softmax's mass, and nowhere less than `kept_least`.
+    """
+
+    policy: AttentionPolicy
+    queries: int
+    keys: int
+    keys_read: int
+    kv_bytes_saved: int
+    missed_mean: float = 0.0
+    missed_max: float = 0.0
+    sampled: int = 0
+    kept_mean: float = 1.0
+    kept_least: float = 1.0
+
+
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request after a step.
 
@@ -210,7 +252,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     `waited` is how long the request was in the engine before its first step began, in seconds. If they were asked for,
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
     already told; the prompt's first token has none. The update with the first token has the `attention` of a request
-    that is not dense.
+    that is not dense, and each one with tokens the `decode` of a request with a decode budget.
     """
 
     request_id: str
@@ -223,6 +265,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[Logprob] = []
     prompt_logprobs: list[Logprob] = []
     attention: AttentionUse | None = None
+    decode: DecodeUse | None = None
 
 
 class Updates(msgspec.Struct, frozen=True, tag=True):

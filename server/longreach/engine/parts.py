@@ -81,13 +81,14 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         torch.cuda.empty_cache()  # what whole weights took before they were cut
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
-    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
-    demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
     own = layer_masks(loaded.config)
+    bounded = capacity.bounded_layers(config, own, layout)
+    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
+    demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
     policies = LayerPolicies(
         own,
         loaded.config.num_attention_heads,
-        PageShape.of(loaded.config, kv_dtype, config.page_size),
+        PageShape.of(loaded.config, kv_dtype, config.page_size, bounded=bounded),
         tuple(config.attention_dense_layers),
         tile=_tile(loaded, footprint),
         step_tokens=batched_tokens,

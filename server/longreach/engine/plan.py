@@ -47,7 +47,9 @@ class Chunk:
     @property
     def reach(self) -> Reach | None:
         """How much its policy lets a query see, about; None for everything."""
-        return None if self.request.is_dense or self.policy == DENSE else self.request.reach_under
+        if self.request.is_dense or (policy := self.policy) == DENSE:
+            return None
+        return self.request.reach_of_answer if policy.is_decode else self.request.reach_under
 
     @property
     def end(self) -> int:

@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from longreach_kernels import Causal, Mask, PagedBatch
+from longreach_kernels import Mask, PagedBatch
 from longreach_kernels.block_rules import BLOCK, BlockRule, for_heads
-from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup
+from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup, keys_read
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.tile_counts import TILE, TileCount, tile_count
-from longreach_patches import MassSample, PageShape, StepGroup, TileChoice, masks_under
+from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, TileChoice, chosen_layers, masks_under
 
 from .batch import HostBatch, HostGroup
-from .messages import DENSE, AttentionPolicy, AttentionUse, Generate, KeptMass
+from .messages import DENSE, AttentionPolicy, AttentionUse, DecodeUse, Generate, KeptMass
 from .request import Request
 from .transfer import upload
 
-_CAUSAL = Causal().band
 # Policies come from callers: so many are remembered, with what was made of them.
 _REMEMBERED = 64
 _TARGETS = {"recall": Recall, "density": Density, "speedup": Speedup}
@@ -52,12 +51,7 @@ class LayerPolicies:
         step_tokens: int = _LEAST_STEP,
         part: range | None = None,
     ) -> None:
-        wrong = [layer for layer in dense_layers if not -len(own) <= layer < len(own)]
-        if wrong:
-            raise ValueError(
-                f"--attention-dense-layers: the model has layers 0 to {len(own) - 1}, or -{len(own)} to -1 from its "
-                f"end; there is no layer {wrong[0]}"
-            )
+        self._chosen = frozenset(chosen_layers(own, dense_layers))
         self.heads = heads
         self._part = range(heads) if part is None else part
         self._own = own
@@ -65,7 +59,7 @@ class LayerPolicies:
         self._tile = tile
         self._step_tokens = step_tokens
         self._dense_layers = frozenset(layer % len(own) for layer in dense_layers)
-        self._full = frozenset(index for index, mask in enumerate(own) if mask.band == _CAUSAL)
+        self._full = frozenset(chosen_layers(own))
         self._known: OrderedDict[AttentionPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
 
     @property
@@ -105,10 +99,14 @@ class LayerPolicies:
                 f"`attention`: dynamic reads a prompt in whole tiles; this server's --max-batched-tokens is "
                 f"{self._step_tokens}, {_LEAST_STEP} would do"
             )
+        if spec.attention.decode_budget is not None and not self._shape.bounded:
+            raise ValueError(
+                "`attention.decode_budget`: this server keeps no bounds of keys; start it with --page-bounds"
+            )
 
     def masks(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
         """What each layer computes, first to last, where no tiles are chosen."""
-        return self._own if policy == DENSE or policy.is_dynamic else self._under(policy)[0]
+        return self._own if _keeps_masks(policy) else self._under(policy)[0]
 
     def _under(self, policy: AttentionPolicy) -> tuple[tuple[Mask, ...], tuple[Mask, ...]]:
         """What each layer computes under a static policy, for all heads and for this rank's."""
@@ -134,50 +132,82 @@ class LayerPolicies:
             return ()
         device = paged.context_lens.device
         starts = upload([group.cu_seqlens_q for group in batch.groups], device)
-        return tuple(
-            StepGroup(
-                group.rows.start,
-                group.rows.stop,
-                PagedBatch(
-                    cu_seqlens_q=cu_seqlens_q,
-                    context_lens=paged.context_lens[group.sequences],
-                    page_table=paged.page_table[group.sequences],
-                    max_seqlen_q=group.max_seqlen_q,
-                    max_context_len=group.max_context_len,
-                    num_decodes=group.num_decodes,
-                    known_lengths=(
-                        tuple(np.diff(group.cu_seqlens_q).tolist()),
-                        tuple(batch.context_lens[group.sequences].tolist()),
-                    ),
+        groups = []
+        for group, cu_seqlens_q, sample in zip(
+            batch.groups, starts, samples or [None] * len(batch.groups), strict=True
+        ):
+            rows = group.rows.start, group.rows.stop
+            if group.policy.is_decode:
+                groups.append(StepGroup(*rows, *self._decodes(group, batch, paged, sample)))
+                continue
+            alone = PagedBatch(
+                cu_seqlens_q=cu_seqlens_q,
+                context_lens=paged.context_lens[group.sequences],
+                page_table=paged.page_table[group.sequences],
+                max_seqlen_q=group.max_seqlen_q,
+                max_context_len=group.max_context_len,
+                num_decodes=group.num_decodes,
+                known_lengths=(
+                    tuple(np.diff(group.cu_seqlens_q).tolist()),
+                    tuple(batch.context_lens[group.sequences].tolist()),
                 ),
-                None if group.policy == DENSE else self._own_heads(group.policy),
-                sample,
-                self._choice(group, device) if group.policy.is_dynamic else None,
             )
-            for group, cu_seqlens_q, sample in zip(
-                batch.groups, starts, samples or [None] * len(batch.groups), strict=True
-            )
-        )
+            masks = None if group.policy == DENSE else self._own_heads(group.policy)
+            choice = self._choice(group, device) if _chooses_tiles(group.policy) else None
+            groups.append(StepGroup(*rows, alone, masks, sample, choice))
+        return tuple(groups)
 
     def bands(self, policy: AttentionPolicy) -> tuple[Mask, ...] | None:
-        """What each layer computes for this rank's heads, or None if one of them needs lists of tiles."""
-        if policy.is_dynamic:
+        """What each layer computes for this rank's heads, or None if one of them needs lists of tiles, or keys are
+        chosen."""
+        if policy.is_dynamic or policy.is_decode:
             return None
         masks = self._own if policy == DENSE else self._own_heads(policy)
         return None if any(mask.band is None for mask in masks) else masks
 
     def _own_heads(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
-        return self._own if policy.is_dynamic else self._under(policy)[1]
+        return self._own if _keeps_masks(policy) else self._under(policy)[1]
+
+    def _decodes(
+        self, group: HostGroup, batch: HostBatch, paged: PagedBatch, sample: MassSample | None
+    ) -> tuple[PagedBatch, None, MassSample | None, None, BlockBudget]:
+        """Batch, masks, sample, choice and budget of a group that reads a budget of keys.
+
+        Each token is a sequence of its own: keys are chosen for one query, and a token that was drafted, or is computed
+        again with others, reads what it would read alone.
+        """
+        budget = group.policy.decode_budget
+        assert budget is not None
+        count = group.rows.stop - group.rows.start
+        owners = np.repeat(np.arange(group.sequences.start, group.sequences.stop), np.diff(group.cu_seqlens_q))
+        lengths = (batch.positions[group.rows] + 1).astype(np.int32)
+        device = paged.context_lens.device
+        [owner] = upload([owners], device)
+        starts, lens = upload([np.arange(count + 1, dtype=np.int32), lengths], device)
+        alone = PagedBatch(
+            cu_seqlens_q=starts,
+            context_lens=lens,
+            page_table=paged.page_table[owner],
+            max_seqlen_q=1,
+            max_context_len=group.max_context_len,
+            num_decodes=count,
+            known_lengths=((1,) * count, tuple(lengths.tolist())),
+        )
+        return alone, None, sample, None, BlockBudget(budget, self._chosen, alone, len(self._part))
 
     def _choice(self, group: HostGroup, device: torch.device) -> TileChoice:
         parameters: dict[str, Any] = dict(group.policy.parameters)
         [target] = [kind(parameters[name]) for name, kind in _TARGETS.items() if name in parameters]
         [lengths] = upload([group.prompt_lens], device)
-        return TileChoice(target, _ESTIMATORS[parameters["estimator"]], lengths, self._full - self._dense_layers)
+        return TileChoice(target, _ESTIMATORS[parameters["estimator"]], lengths, self._chosen)
 
     def pairs(self, policy: AttentionPolicy, start: int, end: int) -> float:
         """Pairs that the queries at positions `start` to `end` compute, over all layers, as a mean of the heads."""
+        if (budget := policy.decode_budget) is not None and policy.is_decode:
+            rest = Counter(mask for index, mask in enumerate(self._own) if index not in self._chosen)
+            read = sum(keys_read(position + 1, budget) for position in range(start, end))
+            return len(self._chosen) * read + sum(n * _pairs(mask, start, end) for mask, n in rest.items())
         return sum(layers * _pairs(mask, start, end) for mask, layers in Counter(self.masks(policy)).items())
 
     def use(self, request: Request) -> AttentionUse:
@@ -186,7 +216,7 @@ class LayerPolicies:
         dense = self._count(self._own, request)
         tile = (TILE, TILE)
         if policy.is_dynamic:
-            seen, dense = self._chosen(request, dense)
+            seen, dense = self._in_tiles(request, dense)
             tile = self._tile
         else:
             seen = self._count(self.masks(policy), request)
@@ -204,6 +234,26 @@ class LayerPolicies:
             kept_mass=_kept_mass(kept),
         )
 
+    def decode_use(self, request: Request) -> DecodeUse | None:
+        """What a request's answer has read so far under its decode budget; None if it has none."""
+        reads = request.reads
+        if reads is None:
+            return None
+        heads = len(self._chosen) * self._shape.num_kv_heads
+        numbers = 2 * (reads.keys - reads.read - reads.blocks) * self._shape.head_dim  # of two, a bound has as many
+        return DecodeUse(
+            policy=request.spec.attention,
+            queries=reads.queries,
+            keys=heads * reads.keys,
+            keys_read=heads * reads.read,
+            kv_bytes_saved=heads * numbers * self._shape.dtype.itemsize,
+            missed_mean=reads.missed_sum / max(1, reads.queries),
+            missed_max=reads.missed_max,
+            sampled=reads.sampled,
+            kept_mean=reads.kept_sum / reads.sampled if reads.sampled else 1.0,
+            kept_least=reads.kept_least,
+        )
+
     def _count(self, masks: Sequence[Mask], request: Request) -> TileCount:
         counts = (
             tile_count(mask, request.cached, request.prompt_tokens) * (layers * self.heads // mask.heads)
@@ -211,17 +261,30 @@ class LayerPolicies:
         )
         return sum(counts, TileCount())
 
-    def _chosen(self, request: Request, dense: TileCount) -> tuple[TileCount, TileCount]:
+    def _in_tiles(self, request: Request, dense: TileCount) -> tuple[TileCount, TileCount]:
         """What a dynamic policy chose, and all, in the kernel's tiles and over the layers where tiles are chosen."""
-        layers = self._full - self._dense_layers
+        layers = self._chosen
         rest = self._count([mask for index, mask in enumerate(self._own) if index not in layers], request)
         tile_q, tile_k = self._tile
         ends = np.minimum(np.arange(request.cached, request.prompt_tokens, tile_q) + tile_q, request.prompt_tokens)
         everything = int((-(-ends // tile_k)).sum()) * len(layers) * self.heads
         tiles = request.visited * (self.heads // self._shape.num_kv_heads)
+        if not _chooses_tiles(request.spec.attention):
+            tiles = everything
         # How many pairs causality hides in the chosen tiles is not known on the host: they count as the mean tile does.
         pairs = rest.pairs + round((dense.pairs - rest.pairs) * (tiles / everything if everything else 1.0))
         return TileCount(tiles, pairs), TileCount(everything, dense.pairs)
+
+
+def _keeps_masks(policy: AttentionPolicy) -> bool:
+    """Whether each layer's mask is its own under a policy, keys being chosen or not."""
+    return policy == DENSE or policy.is_dynamic or policy.is_decode
+
+
+def _chooses_tiles(policy: AttentionPolicy) -> bool:
+    """Whether tiles of a prompt are chosen. Nothing has to be estimated to choose all of them: a recall of 1 is dense
+    attention, for prompts of which only the answers read less."""
+    return policy.is_dynamic and dict(policy.parameters).get("recall") != 1
 
 
 def _kept_mass(kept: list[np.ndarray]) -> KeptMass | None:

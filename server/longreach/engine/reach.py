@@ -8,6 +8,7 @@ from .messages import AttentionPolicy
 from .step_time import Reach
 
 _BLOCK = 128  # of the block patterns: `longreach_kernels.block_rules.BLOCK`
+_BOUNDS = 1 / 16  # what the bounds of keys take beside them: a key's least and greatest for 16 keys and values
 
 
 @lru_cache(maxsize=256)
@@ -35,6 +36,8 @@ def _reach(name: str, of: dict) -> tuple[float, float]:
         columns = {position // _BLOCK for position in of["verticals"]}
         diagonals = {0} | {block for x in of["slashes"] for block in (x // _BLOCK, -(-x // _BLOCK))}
         return (len(columns) + len(diagonals)) * _BLOCK, 0.0
+    if name == "decode":  # and the bounds of all blocks
+        return of["decode_budget"], _BOUNDS
     if name == "dynamic" and "density" in of:
         return 0.0, of["density"]
     if name == "dynamic" and "speedup" in of:

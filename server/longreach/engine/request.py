@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .answer_reads import AnswerReads
 from .constraint import Constraint
 from .history import TokenCounts
 from .messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
@@ -32,6 +34,7 @@ class Request:
         cached: how many of its prompt's tokens were taken over from the prefix cache.
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
         reach_under: how much its attention policy lets a query see, for predictions; None for everything.
+        reach_of_answer: the same of the tokens of its answer that may not read all keys.
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
@@ -41,6 +44,7 @@ class Request:
         kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
             sample of its prompt's queries, from when they are measured to when they are told.
         visited: key tiles that a dynamic policy chose, over layers, KV heads and the query tiles of the prompt.
+        reads: what the tokens of its answer have read, if a budget says how many keys that may be.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
 
@@ -56,6 +60,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
     reach_under: Reach | None = None
+    reach_of_answer: Reach | None = None
     row: int = -1
     preempted: bool = False
     waited: float | None = None
@@ -65,6 +70,7 @@ class Request:
     constraint: Constraint | None = None
     kept: list[Any] = field(default_factory=list)
     visited: int = 0
+    reads: AnswerReads | None = None
     _lookup: PromptLookup | None = None
     _counts: TokenCounts | None = None
 
@@ -72,7 +78,9 @@ class Request:
     def of(cls, spec: Generate, seed: int, arrived: float = 0.0) -> Request:
         """A request of which nothing is computed yet; `seed` is used for sampling if the caller gave none."""
         own = spec.sampling.seed
-        return cls(spec, seed if own is None else own, list(spec.prompt), arrived)
+        budget = spec.attention.decode_budget
+        reads = None if budget is None else AnswerReads(budget)
+        return cls(spec, seed if own is None else own, list(spec.prompt), arrived, reads=reads)
 
     @property
     def id(self) -> str:
@@ -85,16 +93,31 @@ class Request:
         return self.spec.attention == DENSE
 
     def policy_at(self, position: int) -> AttentionPolicy:
-        """What queries from `position` on are computed under: what is behind a prompt that chose its keys sees all."""
-        if self.is_dense or (self.spec.attention.is_dynamic and position >= self.prompt_tokens):
+        """What the query at `position` is computed under: what is behind a prompt that chose its keys sees all, or as
+        much as its budget lets it read."""
+        if self.is_dense:
             return DENSE
-        return self.spec.attention
+        if not self.spec.attention.is_dynamic or position < self.prompt_tokens:
+            return self.spec.attention
+        return DENSE if self.reads is None or position < self.reads.budget else self._answer_policy
+
+    @cached_property
+    def _answer_policy(self) -> AttentionPolicy:
+        return self.spec.attention.of_answer
+
+    def border(self, start: int) -> float:
+        """The position behind `start` before which a chunk has to end, since queries from there on are computed under
+        another policy. Without a budget none has to: what follows a prompt that chose its keys then sees all anyway."""
+        if self.reads is None:
+            return math.inf
+        borders = (self.prompt_tokens, max(self.prompt_tokens, self.reads.budget))
+        return next((border for border in borders if start < border), math.inf)
 
     @property
     def stretch(self) -> int:
         """Tokens of which a chunk of the prompt has to hold a multiple, unless it ends the prompt: what is chosen for a
         tile of queries depends on where the tile begins."""
-        return TILE if self.spec.attention.is_dynamic else 1
+        return TILE if self.spec.attention.is_dynamic and self.computed < self.prompt_tokens else 1
 
     @property
     def prompt_tokens(self) -> int:
@@ -159,6 +182,7 @@ class Request:
     def draft(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next, if the request wants speculation."""
         count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
+        count = int(min(count, self.border(len(self.tokens) - 1) - len(self.tokens)))
         if count < 1 or self.constraint is not None:  # a draft would need the grammar's word on each token before it
             return ()
         if self._lookup is None:

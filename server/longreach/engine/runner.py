@@ -147,7 +147,8 @@ class _Drawn:
     def __call__(self) -> dict[str, list[int]]:
         [drawn] = self._tokens.lists()
         self._logprobs.deliver()
-        if self._samples is not None:
-            self._samples.deliver()
         tokens = iter(drawn)
-        return {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}
+        found = {chunk.request.id: list(islice(tokens, chunk.num_draws)) for chunk in self._drawing}
+        if self._samples is not None:
+            self._samples.deliver(found)
+        return found

@@ -88,6 +88,8 @@ class Scheduler:
             capacity = self.pool.num_pages * self.pool.page_size
             raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
         request.reach_under = reach_of(request.spec.attention, self.limits.dense_share)
+        if request.reads is not None:
+            request.reach_of_answer = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
         self._holdings.hash(request)
         self.waiting[request.id] = request
         self._blocked = False
@@ -274,7 +276,9 @@ class Scheduler:
             if length < least:
                 length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
-            if length < request.wanted:
+            if start + length >= (border := request.border(start)):
+                length = int(border) - start
+            elif length < request.wanted:
                 length -= (start + length) % request.stretch
             if length:
                 rows -= length if request.wants_scores else 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep
+from longreach_kernels.dynamic import BLOCK
+from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup
 
 from .forward import forward
 from .limits import Limits
@@ -21,7 +22,8 @@ _SHORT = 16  # few enough for the products of a decode
 
 @torch.inference_mode()
 def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
-    """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer.
+    """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer; and
+    tokens of answers that read a budget of keys, if the pages have bounds.
 
     Nothing is written to `pages`, and what is read there does not matter.
     """
@@ -30,6 +32,9 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
             _compute(loaded, pages, chunk, max(chunk, min(context, most)))
+    if pages.shape.bounded:
+        for tokens in (1, 2):
+            _choose(loaded, pages, tokens, most)
     if loaded.device.type == "cuda":
         torch.cuda.synchronize(loaded.device)
 
@@ -54,3 +59,22 @@ def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> N
         num_decodes=1,
     )
     forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)
+
+
+def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> None:
+    """One token each of so many answers, each of which may read the first and the last of its blocks."""
+    heads = len(loaded.layout.part(loaded.config.num_attention_heads))
+    input_ids, positions, slots, rows = upload(
+        [np.zeros(tokens, np.int64), np.full(tokens, context - 1), np.full(tokens, -1), np.arange(tokens)],
+        loaded.device,
+    )
+    starts, lens = upload(
+        [np.arange(tokens + 1, dtype=np.int32), np.full(tokens, context, np.int32)],
+        loaded.device,
+    )
+    num_pages = -(-context // pages.shape.page_size)
+    table = torch.zeros((tokens, num_pages), dtype=torch.int32, device=loaded.device)
+    batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=context, num_decodes=tokens)
+    budget = BlockBudget(2 * BLOCK, frozenset(pages.shape.bounded), batch, heads)
+    groups = (StepGroup(0, tokens, batch, budget=budget),)
+    forward(loaded, PagedStep(pages, batch, slots, groups), input_ids, positions, rows)

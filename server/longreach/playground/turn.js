@@ -197,5 +197,10 @@ export function attentionWords(attention) {
     const sample = kept.queries ? ` (on ${count(kept.queries)} sampled queries)` : "";
     words.push(`keeps ${percent(kept.mean)} of exact attention\u2019s weight on average, ${percent(kept.p5)} at the 5th percentile, ${percent(kept.min)} at least${sample}`);
   }
+  const decode = attention.decode;
+  if (decode?.tokens) {
+    const share = decode.keys_visited / (decode.keys_visited + decode.keys_skipped);
+    words.push(`the answer read ${percent(share)} of the keys and missed at most ${percent(decode.missed_mass.mean)} of the weight on average`);
+  }
   return words;
 }

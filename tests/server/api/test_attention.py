@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from longreach import policies
@@ -22,7 +23,7 @@ from longreach.engine.messages import (
     to_engine_decoder,
 )
 from longreach.errors import ConfigError
-from longreach_kernels import Causal, Window, block_rules
+from longreach_kernels import Causal, Window, block_rules, dynamic
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.work import work
 from prometheus_client.parser import text_string_to_metric_families
@@ -95,6 +96,10 @@ NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash,
             "attention",
             "`recall` and `density` cannot both be set",
         ),
+        ({"policy": "dynamic", "decode_budget": 31}, "attention.decode_budget", "must be from 32 to 16777216, got 31"),
+        ({"policy": "dynamic", "decode_budget": 64.5}, "attention.decode_budget", "must be a valid integer"),
+        ("dynamic:0.9:16", "attention.decode_budget", "must be from 32 to 16777216, got 16"),
+        ("dynamic:0.9:64", "attention.decode_budget", "it has to be started with --page-bounds"),
         ({"policy": "dynamic", "estimator": "guess"}, "attention.estimator", "'antidiagonal' or 'pooled'"),
         ({"policy": "no"}, "attention.policy", f"must be one of {NAMES}"),
         ({}, "attention.policy", f"must be one of {NAMES}"),
@@ -126,6 +131,11 @@ def test_a_default_that_cannot_be_is_refused_by_the_flag() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             load_settings(attention=value)
+    with pytest.raises(ConfigError, match="--attention: a decode_budget needs bounds of the keys; add --page-bounds"):
+        load_settings(attention="dynamic:0.9:512")
+    budgeted = load_settings(attention="dynamic:0.9:520", page_bounds=True)
+    assert budgeted.default_policy.decode_budget == 512
+    assert budgeted.engine_config().page_bounds
     with pytest.raises(ConfigError, match="--attention-dense-layers: give numbers of layers"):
         load_settings(attention_dense_layers="first")
     config = load_settings(attention='{"policy": "window", "size": 100, "sinks": 2}', attention_dense_layers="0, -1")
@@ -134,6 +144,7 @@ def test_a_default_that_cannot_be_is_refused_by_the_flag() -> None:
 
 
 def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: LiveServer) -> None:
+    server.engine.info = msgspec.structs.replace(server.engine.info, page_bounds=True)
     listed = server.http.get("/v1/attention/policies").json()
     assert listed["object"] == "list"
     assert ", ".join(one["policy"] for one in listed["data"]) == NAMES
@@ -243,7 +254,7 @@ def test_a_picture_of_the_longest_prompt_is_a_sample_and_holds_nobody_up(server:
 
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB") as live:
+    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB", page_bounds=True) as live:
         yield live
 
 
@@ -317,6 +328,74 @@ def test_usage_of_several_answers_is_their_sum_and_dense_ones_tell_nothing(embed
         assert "attention" not in told["usage"]
 
 
+def test_usage_says_what_answers_with_a_budget_read_at_every_endpoint(embedded: EmbeddedServer) -> None:
+    for where, usage in usages(embedded, attention="dynamic:1:100"):
+        told = usage["attention"]
+        length = usage.get("prompt_tokens") or usage["input_tokens"]
+        written = usage.get("completion_tokens") or usage["output_tokens"]
+        assert told["parameters"]["decode_budget"] == 96, where
+        assert told["density"] == 1.0
+        decode = told["decode"]
+        lengths = range(length + 1, length + written)  # the last token is never computed
+        assert decode["tokens"] == len(lengths) > 0
+        read = [80 + (length - 1) % 16 + 1 for length in lengths]
+        heads = 4 * 2  # layers in turn have a window, which nothing touches, and two heads of keys
+        assert decode["keys_visited"] == heads * sum(read)
+        assert decode["keys_visited"] + decode["keys_skipped"] == heads * sum(lengths)
+        bounds = heads * sum(-(-length // 16) for length in lengths)
+        assert decode["kv_bytes_saved"] == (decode["keys_skipped"] - bounds) * 2 * 64 * 4
+        assert 0 < decode["missed_mass"]["mean"] <= decode["missed_mass"]["max"] <= 1
+        assert decode["kept_mass"]["tokens"] == 1
+        assert 1 - decode["missed_mass"]["max"] - 1e-5 <= decode["kept_mass"]["min"] <= decode["kept_mass"]["mean"] < 1
+
+
+def test_answers_with_a_budget_are_summed_and_a_stop_string_ends_one_that_is_told_of(embedded: EmbeddedServer) -> None:
+    body = {
+        "model": EMBEDDED_MODEL_NAME,
+        "prompt": PROMPT,
+        "max_tokens": 6,
+        "temperature": 0,
+        "attention": "dynamic:1:96",
+    }
+
+    def asked(**more: Any) -> dict[str, Any]:
+        return embedded.http.post("/v1/completions", json=body | more).json()
+
+    whole, twice = asked(cache_salt="one"), asked(cache_salt="two", n=2)
+    one, both = whole["usage"]["attention"]["decode"], twice["usage"]["attention"]["decode"]
+    for name in ("tokens", "keys_visited", "keys_skipped", "kv_bytes_saved"):
+        assert both[name] == 2 * one[name]
+    assert both["missed_mass"]["mean"] == pytest.approx(one["missed_mass"]["mean"], abs=1e-4)
+    stopped = asked(cache_salt="three", stop=whole["choices"][0]["text"][-2:])
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    told = stopped["usage"]["attention"]["decode"]
+    assert 0 < told["tokens"] <= one["tokens"]
+
+
+def test_metrics_tell_what_answers_with_a_budget_read(embedded: EmbeddedServer) -> None:
+    def sums() -> dict[str, float]:
+        families = text_string_to_metric_families(embedded.http.get("/metrics").text)
+        return {
+            sample.name.removeprefix("longreach:attention_"): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels.get("policy") == "dynamic" and "le" not in sample.labels
+        }
+
+    body = {"model": EMBEDDED_MODEL_NAME, "prompt": PROMPT, "max_tokens": 3, "cache_salt": "metrics of answers"}
+    before = sums()
+    told = embedded.http.post("/v1/completions", json=body | {"attention": "dynamic:1:96"}).json()
+    decode, after = told["usage"]["attention"]["decode"], sums()
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    keys = decode["keys_visited"] + decode["keys_skipped"]
+    assert grown["decode_density_count"] == 1
+    assert grown["decode_density_sum"] == pytest.approx(decode["keys_visited"] / keys)
+    assert grown["missed_mass_sum"] == pytest.approx(decode["missed_mass"]["mean"])
+    assert grown["missed_mass_max_sum"] == pytest.approx(decode["missed_mass"]["max"])
+    assert grown["decode_kept_mass_sum"] == pytest.approx(decode["kept_mass"]["mean"])
+    assert grown["decode_kept_mass_min_sum"] == pytest.approx(decode["kept_mass"]["min"])
+
+
 def test_metrics_tell_density_and_kept_mass_by_policy(embedded: EmbeddedServer) -> None:
     body = {"model": EMBEDDED_MODEL_NAME, "prompt": PROMPT, "max_tokens": 2, "cache_salt": "metrics"}
     told = embedded.http.post("/v1/completions", json=body | {"attention": "strided:256"}).json()["usage"]["attention"]
@@ -342,3 +421,4 @@ def test_every_policy_travels_to_the_engine_and_stays_itself(kind: type[policies
 
 def test_blocks_are_those_of_the_kernels() -> None:
     assert policies.BLOCK == block_rules.BLOCK
+    assert policies.KEYS == dynamic.BLOCK

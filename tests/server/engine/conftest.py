@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ CONFIG = SmolLM3Config(
 )
 
 
-def save_model(path: Path, **changes: int) -> Path:
+def save_model(path: Path, **changes: Any) -> Path:
     """Save a random model whose attention is far from uniform, as `CONFIG` says but for `changes`."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SmolLM3Config(**(CONFIG.to_diff_dict() | changes)))

@@ -17,6 +17,8 @@ from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate
 from typer.testing import CliRunner
 
+from .conftest import save_model
+
 
 def test_a_cpu_compiles_nothing_and_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longreach.engine.compile_ahead.build_engine", lambda config: pytest.fail("a model was loaded"))
@@ -47,6 +49,18 @@ def test_requests_of_every_kind_all_end(model_dir: Path, monkeypatch: pytest.Mon
     assert max(lengths) + 6 <= started.max_model_len
     assert any(request.prompt_logprobs is not None for request in sent)
     assert {request.sampling.temperature for request in sent if len(request.prompt) == 15} == {0, 0.8, 1.0}
+
+
+def test_where_pages_have_bounds_answers_with_a_budget_are_among_them(tmp_path: Path) -> None:
+    path = save_model(tmp_path, max_position_embeddings=2048)
+    engine, started = build_engine(
+        EngineConfig(model=str(path), kv_cache_bytes=1 << 22, max_batched_tokens=512, page_bounds=True)
+    )
+    read: list[int] = []
+    use = engine._policies.decode_use  # type: ignore[union-attr]
+    engine._policies.decode_use = lambda request: read.append(request.reads.queries) or use(request)  # type: ignore
+    assert exercise(engine, started)
+    assert max(read) == 5  # of six tokens the last is never computed
 
 
 def test_a_request_that_fails_fails_the_compile_ahead(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

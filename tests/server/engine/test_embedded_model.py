@@ -12,6 +12,7 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Generate, Sampling, Updates
+from longreach.policies import policy_of
 
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
 MAX_TOKENS = 48
@@ -169,3 +170,28 @@ def test_pages_that_were_offloaded_and_restored_give_the_plain_answer(
     assert small.stats.restored_pages > pages // 2
     together, _, _ = answers(small, specs)
     assert together == plain
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fact_far_away_is_found_within_a_budget_of_keys(device: str) -> None:
+    """The layers without a window read 1/29 of the prompt for each token; the first and the last block alone, which
+    are always read, do not have the fact."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    text = "\n".join(topics.values())[:12500]
+    text = text[:4000] + "\nThe pass key for the silver lantern is 48213.\n" + text[4000:]
+    prompt = tokenizer.encode(text + QUESTION).ids
+    assert 3700 < len(prompt) < 4096
+    engine = build(device=device, page_size=128, page_bounds=True, max_model_len=5000)
+    found = {}
+    for policy in ("dense", "dynamic:1:128", "dynamic:1:32"):
+        spec = Generate(
+            request_id=policy,
+            prompt=prompt,
+            max_tokens=8,
+            sampling=Sampling(temperature=0),
+            attention=policy_of(policy).resolve(),
+        )
+        found[policy] = tokenizer.decode(answers(engine, [spec])[0][policy])
+    assert "48213" in found["dense"]
+    assert "48213" in found["dynamic:1:128"]
+    assert "48213" not in found["dynamic:1:32"]

@@ -34,3 +34,28 @@ def test_warming_up_computes_every_kind_of_step_and_writes_nothing(
     assert steps == ([(16, 16), (20, 20), (20, 20)] if max_model_len == 20 else [(16, 16), (256, 256), (256, 700)])
     for tensor in (*pages.keys, *pages.values):
         assert (tensor == 0.5).all()
+
+
+def test_where_pages_have_bounds_answers_choose_their_keys_before_anybody_waits_for_that(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(model_dir), device="cpu", dtype="float32")
+    pages = KVPages(PageShape.of(loaded.config, loaded.dtype, 16, bounded=(1,)), 50, loaded.device)
+    for tensor in (*pages.keys, *pages.values, *(x for x in pages.bounds if x is not None)):
+        tensor.fill_(0.5)
+    chosen: list[tuple[int, list[tuple[int, ...]]]] = []
+    forward = module.forward
+
+    def spy(loaded, step: PagedStep, *tensors: torch.Tensor) -> torch.Tensor:
+        logits = forward(loaded, step, *tensors)
+        assert logits.isfinite().all()
+        for group in step.groups:
+            assert group.budget is not None
+            chosen.append((group.batch.max_context_len, [tuple(x.shape) for x in group.budget.missed]))
+        return logits
+
+    monkeypatch.setattr(module, "forward", spy)
+    module.warm(loaded, pages, Limits(8, 512, 700, 0.05, 60.0))
+    assert chosen == [(700, [(1, 4)]), (700, [(2, 4)])]
+    for tensor in (*pages.keys, *pages.values, *(x for x in pages.bounds if x is not None)):
+        assert (tensor == 0.5).all()

@@ -31,7 +31,9 @@ STREAM = (
     'data: {"choices":[{"delta":{"content":"4071"}}]}\n\n'
     'data: {"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":1,'
     '"attention":{"policy":"window","density":0.125,"tiles_visited":1040,"tiles_skipped":7088,'
-    '"kept_mass":{"queries":64,"mean":0.981,"p5":0.902,"min":0.611}}}}\n\ndata: [DONE]\n\n'
+    '"kept_mass":{"queries":64,"mean":0.981,"p5":0.902,"min":0.611},'
+    '"decode":{"tokens":9,"keys_visited":125,"keys_skipped":875,"missed_mass":{"mean":0.25,"max":0.5}}}}}\n\n'
+    "data: [DONE]\n\n"
 )
 
 
@@ -56,7 +58,7 @@ def test_a_policy_shows_its_mask_and_goes_into_requests(server: LiveServer, open
     expect(turn.locator(".left-out")).to_have_text(
         "Attention: window · 12.5% of it computed · 1,040 tiles visited, 7,088 skipped · "
         "keeps 98.1% of exact attention’s weight on average, 90.2% at the 5th percentile, 61.1% at least "
-        "(on 64 sampled queries)"
+        "(on 64 sampled queries) · the answer read 12.5% of the keys and missed at most 25.0% of the weight on average"
     )
     page.click("#copy-python")
     expect(page.locator("#copied")).to_contain_text("Copied")

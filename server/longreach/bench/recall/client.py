@@ -22,7 +22,8 @@ _TIMEOUT = httpx.Timeout(10, read=600)
 class Answer:
     """What a server said: the time to its first token and in all, in seconds, and the tokens it read.
 
-    `density` is the share of the attention that was computed, where the server reports it (`usage.attention.density`).
+    `density` is the share of the attention that was computed, where the server reports it (`usage.attention.density`);
+    `keys_read` of the `keys` before them the answer's tokens read under a decode budget, 0 of 0 without one.
     """
 
     text: str
@@ -30,6 +31,8 @@ class Answer:
     total_s: float
     prompt_tokens: int
     density: float | None
+    keys_read: int = 0
+    keys: int = 0
 
 
 class Server:
@@ -86,8 +89,17 @@ class Server:
                     first = first or time.perf_counter()
                 usage = chunk.get("usage") or usage
         ended = time.perf_counter()
-        density = (usage.get("attention") or {}).get("density")
-        return Answer(text, (first or ended) - started, ended - started, usage.get("prompt_tokens", 0), density)
+        attention = usage.get("attention") or {}
+        decode = attention.get("decode") or {"keys_visited": 0, "keys_skipped": 0}
+        return Answer(
+            text,
+            (first or ended) - started,
+            ended - started,
+            usage.get("prompt_tokens", 0),
+            attention.get("density"),
+            decode["keys_visited"],
+            decode["keys_visited"] + decode["keys_skipped"],
+        )
 
     def _refusal(self, response: httpx.Response) -> str:
         try:
@@ -100,13 +112,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: str | None) -> Iterator[str]:
-    """The address of `longreach serve MODEL` on a free port, for as long as the context lasts (None: the embedded one).
+def serving(model: str | None, *flags: str) -> Iterator[str]:
+    """The address of `longreach serve MODEL` on a free port, for as long as the context lasts (None: the embedded one);
+    `flags` are passed on.
 
     Raises:
         ValueError: the server did not come up; the message is what it said.
     """
-    command = [sys.executable, "-m", "longreach", "serve", *([model] if model else []), "--port", "0"]
+    command = [sys.executable, "-m", "longreach", "serve", *([model] if model else []), "--port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:  # noqa: S603
         assert process.stderr is not None
         said: list[str] = []
