@@ -214,6 +214,9 @@ class Settings(BaseSettings):
     cuda_graphs: bool = Field(
         True, description="Run decode-only steps, and short chunks of prompts, on a GPU as CUDA graphs."
     )
+    batch_invariant: bool = Field(
+        False, description="Give a request the same bits whatever else is computed and however it is cut; slower."
+    )
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
     silence_timeout: Real = Field(
         30.0, ge=1, le=3600, description="Seconds without a sign of life after which an engine process is replaced."
@@ -325,6 +328,7 @@ class Settings(BaseSettings):
             step_timeout=self.step_timeout,
             tensor_parallel_size=self.tensor_parallel_size,
             context_parallel_size=self.context_parallel_size,
+            batch_invariant=self.batch_invariant,
         )
 
 

@@ -40,7 +40,15 @@ def _rows(X, first, k, num_rows, inputs, ROWS: tl.constexpr, BLOCK_K: tl.constex
 
 @triton.jit
 def _weights(
-    W, first, k, outputs, inputs, stride, PARTS: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.constexpr,
+    W,
+    first,
+    k,
+    outputs,
+    inputs,
+    stride,
+    PARTS: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
 ):
     """A tile (PARTS * COUNT, BLOCK_K) of W, whose rows are PARTS times `outputs`: the same rows of each part, one part
@@ -149,7 +157,7 @@ def invariant_product(
         gated: the first half of the outputs are gates: silu(gate) * up of them, (T, N / 2).
         add_to: (T, N), to which the product is added in place and which is returned.
     """
-    rows, inputs = x.shape
+    rows = x.shape[0]
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = x.new_empty(rows, outputs) if add_to is None else add_to
     if rows == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from longreach_patches import check_layout, load_config
+from longreach_patches import check_layout, check_ranks, load_config
 
 from .batch import BatchBuilder
 from .density import PairCount
@@ -30,6 +30,8 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     layout = layout_of(config)
     if layout.size == 1:
         return _engine(config, build_parts(config, Joined(layout)))
+    if config.batch_invariant:
+        check_ranks(layout)
     check_layout(load_config(config.model), layout)  # before there are ranks: the message is this one's to give
     own, threads = on_rank(config, 0), torch.get_num_threads()
     ranks = Ranks(config, layout.size)
@@ -50,7 +52,9 @@ def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> t
     pool = PagePool(pages.num_pages, config.page_size, HostPages(parts.host_slots) if parts.host_slots else None)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(limits.max_model_len), config.page_size)
     types = str(loaded.dtype), str(pages.shape.dtype)
-    hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
+    hasher = None
+    if config.prefix_cache:
+        hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
     bands = [mask.band for mask in parts.own]
     reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     pairs = PairCount(reach, policies.pairs)

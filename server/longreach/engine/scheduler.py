@@ -203,7 +203,9 @@ class Scheduler:
                     return None
                 if not self._make_place(request, now):
                     continue
-            drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
+            drafts = ()
+            if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
+                drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
             room -= len(drafts)
             chunks.append(self._chunk(request, 1 + len(drafts), drafts))
         return chunks
@@ -258,7 +260,10 @@ class Scheduler:
                 continue
             if self._holdings.take_over(request, self.limits.restored_pages):
                 continue
-            start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
+            start, end = request.computed, len(request.tokens)
+            if self.limits.batch_invariant and start < request.prompt_tokens:
+                end = request.prompt_tokens  # what is behind it, after a preemption, is computed as it was before
+            limit = min(end - start, budget, rows if request.wants_scores else budget)
             if limit < 1:
                 continue
             length = limit
@@ -270,7 +275,7 @@ class Scheduler:
             if length < least:
                 length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
-            if length < request.wanted:
+            if start + length < end:
                 length -= (start + length) % request.stretch
             if length:
                 rows -= length if request.wants_scores else 0
@@ -300,7 +305,7 @@ class Scheduler:
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self._holdings.hand_out(request, request.computed + length)
-        return Chunk.of(request, length, drafts)
+        return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant)
 
     def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
 _SHORT = 16  # few enough for the products of a decode
+_SIZES = (64, 512, 1024, 2048, 4096)
 
 
 @torch.inference_mode()
@@ -32,7 +33,10 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
     """
     start = time.perf_counter()
     most = min(limits.max_model_len, pages.num_tokens)
-    for tokens, context in ((_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)):
+    chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
+    if loaded.patched.batch_invariant:  # its products are compiled for several numbers of rows
+        chunks += [(tokens, tokens) for tokens in _SIZES]
+    for tokens, context in chunks:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
             _compute(loaded, pages, chunk, max(chunk, min(context, most)))
