@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from longreach_kernels.portable.config import capability, cdiv, launch
+from longreach_kernels.portable.config import capability, launch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
