@@ -45,9 +45,11 @@ def check_ranks(layout: RankLayout) -> None:
 
 def make_invariant(model: PreTrainedModel) -> list[nn.Module]:
     """Give every linear module of this instance the invariant forward; returns the modules, for `restore`."""
-    modules = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    for module in modules:
-        module.forward = functools.partial(_forward, module)
+    modules: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = functools.partial(_forward, module)  # pyright: ignore[reportAttributeAccessIssue]
+            modules.append(module)
     return modules
 
 
