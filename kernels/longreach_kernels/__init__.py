@@ -3,10 +3,11 @@
 Depends on torch and triton only. Start with `attention`, `ragged_attention` or `paged_attention`.
 """
 
-from .api import attention, list_tiles, paged_attention, ragged_attention, write_pages
+from .api import attention, decode_needs, list_tiles, paged_attention, ragged_attention, write_pages
 from .backends import Backend, resolve_backend
 from .batch import PagedBatch
 from .masks import BlockSparse, Causal, Full, Mask, Window
+from .needs import DecodeNeeds
 from .rotation import rotate
 from .tile_lists import TileLists
 
@@ -14,12 +15,14 @@ __all__ = [
     "Backend",
     "BlockSparse",
     "Causal",
+    "DecodeNeeds",
     "Full",
     "Mask",
     "PagedBatch",
     "TileLists",
     "Window",
     "attention",
+    "decode_needs",
     "list_tiles",
     "paged_attention",
     "ragged_attention",

@@ -17,6 +17,7 @@ from .backends import resolve_backend
 from .batch import PagedBatch
 from .checks import check_cu_seqlens, check_inputs, check_lists, kv_scales_of, options_of
 from .masks import Causal, Mask
+from .needs import DecodeNeeds
 from .tile_lists import TileLists
 
 _CAUSAL = Causal()
@@ -364,6 +365,19 @@ def list_tiles(q: Tensor, k_pages: Tensor, *, backend: str = "auto") -> tuple[in
         backend: as in `attention`.
     """
     return _module(backend, q).list_tiles(q, k_pages)
+
+
+def decode_needs(
+    q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int, *, backend: str = "auto"
+) -> DecodeNeeds:
+    """What a causal decode of ``num_seqs`` sequences with at most ``max_context_len`` keys needs beside such tensors.
+
+    Args:
+        q: (T, Hq, D).
+        k_pages: (num_pages, page_size, Hkv, D).
+        backend: as in `attention`.
+    """
+    return _module(backend, q).decode_needs(q, k_pages, num_seqs, max_context_len)
 
 
 def write_pages(

@@ -23,6 +23,7 @@ from .batch import PagedBatch
 from .listed_mask import listed_masks
 from .masks import Mask
 from .merging import merge
+from .needs import DecodeNeeds
 from .reference import quantized
 from .tile_lists import TileLists
 from .tiles import TileRange, key_ranges
@@ -311,6 +312,11 @@ def paged_attention(
         keys = _Keys(k, v, sequence.context_len, sequence.run_starts, sequence.run_rows, kv_scales, q.dtype)
         _sequence(_by_head(q[rows]), keys, own_mask, _by_head(out[rows]), lse[rows].T, scale, softcap, sink_logits)
     return out, lse
+
+
+def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """Nothing that is worth counting: one sequence after the other."""
+    return DecodeNeeds(0, by_length=True)
 
 
 def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:

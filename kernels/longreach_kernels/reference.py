@@ -17,6 +17,7 @@ from torch import Tensor
 from .batch import PagedBatch
 from .listed_mask import listed_masks
 from .masks import Mask
+from .needs import DecodeNeeds
 from .tile_lists import TileLists
 
 
@@ -158,6 +159,11 @@ def paged_attention(
         sink_logits=sink_logits,
         compute_dtype=compute_dtype,
     )
+
+
+def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """Nothing that is worth counting: one sequence after the other."""
+    return DecodeNeeds(0, by_length=True)
 
 
 def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:

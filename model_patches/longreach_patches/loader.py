@@ -23,7 +23,7 @@ from .errors import ModelLoadError
 from .families import layer_masks
 from .layout import SINGLE, RankLayout, check_layout
 from .patch import PatchedModel, patch
-from .tensor_parallel import split_weights
+from .tensor_parallel import layer_cuts, split_head, split_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -93,8 +93,8 @@ def load_model(
         backend: see `longreach_kernels.resolve_backend`.
         random_weights: build the model from its config alone, for measurements of speed.
         batch_invariant: as in `patch`.
-        layout: which part of the model is kept; the whole of it is on the host, or with random weights on the device,
-            for a moment.
+        layout: which part of the model is kept. Files of the wanted dtype are mapped and not read where they are not
+            needed; those of another are on the host as a whole for a moment.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -110,9 +110,12 @@ def load_model(
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
-    build = _random(config, target, resolved_dtype) if random_weights else _from_files(model, config, resolved_dtype)
-    split_weights(build, layout)
-    loaded = build.to(target)  # pyright: ignore[reportArgumentType]
+    if random_weights:
+        loaded = _random(config, target, resolved_dtype, layout)
+    else:
+        read = _from_files(model, config, resolved_dtype)
+        split_weights(read, layout, target)
+        loaded = read.to(target)  # pyright: ignore[reportArgumentType]
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
     patched.fuse_layers(layout)
     seconds = time.perf_counter() - start
@@ -151,10 +154,21 @@ def resolve_dtype(name: str, device: torch.device, config: PretrainedConfig) -> 
     return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
-def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, layout: RankLayout) -> PreTrainedModel:
+    """Every weight is drawn whole and cut at once: the parts of all ranks are those of one model, and a model fits that
+    is larger than the device."""
     torch.manual_seed(0)
-    with device:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    cuts = layer_cuts(model, layout)
+    for module in model.modules():
+        module.to_empty(device=device, recurse=False)
+        model._init_weights(module)
+        if module in cuts:
+            cuts[module]()
+    model.tie_weights()
+    split_head(model, layout)
+    return model
 
 
 def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach_patches import ModelLoadError, UnsupportedModelError, load_model
+from longreach_patches import ModelLoadError, RankLayout, UnsupportedModelError, load_model
 from longreach_patches.loader import resolve_device, resolve_dtype
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from .conftest import build
 
@@ -42,6 +42,32 @@ def test_random_weights_need_only_a_config(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     loaded = load_model(str(directory), device="cpu", dtype="bfloat16", random_weights=True)
     assert next(loaded.patched.model.parameters()).dtype == torch.bfloat16
+
+
+def test_random_weights_are_like_those_of_transformers_and_whole_without_ranks(directory: Path) -> None:
+    model = load_model(str(directory), device="cpu", random_weights=True).patched.model
+    own = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    expected = own.state_dict() | dict(own.named_buffers())
+    found = model.state_dict() | dict(model.named_buffers())
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if "inv_freq" in name or tensor.std() == 0:
+            assert torch.equal(found[name], tensor), name
+        else:
+            torch.testing.assert_close(found[name].std(), tensor.std(), rtol=0.15, atol=0)
+
+
+def test_random_weights_of_ranks_are_parts_of_one_model(directory: Path) -> None:
+    whole, *parts = (
+        dict(load_model(str(directory), device="cpu", random_weights=True, layout=layout).patched.model.state_dict())
+        for layout in (RankLayout(), RankLayout(tensor_size=2), RankLayout(tensor_size=2, rank=1))
+    )
+    cut = [name for name in whole if parts[0][name].shape != whole[name].shape]
+    assert len(cut) > 7
+    for name, tensor in whole.items():
+        pieces = [part[name] for part in parts]
+        dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+        assert torch.equal(torch.cat(pieces, dim) if name in cut else pieces[1], tensor), name
 
 
 def test_own_code_is_refused_and_never_run(directory: Path, tmp_path: Path) -> None:

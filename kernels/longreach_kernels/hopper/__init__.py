@@ -13,13 +13,14 @@ from torch import Tensor
 
 from longreach_kernels import portable
 from longreach_kernels.batch import PagedBatch
-from longreach_kernels.masks import Mask
+from longreach_kernels.masks import Causal, Mask
+from longreach_kernels.needs import DecodeNeeds
 from longreach_kernels.portable import write_pages
 from longreach_kernels.tile_lists import TileLists
 
 from . import decode_launch, launch
 
-__all__ = ["attention", "list_tiles", "paged_attention", "ragged_attention", "write_pages"]
+__all__ = ["attention", "decode_needs", "list_tiles", "paged_attention", "ragged_attention", "write_pages"]
 
 
 def attention(
@@ -99,6 +100,13 @@ def paged_attention(
 def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
     """Queries and keys of a tile of the lists that `paged_attention` takes."""
     return _list_module(q, k_pages).list_tiles(q, k_pages)
+
+
+def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """What the kernel needs that computes a causal decode of such tensors."""
+    if decode_launch.supports(q, k_pages, k_pages, Causal()):
+        return decode_launch.decode_needs(q, num_seqs, max_context_len)
+    return portable.decode_needs(q, k_pages, num_seqs, max_context_len)
 
 
 def _list_module(q: Tensor, k_pages: Tensor) -> ModuleType:

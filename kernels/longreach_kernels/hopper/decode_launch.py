@@ -13,6 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
+from longreach_kernels.needs import DecodeNeeds
 
 from .decode import decode_kernel
 from .launch import shared_layout
@@ -104,6 +105,12 @@ def most_splits(max_context_len: int, window: int | None, sinks: int) -> int:
         return max(1, min(-(-max_context_len // size), MAX_SPLITS))
     span = min(-(-min(window, max_context_len) // size), MAX_SPLITS)
     return max(1, min(-(-max_context_len // size), span + 1 + -(-sinks // size)))
+
+
+def decode_needs(q: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """At most `MAX_SPLITS` places for each row of a launch; a queue has the splits that there are."""
+    places = min(num_seqs, _MAX_SEQS) * q.shape[1] * most_splits(max_context_len, None, 0)
+    return DecodeNeeds(4 * places * (q.shape[2] + 1), by_length=True)
 
 
 class _Counters:

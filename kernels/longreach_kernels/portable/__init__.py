@@ -9,13 +9,13 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 from longreach_kernels.tile_lists import TileLists
 
-from .decode import paged_decode
+from .decode import decode_needs, paged_decode
 from .launch import dense_forward as attention
 from .launch import list_tiles, paged_forward
 from .launch import ragged_forward as ragged_attention
 from .pages import write_pages
 
-__all__ = ["attention", "list_tiles", "paged_attention", "ragged_attention", "write_pages"]
+__all__ = ["attention", "decode_needs", "list_tiles", "paged_attention", "ragged_attention", "write_pages"]
 
 
 def paged_attention(

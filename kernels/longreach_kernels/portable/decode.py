@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
+from longreach_kernels.needs import DecodeNeeds
 
 from .arguments import logit_scales, padded, page_strides
 from .config import SPLIT_KEYS, capability, cdiv, decode_config, launch
@@ -205,6 +206,12 @@ def split_bound(max_context_len: int, window: int | None, sinks: int, split: int
     if window is not None:
         bound = min(bound, cdiv(sinks, split) + cdiv(window, split) + 1)
     return max(bound, 1)
+
+
+def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """Programs are launched for every split that there could be, and each has a place for its result."""
+    places = num_seqs * q.shape[1] * split_bound(max_context_len, None, 0, SPLIT_KEYS)
+    return DecodeNeeds(4 * places * (q.shape[2] + 1), by_length=False)
 
 
 def paged_decode(

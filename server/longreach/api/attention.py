@@ -26,20 +26,41 @@ _DEFAULT_LENGTH = 32768
 _MOST_PARAMETERS = 16
 
 
-def _query(name: str, schema: dict[str, Any], description: str, required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": required, "schema": schema, "description": description}
+def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def _in_url(kind: type[Policy]) -> dict[str, Any]:
+    """A policy as parameters of a URL, where a list is a text with commas."""
+    schema = kind.model_json_schema()
+    for name, field in schema["properties"].items():
+        if field.get("type") == "array":
+            most = field["maxItems"] - 1
+            number = f"(0|[1-9][0-9]{{0,{len(str(field['items']['maximum'])) - 2}}})"
+            as_text = {"type": "string", "pattern": f"^({number}(,{number}){{0,{most}}})?$"}
+            schema["properties"][name] = as_text | {"description": f"{field['description']} Commas between them."}
+    return schema
 
 
 _MASK: dict[str, Any] = documented(None, MaskPicture, refusals=("400", "401", "429", "500"))
 _MASK["openapi_extra"]["responses"]["200"]["content"]["image/png"] = {"schema": {"type": "string", "format": "binary"}}
 _MASK["openapi_extra"]["parameters"] = [
-    _query("policy", {"type": "string"}, "A policy's name; its parameters are parameters of the URL.", required=True),
-    _query("length", {"type": "integer", "minimum": 1, "maximum": MAX_LENGTH}, "Tokens of the prompt."),
-    _query("format", {"enum": ["json", "png"]}, "json, or png as with `Accept: image/png`."),
-    *(
-        _query(name, {"type": "string"}, "A parameter of some policies.")
-        for name in dict.fromkeys(name for kind in POLICIES for name in kind.parameters())
+    # An object in this style is no parameter itself: its members are, so that they can depend on each other.
+    {
+        "name": "attention",
+        "in": "query",
+        "required": True,
+        "style": "form",
+        "explode": True,
+        "schema": {"oneOf": [_in_url(kind) for kind in POLICIES if kind is not DynamicPolicy]},
+        "description": "A policy's name as `policy`, and its own parameters.",
+    },
+    _query(
+        "length",
+        {"type": "integer", "minimum": 1, "maximum": MAX_LENGTH, "default": _DEFAULT_LENGTH},
+        "Tokens of the prompt.",
     ),
+    _query("format", {"enum": ["json", "png"], "default": "json"}, "json, or png as with `Accept: image/png`."),
 ]
 
 

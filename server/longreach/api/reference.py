@@ -40,7 +40,10 @@ async def docs(request: Request) -> HTMLResponse:
 
 @dataclass(frozen=True)
 class Field:
-    """A member of a request's body: its type in words, and its default as JSON, or None if it is required."""
+    """A member of a request's body, or a parameter of the URL.
+
+    `type` is in words, `default` in JSON, or None if the field is required.
+    """
 
     name: str
     type: str
@@ -50,7 +53,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Section:
-    """An endpoint with the members of its body, or an object that is part of one."""
+    """An endpoint with what it takes, or an object that is part of one."""
 
     title: str
     description: str
@@ -63,7 +66,9 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
     parts: dict[str, None] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            fields = []
+            fields = [
+                _parameter(parameter) for parameter in operation.get("parameters", []) if parameter["in"] == "query"
+            ]
             if (body := operation.get("requestBody")) is not None:
                 schema = schemas[_name(body["content"]["application/json"]["schema"])]
                 fields = _fields(schema, schemas)
@@ -149,6 +154,17 @@ def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> list[Field]:
     return found
 
 
+def _parameter(parameter: dict[str, Any]) -> Field:
+    """A parameter of the URL; of an object whose members are the parameters, the one that says which kind it is."""
+    name, kind = parameter["name"], _type(parameter["schema"])
+    if parameter.get("explode"):
+        kinds = [part["properties"] for part in parameter["schema"]["oneOf"]]
+        [name] = [member for member, schema in kinds[0].items() if "const" in schema]
+        kind = " or ".join(_type(members[name]) for members in kinds)
+    default = None if parameter.get("required") else json.dumps(parameter["schema"].get("default"))
+    return Field(name, kind, default, parameter.get("description", ""))
+
+
 def _type(schema: dict[str, Any]) -> str:
     """A schema in a few words; null, which every field with a default takes, is left out."""
     if name := _name(schema):
@@ -167,8 +183,12 @@ def _type(schema: dict[str, Any]) -> str:
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if low is not None and high is not None and max(abs(low), abs(high)) < 2**24:
         above = "above " if "exclusiveMinimum" in schema else ""
-        return f"{kind}, {above}{low:g} to {high:g}"
+        return f"{kind}, {above}{_number(low)} to {_number(high)}"
     return kind
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def _name(schema: dict[str, Any]) -> str:

@@ -139,6 +139,7 @@ def compare(
     long_prompt: Annotated[str, typer.Option(help="Tokens of the long prompt of fairness and reuse.")] = "128k",
     serve_flags: Annotated[str, _SERVE] = "",
     vllm_packages: Annotated[Path | None, typer.Option(help="A directory with vLLM, if it is not installed.")] = None,
+    vllm_flags: Annotated[str, typer.Option(help="Flags of vLLM's server, in one argument.")] = "",
     out: Annotated[Path | None, _OUT] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
 ) -> None:
@@ -146,7 +147,17 @@ def compare(
     sizes = {"lengths": lengths, "repeats": repeats, "max_tokens": max_tokens, "batches": batches}
     sizes |= {"batch_tokens": batch_tokens, "long_prompt": long_prompt}
     chosen = names(suites)
-    _compare(target, names(peers), chosen, sizes, serve_flags, out=out, plot=plot, vllm_packages=vllm_packages)
+    _compare(
+        target,
+        names(peers),
+        chosen,
+        sizes,
+        serve_flags,
+        out=out,
+        plot=plot,
+        vllm_packages=vllm_packages,
+        vllm_flags=shlex.split(vllm_flags),
+    )
 
 
 def _compare(
@@ -159,6 +170,7 @@ def _compare(
     out: Path | None = None,
     plot: Path | None = None,
     vllm_packages: Path | None = None,
+    vllm_flags: list[str] | None = None,
 ) -> None:
     from longreach.bench import report
     from longreach.bench.compare import compare
@@ -177,6 +189,7 @@ def _compare(
             lambda line: typer.echo(line, err=True),
             flags=shlex.split(serve_flags),
             vllm_packages=vllm_packages,
+            vllm_flags=vllm_flags,
             save=save,
         )
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,12 +28,13 @@ def compare(
     *,
     flags: list[str] | None = None,
     vllm_packages: Path | None = None,
+    vllm_flags: list[str] | None = None,
     save: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Measure `target` (a URL, a shape, a model's directory or hub id) and then each of `peers` with the same load.
 
     A peer is "vllm", "transformers" (latency alone), or NAME=URL. A shape is served with random weights; `flags` are
-    for our own server. After each contestant `save` is given the result so far.
+    for our own server, `vllm_flags` for vLLM's. After each contestant `save` is given the result so far.
 
     Returns:
         What goes to JSON: the environment, the model, and a run a contestant: `start_s`, `rows` (latency) and the other
@@ -42,11 +44,14 @@ def compare(
         ValueError: an argument makes no sense, or a contestant cannot be started or fails.
     """
     _check(target, peers, suites)
+    if "vllm" not in peers and (vllm_packages or vllm_flags):
+        raise ValueError("vLLM takes no part: name it with --peers vllm, or leave its packages and flags out")
     result: dict[str, Any] = {"environment": environment(), "model": described(target), "runs": []}
 
-    def add(name: str, start_s: float | None, results: dict[str, Any]) -> None:
+    def add(name: str, start_s: float | None, results: dict[str, Any], flags: list[str] | None = None) -> None:
         rows = results.pop("latency", [])
-        result["runs"].append({"name": name, "start_s": start_s, "rows": rows, **results})
+        told = {"flags": shlex.join(flags)} if flags else {}
+        result["runs"].append({"name": name, "start_s": start_s, "rows": rows, **results, **told})
         if save is not None:
             save(result)
 
@@ -55,7 +60,7 @@ def compare(
             add(OURS, None, asyncio.run(measure(target, suites, load, report)))
         else:
             with contestants.longreach(model, flags or []) as running:
-                add(OURS, running.start_s, _measured(OURS, running, suites, load, report))
+                add(OURS, running.start_s, _measured(OURS, running, suites, load, report), flags)
         for peer in peers:
             name, _, url = peer.partition("=")
             if url:
@@ -69,8 +74,8 @@ def compare(
                 continue
             longest = max(load.long_prompt if {"fairness", "reuse"} & set(suites) else 0, *load.lengths)
             longest += max(load.max_tokens, load.batch_tokens) + 128
-            with contestants.vllm(model, vllm_packages, longest) as running:
-                add(name, running.start_s, _measured(name, running, suites, load, report))
+            with contestants.vllm(model, vllm_packages, longest, vllm_flags or []) as running:
+                add(name, running.start_s, _measured(name, running, suites, load, report), vllm_flags)
     return result
 
 

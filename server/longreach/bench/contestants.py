@@ -54,8 +54,9 @@ def longreach(model: Model, flags: list[str]) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def vllm(model: Model, packages: Path | None, max_model_len: int) -> Iterator[Running]:
-    """vLLM's server with its default settings; `packages` is a directory that holds vLLM, if it is not installed.
+def vllm(model: Model, packages: Path | None, max_model_len: int, flags: list[str]) -> Iterator[Running]:
+    """vLLM's server with its default settings but for `flags`; `packages` is a directory that holds vLLM, if it is not
+    installed.
 
     Raises:
         ValueError: it did not start.
@@ -64,7 +65,7 @@ def vllm(model: Model, packages: Path | None, max_model_len: int) -> Iterator[Ru
     if packages is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model.source]
-    command += ["--max-model-len", str(max_model_len)]
+    command += ["--max-model-len", str(max_model_len), *flags]
     if model.random_weights:
         command += ["--load-format", "dummy"]
     with _server(command, environment) as running:

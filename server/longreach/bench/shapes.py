@@ -20,6 +20,12 @@ _LLAMA_8B: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     "tie_word_embeddings": False,
 }
+_LLAMA_70B = _LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 500000.0,
@@ -30,6 +36,7 @@ _YARN = {
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": _LLAMA_8B,
     "llama-8b-1m": _LLAMA_8B | {"max_position_embeddings": 2**20, "rope_parameters": _YARN},
+    "llama-70b": _LLAMA_70B,
     "tiny": {
         "vocab_size": 512,
         "hidden_size": 64,

@@ -2,7 +2,8 @@
 
 Such a step is hundreds of tiny kernels; launching them one by one costs several times what they compute. A graph is
 captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
-holds it, its unused rows padded with sequences of length 0.
+holds it, its unused rows padded with sequences of length 0. Where kernels go by the sequences' own lengths there is one
+context, the longest.
 
 Steps that read prompts beside answers have graphs of their own (`mixed_graphs`).
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from longreach_kernels import PagedBatch
+from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_patches import KVPages, PagedStep
 from torch import distributed
 
@@ -28,12 +29,13 @@ logger = logging.getLogger(__name__)
 # (step, input ids, positions, rows) -> logits; the next is (input ids, rows of requests) -> input ids
 Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts up to a length
 
 _SMALLEST_CONTEXT = 8192
 _CONTEXT_FACTOR = 4
-# Sequences that could be in the pages together only by sharing them so often get no graph, whose workspace is for the
-# longest that each could be.
-MOST_SHARED = 4
+# What a graph may keep for partial results of its decodes: a part of what is left for graphs when pages are sized. The
+# kernels of sm_90 need less for any batch; others have places for the longest that each sequence could be.
+MOST_WORKSPACE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,17 @@ def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
 class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
-    def __init__(self, run: Forward, fill: Fill, pages: KVPages, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, max_num_seqs: int, max_model_len: int
+    ) -> None:
         """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
         self._run = run
         self._fill = fill
         self._pages = pages
         self._sizes = _powers_up_to(max_num_seqs)
-        self._contexts = _contexts_up_to(max_model_len)
+        self._needs = needs
+        by_length = needs(1, max_model_len).by_length
+        self._contexts = [max_model_len] if by_length else _contexts_up_to(max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
         # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
@@ -89,7 +95,7 @@ class DecodeGraphs:
         # Largest first: the smaller ones then fit into the memory that the pool already has.
         for size in reversed(self._sizes):
             for context in reversed(self._contexts):
-                if size > 1 and size * context > MOST_SHARED * self._pages.num_tokens:
+                if size > 1 and self._needs(size, context).workspace_bytes > MOST_WORKSPACE_BYTES:
                     continue
                 self._captured[size, context] = self._capture_one(size, context, pool)
         logger.info(

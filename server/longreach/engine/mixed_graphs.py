@@ -19,9 +19,9 @@ from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep
 
 from .batch import HostBatch, Int32, Int64
-from .graphs import MOST_SHARED, Captured, Fill, Forward, capture
+from .graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
 from .limits import Limits
-from .step_sizes import ANSWERS, ROWS, holding, rows_for
+from .step_sizes import SIZES, holding, places_for
 from .transfer import upload
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,10 @@ def lay_out(batch: HostBatch) -> Layout | None:
     count = batch.num_decodes
     prompts = len(batch.rows) - count
     wanted = batch.rows_wanted
-    answers = rows_for(count)
+    answers = places_for(count)
     beside = len(batch.input_ids) - count
-    rows = holding(answers + beside)
-    fits = rows is not None and answers in ANSWERS and 1 <= prompts <= PROMPTS
+    rows = holding(answers, answers + beside)
+    fits = rows is not None and 1 <= prompts <= PROMPTS
     if not fits or batch.groups or wanted.max() > 1:
         return None
     assert rows is not None
@@ -98,16 +98,20 @@ def lay_out(batch: HostBatch) -> Layout | None:
 
 
 class MixedGraphs:
-    """Captured steps that share one set of input tensors and one memory pool."""
+    """Captured steps that share one set of input tensors and one memory pool.
 
-    def __init__(self, run: Forward, fill: Fill, pages: KVPages, limits: Limits) -> None:
-        """`run` and `fill` as for `DecodeGraphs`."""
+    `seconds` is how long a step takes by its rows, with one prompt that has nothing before it; empty before `capture`.
+    """
+
+    def __init__(self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, limits: Limits) -> None:
+        """`run`, `fill` and `needs` as for `DecodeGraphs`."""
+        self.seconds: dict[int, float] = {}
         self._run = run
         self._fill = fill
         self._pages = pages
         self._context = limits.max_model_len
         self._device = pages.keys[0].device
-        self._sizes = sizes(limits, pages.num_tokens)
+        self._sizes = sizes(limits, needs)
         rows = max((rows for _, rows in self._sizes), default=0)
         sequences = max((answers for answers, _ in self._sizes), default=0) + PROMPTS
         self._long = torch.zeros(3 * rows + 2 * sequences, dtype=torch.int64, device=self._device)
@@ -120,7 +124,9 @@ class MixedGraphs:
         """Capture every size; afterwards no step captures anything."""
         start = time.perf_counter()
         for answers, rows in reversed(self._sizes):  # the largest first, whose memory then does for the others
-            self._captured[answers, rows] = self._capture_one(answers, rows, pool)
+            captured = self._captured[answers, rows] = self._capture_one(answers, rows, pool)
+            if rows not in self.seconds:
+                self.seconds[rows] = _seconds(captured.graph)
         if self._sizes:
             elapsed = time.perf_counter() - start
             logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._sizes), elapsed)
@@ -178,12 +184,27 @@ class MixedGraphs:
         return capture(run, pool)
 
 
-def sizes(limits: Limits, num_tokens: int) -> list[tuple[int, int]]:
-    """Answers and rows of the steps that are worth a graph under these limits, with pages for `num_tokens`."""
-    answers = [count for count in ANSWERS if count < limits.max_num_seqs]
-    answers += [rows_for(limits.max_num_seqs)] if limits.max_num_seqs <= ANSWERS[-1] else []
-    # As for decodes: the workspace is for the longest that each sequence could be.
-    most = MOST_SHARED * num_tokens // limits.max_model_len
-    answers = [count for count in answers if count + PROMPTS <= most or count == ANSWERS[0]]
+def _seconds(graph: torch.cuda.CUDAGraph) -> float:
+    """How long a replay takes: the shorter of two, since the first may find the GPU's clock low."""
+    times = []
+    for _ in range(2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return min(times)
+
+
+def sizes(limits: Limits, needs: Needs) -> list[tuple[int, int]]:
+    """Answers and rows of the steps that are worth a graph under these limits."""
+    fewest, *more = SIZES
+    most = places_for(limits.max_num_seqs)
+    answers = [fewest] + [
+        count
+        for count in more
+        if count <= most and needs(count, limits.max_model_len).workspace_bytes <= MOST_WORKSPACE_BYTES
+    ]
     longest = min(limits.max_batched_tokens, limits.max_model_len)
-    return [(count, rows) for count in answers for rows in ROWS if rows - count < longest]
+    return [(count, rows) for count in answers for rows in SIZES[count] if rows - count < longest]

@@ -6,12 +6,13 @@ in this order, of the same sizes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import NamedTuple
 
 import torch
-from longreach_kernels import Mask, list_tiles
+from longreach_kernels import Mask, decode_needs, list_tiles
 from longreach_patches import (
     Footprint,
     KVPages,
@@ -34,17 +35,19 @@ from .messages import EngineConfig
 from .mixed_graphs import MixedGraphs
 from .policies import LayerPolicies
 from .rehearsal import Rehearsal, rehearse
-from .step_sizes import LEAST_CHUNK
+from .step_sizes import LEAST_CHUNK, StepSizes
 from .warm import warm
 
 logger = logging.getLogger(__name__)
 
 
 class Parts(NamedTuple):
-    """What computes, the bounds of what it can compute, and the slots for pages in host memory."""
+    """What computes, the bounds of what it can compute, the sizes that suit it, and the slots for pages in host
+    memory."""
 
     forward: ForwardPass
     limits: Limits
+    sizes: StepSizes
     own: tuple[Mask, ...]
     host_slots: int
 
@@ -63,7 +66,8 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     """
     transformers_logging.disable_progress_bar()  # it would be drawn between the lines of the server's log
     layout = joined.layout
-    with in_turn(joined):
+    # Files may have to be on the host as a whole for a moment; random weights are drawn on the ranks' devices.
+    with contextlib.nullcontext() if config.random_weights else in_turn(joined):
         loaded = load_model(
             config.model,
             device=config.device,
@@ -75,7 +79,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         )
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
-        torch.cuda.empty_cache()  # what the whole model took, if it was there for a moment
+        torch.cuda.empty_cache()  # what whole weights took before they were cut
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
     footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
@@ -111,31 +115,37 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
-    graphs = None
+    graphs, sizes = None, StepSizes()
     if on_gpu and config.cuda_graphs:
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        needs = functools.partial(decode_needs, *_alike(loaded, footprint), backend=loaded.patched.backend.name)
         graphs = (
-            DecodeGraphs(run, fill, pages, limits.max_num_seqs, limits.max_model_len),
-            MixedGraphs(run, fill, pages, limits),
+            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
+            MixedGraphs(run, fill, pages, needs, limits),
         )
         with torch.inference_mode():
             pool = torch.cuda.graph_pool_handle()
             for captured in graphs:
                 captured.capture(pool)
+        sizes = StepSizes(graphs[1].seconds)
     if on_gpu:
         warm(loaded, pages, limits)
     host = HostStore(pages, slots) if slots else None
-    return Parts(ForwardPass(loaded, pages, drawn, graphs, policies, host), limits, own, slots)
+    return Parts(ForwardPass(loaded, pages, drawn, graphs, policies, host), limits, sizes, own, slots)
 
 
 def _tile(loaded: LoadedModel, footprint: Footprint) -> tuple[int, int]:
     """Queries and keys of the tiles that the attention kernels take lists of."""
+    return list_tiles(*_alike(loaded, footprint), backend=loaded.patched.backend.name)
+
+
+def _alike(loaded: LoadedModel, footprint: Footprint) -> tuple[torch.Tensor, torch.Tensor]:
+    """A query and a page of the kind that attention is computed of."""
     shape = footprint.pages
     heads = len(loaded.layout.part(loaded.config.num_attention_heads))
     q = torch.empty((1, heads, shape.head_dim), dtype=loaded.dtype, device=loaded.device)
     size = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    pages = torch.empty(size, dtype=shape.dtype, device=loaded.device)
-    return list_tiles(q, pages, backend=loaded.patched.backend.name)
+    return q, torch.empty(size, dtype=shape.dtype, device=loaded.device)
 
 
 def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, rehearsal: Rehearsal | None) -> int:

@@ -30,11 +30,8 @@ from .prefix_cache import PageHasher
 from .reach import reach_of
 from .request import Request
 from .speculation import MAX_DRAFTS
-from .step_sizes import rows_for, whole
+from .step_sizes import StepSizes, places_for
 from .step_time import StepTime, Work
-
-# A chunk that a step's length in time cuts is cut to a whole size of the step, unless fewer tokens were left of it.
-_LEAST_WHOLE = 64
 
 
 def _seniority(request: Request) -> tuple[int, float, str]:
@@ -48,15 +45,19 @@ class Scheduler:
     `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
     `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
     two calls. Without a `hasher` there is no prefix cache. `step_time` is taught by whoever runs the steps.
+    A chunk that a step's length in time cuts is cut to one of `sizes`.
     """
 
-    def __init__(self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None, sizes: StepSizes | None = None
+    ) -> None:
         self.pool = pool
         self.limits = limits
         self.step_time = StepTime()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.preemptions = 0
+        self._sizes = sizes or StepSizes()
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
@@ -235,11 +236,13 @@ class Scheduler:
             return []
         cost = self.step_time.cost
         budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
-        rows_taken = rows_for(len(streams)) + sum(chunk.length - 1 for chunk in streams)
+        places = places_for(len(streams))
+        rows_taken = places + sum(chunk.length - 1 for chunk in streams)
         seconds = math.inf
+        planned = Work()
         if streams:
-            taken = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
-            seconds = seconds_for_prompts(taken, cost, self.limits.max_itl) / self.step_time.caution
+            planned = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
+            seconds = seconds_for_prompts(planned, cost, self.limits.max_itl) / self.step_time.caution
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
@@ -269,8 +272,8 @@ class Scheduler:
             length = limit
             if seconds != math.inf:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
-                cut = whole(rows_taken + length) - rows_taken
-                length = cut if limit > length > cut >= _LEAST_WHOLE else length
+                if length < limit:
+                    length = self._cut(request, length, places, rows_taken, planned)
             least = min(max(self.limits.least_chunk, request.stretch), limit)
             if length < least:
                 length = 0 if chunks else least
@@ -283,8 +286,19 @@ class Scheduler:
                 claimed.update(self._holdings.claims(request, start, start + length))
                 budget -= length
                 rows_taken += length
-                seconds -= cost.seconds(Work.of_chunk(start, length, request.reach_under))
+                work = Work.of_chunk(start, length, request.reach_under)
+                planned += work
+                seconds -= cost.seconds(work)
         return chunks
+
+    def _cut(self, request: Request, length: int, places: int, rows_taken: int, planned: Work) -> int:
+        cost = self.step_time.cost
+
+        def attention(tokens: int) -> float:
+            work = planned + Work.of_chunk(request.computed, tokens, request.reach_under)
+            return cost.per_pair * work.pairs + cost.per_key * work.keys
+
+        return self._sizes.cut(places, rows_taken, length, attention)
 
     def _let_in(self, request: Request) -> bool:
         """Whether a request runs; one that waited gets a row and its pages, if it can."""

@@ -1,32 +1,63 @@
 """The sizes of steps that read a prompt beside answers: what CUDA graphs are captured for, and what steps are cut to.
 
 A GPU computes 128 rows as fast as one more than the last whole tile, so sizes are whole tiles; beside the answers there
-is place for as many as the next of a few numbers of them.
+is place for as many as the next of a few numbers of them. Nor are all whole tiles equal: a product whose tiles fill the
+GPU one and a half times takes as long as one that fills it twice. So sizes are timed when they are captured.
 """
 
 from __future__ import annotations
 
-# Answers that a step has rows for, and all its rows: answers and prompts. Steps with more of either are not captured.
-ANSWERS = (8, 32)
-ROWS = (*range(128, 1025, 128), 1280, 1536, 1792, 2048)
+from collections.abc import Callable, Mapping
 
 _TILE = 128
+_OFTEN = (*range(_TILE, 1025, _TILE), 1280, 1536, 1792, 2048)
+# Answers that a step has places for, and the rows that it may have then: answers and prompts. Steps with more of either
+# are not captured. Many answers are rarer, and each graph takes part of a second at the start.
+SIZES = {8: _OFTEN, 32: _OFTEN, 128: (512, 1024, 1536, 2048)}
 # Fewer tokens beside answers take a GPU as long.
-LEAST_CHUNK = ROWS[0] - ANSWERS[-1]
+LEAST_CHUNK = _TILE - 32
+
+_MOST = _OFTEN[-1]
+# A prompt's chunk is cut to a whole size of the step, unless fewer tokens were left of it.
+_LEAST_CUT = 64
+# A smaller step must read a prompt by so much faster than the largest one: each step has a cost that is not measured.
+_WORTH = 1.02
 
 
-def rows_for(answers: int) -> int:
+def places_for(answers: int) -> int:
     """Rows that the answers of a step take, unused ones included."""
-    return next((count for count in ANSWERS if count >= answers), answers)
+    return next((places for places in SIZES if places >= answers), answers)
 
 
-def whole(rows: int) -> int:
-    """The largest size of a step that has at most so many rows; 0 if there is none."""
-    if rows >= ROWS[-1]:
-        return rows - rows % _TILE
-    return max((size for size in ROWS if size <= rows), default=0)
+def holding(places: int, rows: int) -> int | None:
+    """The smallest captured size of a step with so many places for answers that holds so many rows."""
+    return next((size for size in SIZES.get(places, ()) if size >= rows), None)
 
 
-def holding(rows: int) -> int | None:
-    """The smallest captured size of a step that holds so many rows."""
-    return next((size for size in ROWS if size >= rows), None)
+class StepSizes:
+    """The sizes that the scheduler cuts steps to; `seconds` says how long a captured step of so many rows takes whose
+    prompt has nothing before it, if that was measured."""
+
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        self._seconds = dict(seconds or {})
+
+    def cut(self, places: int, taken: int, most: int, attention: Callable[[int], float]) -> int:
+        """How many tokens of a prompt a step should read, at most `most`, beside `taken` rows, places included.
+
+        `attention` says how long the step's attention takes, in seconds, to what came before, with so many tokens.
+        """
+        if taken + most >= _MOST:
+            whole = most - (taken + most) % _TILE
+            return whole if whole >= _LEAST_CUT else most
+        sizes = SIZES.get(places, _OFTEN)
+        fitting = [size - taken for size in sizes if taken + _LEAST_CUT <= size <= taken + most]
+        if not fitting:
+            return most
+
+        def rate(tokens: int) -> float:
+            return tokens / (self._seconds[taken + tokens] + attention(tokens))
+
+        if not self._seconds.keys() >= {taken + tokens for tokens in fitting}:
+            return fitting[-1]
+        best = max(fitting, key=rate)
+        return best if rate(best) > _WORTH * rate(fitting[-1]) else fitting[-1]

@@ -19,7 +19,7 @@ from longreach.config import load_settings
 from longreach.errors import ConfigError
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
-from tests.server.api.test_errors import error_of
+from tests.server.api.told import error_of
 
 KEYS = "alice:first-key-0001,bob:other-key-0002"
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
-from tests.server.api.test_errors import error_of
+from tests.server.api.told import error_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 

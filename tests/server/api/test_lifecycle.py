@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.server.api.conftest import MODEL, eventually
-from tests.server.api.test_errors import error_of, last_error
+from tests.server.api.told import error_of, last_error
 
 ROOT = Path(__file__).parents[3]
 

@@ -150,9 +150,10 @@ def _passes(
     whole: dict[str, Any], method: str
 ) -> Iterator[tuple[schemathesis.GenerationMode, dict[str, Any], set[int]]]:
     """What is sent: anything that is described; for a body also what is not, and what must be answered."""
-    yield schemathesis.GenerationMode.POSITIVE, whole, ANY
     if method != "POST":
+        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{name}" in str(*whole["paths"]) else {200}
         return
+    yield schemathesis.GenerationMode.POSITIVE, whole, ANY
     yield schemathesis.GenerationMode.NEGATIVE, whole, ANY
     plain = copy.deepcopy(whole)
     for schema in (s for name, s in plain["components"]["schemas"].items() if name.endswith("Request")):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from longreach import cli
-from longreach.bench import report
+from longreach.bench import contestants, report
 from longreach.bench.compare import compare
 from longreach.bench.load import Load
 from longreach.bench.sizes import load_of
@@ -99,6 +99,7 @@ def test_a_server_is_started_for_a_model_and_the_result_is_written(tmp_path: Pat
     ours, theirs = result["runs"]
     assert (ours["name"], theirs["name"]) == ("longreach", "transformers (sdpa)")
     assert ours["start_s"] > 0
+    assert (ours["flags"], "flags" in theirs) == ("--max-model-len 1k", False)
     assert ours["rows"][0]["itl_s"]["count"] == theirs["rows"][0]["itl_s"]["count"] == 3
     assert result["model"] == {"shape": "tiny", "weights": "random", "dtype": "bfloat16"}
     assert report.table(result) in printed.output
@@ -109,3 +110,18 @@ def test_a_server_is_started_for_a_model_and_the_result_is_written(tmp_path: Pat
 def test_a_server_that_does_not_start_says_why() -> None:
     with pytest.raises(ValueError, match=r"did not start: .*--max-model-len"):
         compare("tiny", [], ["latency"], LOAD, lambda line: None, flags=["--max-model-len", "99k"])
+
+
+def test_flags_are_those_of_the_server_they_are_meant_for(tmp_path: Path) -> None:
+    module = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("import sys; raise SystemExit(' '.join(sys.argv[1:]))")
+    with (
+        pytest.raises(
+            ValueError, match=r"did not start: --model .* --max-model-len 433 --ranks 2 .*--load-format dummy"
+        ),
+        contestants.vllm(contestants.Model("tiny", random_weights=True), tmp_path, 433, ["--ranks", "2"]),
+    ):
+        pass
+    with pytest.raises(ValueError, match="vLLM takes no part: name it with --peers vllm"):
+        compare("http://127.0.0.1:1", [], ["latency"], LOAD, str, vllm_flags=["--ranks", "2"])

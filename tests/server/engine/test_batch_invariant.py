@@ -29,7 +29,8 @@ from tests.kernels.rowwise import rowwise
 
 from .conftest import ids
 from .simulation import SimulatedRunner, expected_stream
-from .test_engine import build, drain, scores, spec
+from .test_logprobs import scores
+from .driving import build, drain, spec
 
 VOCABULARY = 3
 DOCUMENTS = [[1, 2, 0, 0, 1] * 8, [1] * 30, [1, 2, 0] * 10]

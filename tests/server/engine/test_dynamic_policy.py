@@ -16,7 +16,7 @@ from longreach_kernels.tile_counts import tile_count
 from longreach_patches import policy_step
 
 from .conftest import save_model
-from .test_engine import drain
+from .driving import drain
 from .test_policies import build as build_small
 from .test_policies import spec
 

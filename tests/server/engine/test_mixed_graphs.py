@@ -14,8 +14,8 @@ from longreach.engine.messages import Generate, Sampling
 from longreach.engine.mixed_graphs import PROMPTS, Layout, MixedGraphs, lay_out, sizes
 from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.request import Request
-from longreach.engine.step_sizes import ANSWERS, ROWS, holding, rows_for, whole
-from longreach_kernels import PagedBatch
+from longreach.engine.step_sizes import SIZES, StepSizes, holding, places_for
+from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
 
 PAGE = 16
@@ -29,22 +29,46 @@ STEPS = {
 
 
 def test_sizes_hold_what_they_say() -> None:
-    assert [rows_for(count) for count in (0, 1, 8, 9, 32, 33)] == [8, 8, 8, 32, 32, 33]
-    for rows in (1, 128, 129, 1025, 2048):
-        held = holding(rows)
-        assert held is not None
-        assert held >= rows
-        assert whole(held) == held
-        assert whole(held - 1) < held
-    assert holding(2049) is None
-    assert (whole(127), whole(5000)) == (0, 4992)
+    assert [places_for(count) for count in (0, 1, 8, 9, 32, 33, 128, 129)] == [8, 8, 8, 32, 32, 128, 128, 129]
+    for places, rows in [(8, 1), (32, 128), (8, 129), (8, 1025), (128, 513), (8, 2048)]:
+        held = holding(places, rows)
+        assert held == min(size for size in SIZES[places] if size >= rows)
+    assert holding(8, 2049) is holding(129, 200) is None
+
+
+def no_attention(tokens: int) -> float:
+    return 0.0
+
+
+def test_steps_are_cut_to_sizes_with_a_graph() -> None:
+    cut = StepSizes().cut
+    assert cut(8, 8, 500, no_attention) == 384 - 8
+    assert cut(128, 128, 500, no_attention) == 512 - 128
+    assert cut(8, 8, 60, no_attention) == 60, "too few for a size of their own"
+    assert (cut(8, 8, 5000, no_attention) + 8) % 128 == 0
+    assert cut(256, 2100, 5, no_attention) == 5
+
+
+def test_a_step_is_as_large_as_reads_a_prompt_fastest() -> None:
+    # 1,280 rows take as long as 1,536, and 1,024 take two thirds of it.
+    seconds = {size: size / 1e5 for size in SIZES[8]} | {1024: 0.010, 1280: 0.0150, 1536: 0.015}
+    cut = StepSizes(seconds).cut
+    assert cut(8, 8, 1300, no_attention) == 1024 - 8
+    assert cut(8, 8, 1600, no_attention) == 1536 - 8
+    assert cut(8, 8, 1300, lambda tokens: 0.1) == 1280 - 8, "what every step takes is taken less often"
+    assert StepSizes({1024: 0.01}).cut(8, 8, 1300, no_attention) == 1280 - 8, "not all were measured"
+
+
+def needs(num_seqs: int, max_context_len: int) -> DecodeNeeds:
+    """A hundred bytes of workspace for a token."""
+    return DecodeNeeds(100 * num_seqs * max_context_len, by_length=False)
 
 
 def test_graphs_are_of_steps_that_there_can_be() -> None:
-    assert {count for count, _ in sizes(Limits(4, 8192, 4096), 1 << 20)} == {8}
-    assert {count for count, _ in sizes(Limits(256, 8192, 4096), 1 << 20)} == set(ANSWERS)
-    assert max(rows for _, rows in sizes(Limits(4, 300, 4096), 1 << 20)) == 256
-    assert {count for count, _ in sizes(Limits(256, 8192, 1 << 20), 1 << 20)} == {8}, "32 that share all their pages"
+    assert {count for count, _ in sizes(Limits(4, 8192, 4096), needs)} == {8}
+    assert {count for count, _ in sizes(Limits(256, 8192, 4096), needs)} == set(SIZES)
+    assert max(rows for _, rows in sizes(Limits(4, 300, 4096), needs)) == 256
+    assert {count for count, _ in sizes(Limits(256, 8192, 1 << 17), needs)} == {8}, "so much workspace"
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +128,7 @@ def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, nam
     _, batch, _ = _step(name)
     layout = lay_out(batch)
     assert layout is not None
-    assert layout.answers in ANSWERS
-    assert layout.rows in ROWS
+    assert layout.rows in SIZES[layout.answers]
     table = np.zeros((layout.answers + PROMPTS, batch.page_table.shape[1]), np.int32)
     table[layout.sequences] = batch.page_table
     expected_pages, pages = _pages(loaded), _pages(loaded)
@@ -134,7 +157,7 @@ def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
     _, batch, limits = _step(name)
     pages, drawn = _pages(loaded), torch.zeros(8, dtype=torch.int64, device="cuda")
     graphs = MixedGraphs(
-        lambda *a: forward(loaded, *a), lambda ids, rows: fill_pending(ids, rows, drawn), pages, limits
+        lambda *a: forward(loaded, *a), lambda ids, rows: fill_pending(ids, rows, drawn), pages, needs, limits
     )
     with torch.inference_mode():
         graphs.capture(torch.cuda.graph_pool_handle())
@@ -142,6 +165,8 @@ def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
             torch.testing.assert_close(tensor, fresh, rtol=0, atol=0)  # capturing wrote nothing
         logits = graphs.replay(batch)
     assert logits is not None
+    assert graphs.seconds.keys() == {rows for _, rows in sizes(limits, needs)}
+    assert min(graphs.seconds.values()) > 0
     torch.testing.assert_close(logits, _plain(loaded, _pages(loaded), batch), rtol=1e-4, atol=1e-4)
 
 

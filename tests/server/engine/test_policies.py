@@ -20,7 +20,7 @@ from longreach_patches import PageShape
 from transformers import AutoModelForCausalLM
 
 from .conftest import ids, save_model
-from .test_engine import drain
+from .driving import drain
 
 LENGTH = 700
 
