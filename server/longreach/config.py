@@ -215,7 +215,7 @@ class Settings(BaseSettings):
         True, description="Run decode-only steps, and short chunks of prompts, on a GPU as CUDA graphs."
     )
     batch_invariant: bool = Field(
-        False, description="Give a request the same bits whatever else is computed and however it is cut; slower."
+        False, description="Give a request the same bits whatever else is computed, and however it is cut; one GPU."
     )
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
     silence_timeout: Real = Field(

@@ -28,7 +28,7 @@ from .pages import PagePool
 from .plan import Chunk, StepPlan
 from .prefix_cache import PageHasher
 from .reach import reach_of
-from .request import Request
+from .request import TILE, Request
 from .speculation import MAX_DRAFTS
 from .step_sizes import StepSizes, places_for
 from .step_time import StepTime, Work
@@ -274,12 +274,13 @@ class Scheduler:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
                 if length < limit:
                     length = self._cut(request, length, places, rows_taken, planned)
-            least = min(max(self.limits.least_chunk, request.stretch), limit)
+            stretch = self._stretch(request)
+            least = min(max(self.limits.least_chunk, stretch), limit)
             if length < least:
                 length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if start + length < end:
-                length -= (start + length) % request.stretch
+                length -= (start + length) % stretch
             if length:
                 rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
@@ -299,6 +300,14 @@ class Scheduler:
             return cost.per_pair * work.pairs + cost.per_key * work.keys
 
         return self._sizes.cut(places, rows_taken, length, attention)
+
+    def _stretch(self, request: Request) -> int:
+        """As `Request.stretch`; whole tiles for patterns of blocks, too, where bits must not depend on how a prompt is
+        cut: the order of a tile's keys depends on where it begins. A step has to hold some tiles beside the answers."""
+        whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= 4 * TILE
+        if whole_tiles and not request.is_dense and request.spec.prompt_logprobs is None:
+            return TILE
+        return request.stretch
 
     def _let_in(self, request: Request) -> bool:
         """Whether a request runs; one that waited gets a row and its pages, if it can."""

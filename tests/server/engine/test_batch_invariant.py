@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longreach.engine.engine import Engine
 from longreach.engine.limits import Limits
-from longreach.engine.messages import Failed, Generate, Sampling
+from longreach.engine.messages import DENSE, AttentionPolicy, Failed, Generate, Sampling
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.request import Request
 from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -28,11 +29,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tests.kernels.rowwise import rowwise
 
 from .conftest import ids
+from .driving import build, drain, spec
 from .simulation import SimulatedRunner, expected_stream
 from .test_logprobs import scores
-from .driving import build, drain, spec
 
 VOCABULARY = 3
+STRIDED = AttentionPolicy("strided", (("stride", 512), ("per_head", False)))
 DOCUMENTS = [[1, 2, 0, 0, 1] * 8, [1] * 30, [1, 2, 0] * 10]
 
 
@@ -115,6 +117,22 @@ def test_the_next_turn_takes_over_an_answer_only_as_what_it_was() -> None:
         PageHasher(4, "m", answers_apart=True).extend(names[-1], turn.prompt, "", "", prompt_tokens)
     assert names[0] == names[1]
     assert [a == b for a, b in zip(names[0], names[2], strict=True)] == [True, False, False, False, False, False]
+
+
+@pytest.mark.parametrize(("policy", "whole"), [(DENSE, False), (STRIDED, True)])
+def test_patterns_of_blocks_are_read_in_whole_tiles(policy: AttentionPolicy, whole: bool) -> None:
+    scheduler = Scheduler(PagePool(100, 128), Limits(4, 700, 4000, batch_invariant=True))
+    for name in ("a", "b"):
+        one = Generate(request_id=name, prompt=[1] * 1500, max_tokens=1, attention=policy)
+        scheduler.add(Request.of(one, 0))
+    ends = []
+    while (plan := scheduler.plan()) is not None:
+        ends += [chunk.end for chunk in plan.chunks if chunk.end < 1500]
+        scheduler.advance(plan)
+        scheduler.settle({chunk.request.id: [0] * chunk.num_draws for chunk in plan.chunks})
+    assert not scheduler.has_work
+    assert ends
+    assert all(end % 128 == 0 for end in ends) == whole
 
 
 def collect(engine: Engine, specs: list[Generate]) -> dict[str, object]:
