@@ -21,12 +21,13 @@ from longreach_patches import KVPages, PagedStep
 from .batch import HostBatch, Int32, Int64
 from .graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
 from .limits import Limits
-from .step_sizes import SIZES, holding, places_for
+from .step_sizes import SIZES, SizeTime, holding, places_for
 from .transfer import upload
 
 logger = logging.getLogger(__name__)
 
 PROMPTS = 2  # that a captured step has sequences for
+_TIMED_CONTEXT = 16384
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,12 @@ def lay_out(batch: HostBatch) -> Layout | None:
 class MixedGraphs:
     """Captured steps that share one set of input tensors and one memory pool.
 
-    `seconds` is how long a step takes by its rows, with one prompt that has nothing before it; empty before `capture`.
+    `times` are those of the sizes, by their rows; empty before `capture`.
     """
 
     def __init__(self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, limits: Limits) -> None:
         """`run`, `fill` and `needs` as for `DecodeGraphs`."""
-        self.seconds: dict[int, float] = {}
+        self.times: dict[int, SizeTime] = {}
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -125,8 +126,8 @@ class MixedGraphs:
         start = time.perf_counter()
         for answers, rows in reversed(self._sizes):  # the largest first, whose memory then does for the others
             captured = self._captured[answers, rows] = self._capture_one(answers, rows, pool)
-            if rows not in self.seconds:
-                self.seconds[rows] = _seconds(captured.graph)
+            if rows not in self.times:
+                self.times[rows] = self._time_one(answers, rows, captured.graph)
         if self._sizes:
             elapsed = time.perf_counter() - start
             logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._sizes), elapsed)
@@ -159,7 +160,7 @@ class MixedGraphs:
         long = self._long[: 3 * rows + answers + sequences].split([rows, rows, rows, answers, sequences])
         input_ids, positions, slots, requests, logit_rows = long
         cu_seqlens, context_lens = self._short[: 2 * sequences + 1].split([sequences + 1, sequences])
-        # While it is captured: one prompt that fills its rows, whose keys all come out of page 0 and go nowhere.
+        # One prompt that fills its rows, whose keys all come out of page 0 and go nowhere.
         self._long.zero_()
         slots.fill_(-1)
         positions[answers:] = torch.arange(rows - answers, device=self._device)
@@ -183,18 +184,24 @@ class MixedGraphs:
 
         return capture(run, pool)
 
+    def _time_one(self, answers: int, rows: int, graph: torch.cuda.CUDAGraph) -> SizeTime:
+        """Time a graph with the inputs that it was captured with, and with more before the prompt."""
+        base = min(_seconds(graph) for _ in range(2))  # the first may find the clock low
+        length = min(rows - answers, self._context)
+        before = min(_TIMED_CONTEXT, self._context - length)
+        if not before:
+            return SizeTime(base, 0.0)
+        self._short[answers + PROMPTS + 1 + answers] = length + before
+        return SizeTime(base, max(0.0, _seconds(graph) - base) / before)
+
 
 def _seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """How long a replay takes: the shorter of two, since the first may find the GPU's clock low."""
-    times = []
-    for _ in range(2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return min(times)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def sizes(limits: Limits, needs: Needs) -> list[tuple[int, int]]:

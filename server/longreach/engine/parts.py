@@ -127,7 +127,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
             pool = torch.cuda.graph_pool_handle()
             for captured in graphs:
                 captured.capture(pool)
-        sizes = StepSizes(graphs[1].seconds)
+        sizes = StepSizes(graphs[1].times)
     if on_gpu:
         warm(loaded, pages, limits)
     host = HostStore(pages, slots) if slots else None

@@ -273,7 +273,8 @@ class Scheduler:
             if seconds != math.inf:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
                 if length < limit:
-                    length = self._cut(request, length, places, rows_taken, planned)
+                    beside = cost.per_pair * planned.pairs + cost.per_key * planned.keys
+                    length = self._sizes.cut(places, rows_taken, length, start, beside)
             stretch = self._stretch(request)
             least = min(max(self.limits.least_chunk, stretch), limit)
             if length < least:
@@ -291,15 +292,6 @@ class Scheduler:
                 planned += work
                 seconds -= cost.seconds(work)
         return chunks
-
-    def _cut(self, request: Request, length: int, places: int, rows_taken: int, planned: Work) -> int:
-        cost = self.step_time.cost
-
-        def attention(tokens: int) -> float:
-            work = planned + Work.of_chunk(request.computed, tokens, request.reach_under)
-            return cost.per_pair * work.pairs + cost.per_key * work.keys
-
-        return self._sizes.cut(places, rows_taken, length, attention)
 
     def _stretch(self, request: Request) -> int:
         """As `Request.stretch`; whole tiles for patterns of blocks, too, where bits must not depend on how a prompt is

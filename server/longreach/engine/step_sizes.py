@@ -7,7 +7,8 @@ GPU one and a half times takes as long as one that fills it twice. So sizes are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 _TILE = 128
 _OFTEN = (*range(_TILE, 1025, _TILE), 1280, 1536, 1792, 2048)
@@ -34,18 +35,23 @@ def holding(places: int, rows: int) -> int | None:
     return next((size for size in SIZES.get(places, ()) if size >= rows), None)
 
 
+class SizeTime(NamedTuple):
+    """How long a captured step takes in which one prompt fills the rows, in seconds: with nothing before it, and for
+    each token before it."""
+
+    base: float
+    per_key: float
+
+
 class StepSizes:
-    """The sizes that the scheduler cuts steps to; `seconds` says how long a captured step of so many rows takes whose
-    prompt has nothing before it, if that was measured."""
+    """The sizes that the scheduler cuts steps to; `times` are those of sizes by their rows, if they were measured."""
 
-    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
-        self._seconds = dict(seconds or {})
+    def __init__(self, times: Mapping[int, SizeTime] | None = None) -> None:
+        self._times = dict(times or {})
 
-    def cut(self, places: int, taken: int, most: int, attention: Callable[[int], float]) -> int:
-        """How many tokens of a prompt a step should read, at most `most`, beside `taken` rows, places included.
-
-        `attention` says how long the step's attention takes, in seconds, to what came before, with so many tokens.
-        """
+    def cut(self, places: int, taken: int, most: int, start: int, beside: float) -> int:
+        """How many tokens of a prompt from `start` on a step should read, at most `most`, beside `taken` rows, places
+        included, whose attention takes the seconds `beside`."""
         if taken + most >= _MOST:
             whole = most - (taken + most) % _TILE
             return whole if whole >= _LEAST_CUT else most
@@ -55,9 +61,10 @@ class StepSizes:
             return most
 
         def rate(tokens: int) -> float:
-            return tokens / (self._seconds[taken + tokens] + attention(tokens))
+            base, per_key = self._times[taken + tokens]
+            return tokens / (base + per_key * start + beside)
 
-        if not self._seconds.keys() >= {taken + tokens for tokens in fitting}:
+        if not self._times.keys() >= {taken + tokens for tokens in fitting}:
             return fitting[-1]
         best = max(fitting, key=rate)
         return best if rate(best) > _WORTH * rate(fitting[-1]) else fitting[-1]
