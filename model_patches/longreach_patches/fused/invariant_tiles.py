@@ -40,8 +40,8 @@ _OTHERS = (Tile(64, 64, 64, 4, 3), Tile(128, 128, 32, 8, 3))
 _OTHERS_GATED = (Tile(64, 32, 64, 4, 3), Tile(128, 64, 32, 8, 3))
 # Exact fp32 products run on the ordinary units, whose operands sit in registers.
 _EXACT = (Tile(32, 64, 32, 4, 2),)
-# What a number from the L2 cache costs, and what a step of a tile costs beside its numbers, in pairs: estimates from the
-# rates of an H200, at which a tile of 128x256 is bound by both alike.
+# What a number from the L2 cache costs, and what a step of a tile costs beside its numbers, in pairs: estimates, by
+# which a tile of 128x256 is bound by both alike on an H200.
 _LOAD = 85
 _STEP = 1000
 # One for all in the interpreter, whose products are numpy's: those do depend on the shape.
