@@ -144,7 +144,9 @@ def backward(
     num_heads = batch * kv_heads
     group = heads // kv_heads
     options: dict[str, Any] = {"num_warps": 4}
-    backward_kernel[(num_heads * slots,)](
+    launch(
+        backward_kernel,
+        (num_heads * slots,),
         q_rows.descriptor(block_m, head_dim),
         k_rows.descriptor(_KEYS, head_dim),
         v_rows.descriptor(_KEYS, head_dim),

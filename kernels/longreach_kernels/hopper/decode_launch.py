@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 from longreach_kernels.needs import DecodeNeeds
+from longreach_kernels.portable.config import launch
 
 from .decode import decode_kernel
 from .launch import shared_layout
@@ -227,7 +228,9 @@ def _launch(
         # cap tanh(x) = cap (1 - 2 / (exp(2x) + 1))
         scale_log2, softcap_log2 = 2 * scale_log2 / softcap, softcap * math.log2(math.e)
     options: dict[str, Any] = fixed | launch_options(config)
-    decode_kernel[(programs,)](
+    launch(
+        decode_kernel,
+        (programs,),
         _query_descriptor(q),
         _descriptor(k_pages, fixed["BOX"]),
         _descriptor(v_pages, fixed["BOX"]),

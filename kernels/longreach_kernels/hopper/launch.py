@@ -14,7 +14,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import FP8
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable.arguments import logit_scales
-from longreach_kernels.portable.config import cached_heads, smallest_block
+from longreach_kernels.portable.config import cached_heads, launch, smallest_block
 from longreach_kernels.portable.launch import pair_lengths, refuse_capture
 from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
@@ -382,7 +382,9 @@ def _launch(
     scale_log2, softcap_log2 = logit_scales(scale, softcap)
     unused = lse  # stands where the kernel, compiled for another kind of call, reads nothing
     options: dict[str, Any] = {"num_warps": 4}
-    forward_kernel[(min(num_items, _processors(lse.device)),)](
+    launch(
+        forward_kernel,
+        (min(num_items, _processors(lse.device)),),
         q.descriptor(_ROWS),
         k.descriptor(config.block_n),
         v.descriptor(config.block_n if kv_scales is None else padded(head_dim)),

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longreach_kernels.portable.config import launch
+
 
 @triton.jit(do_not_specialize=["stride_table", "tiles_of_seq"], do_not_specialize_on_alignment=["ContextLens", "Table"])
 def transpose_kernel(
@@ -68,7 +70,9 @@ def transposed(
     num_seqs, heads = context_lens.shape[0], v.shape[1]
     constants: dict[str, Any] = {"HEAD_DIM": v.shape[2], "D": width, "BN": block, "PAGE_SIZE": page_size}
     out = torch.empty((heads, num_seqs * tiles_of_seq * width, block), dtype=v.dtype, device=v.device)
-    transpose_kernel[(tiles_of_seq, num_seqs, heads)](
+    launch(
+        transpose_kernel,
+        (tiles_of_seq, num_seqs, heads),
         v.view(torch.uint8),
         out.view(torch.uint8),
         context_lens,

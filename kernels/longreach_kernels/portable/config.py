@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from longreach_kernels.backends import interpreting
+from longreach_kernels.compilation import launches_compile_only
 from longreach_kernels.masks import And, BlockSparse, Mask, Or
 
 
@@ -25,8 +26,14 @@ class Config(NamedTuple):
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a kernel. Untyped on purpose: a kernel's annotations describe the device side."""
-    kernel[grid](*args, **options)
+    """Launch a kernel, or under `compile_only` compile it. Every launch comes through here.
+
+    Untyped on purpose: a kernel's annotations describe the device side.
+    """
+    if launches_compile_only():
+        kernel.warmup(*args, grid=grid, **options)
+    else:
+        kernel[grid](*args, **options)
 
 
 def cdiv(a: int, b: int) -> int:

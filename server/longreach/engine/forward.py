@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
@@ -10,13 +13,15 @@ from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup
 from torch import distributed
 
 from .batch import HostBatch
-from .graphs import DecodeGraphs
+from .graphs import DecodeGraphs, Needs
 from .host_pages import PageMoves
 from .host_store import HostStore
 from .kept_mass import StepSamples
+from .limits import Limits
 from .mixed_graphs import MixedGraphs
 from .plan import StepPlan
 from .policies import LayerPolicies
+from .policy_graphs import PolicyGraphs
 from .transfer import upload
 
 
@@ -68,6 +73,52 @@ def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tenso
     return torch.where(input_ids < 0, drawn[rows], input_ids)
 
 
+class StepGraphs(NamedTuple):
+    """Captured steps: of answers, of answers under attention policies, and of prompts beside answers."""
+
+    decode: DecodeGraphs
+    by_policy: PolicyGraphs
+    mixed: MixedGraphs
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        policies: LayerPolicies,
+        needs: Needs,
+        pages: KVPages,
+        drawn: torch.Tensor,
+        limits: Limits,
+    ) -> StepGraphs:
+        """For a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`, `needs` what
+        decodes need."""
+        run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        return cls(
+            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.bands),
+            MixedGraphs(run, fill, pages, needs, limits),
+        )
+
+    def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
+        """The steps that `capture` captures, each to be run before the next is taken."""
+        for _, run in chain(self.decode.steps(), self.mixed.steps()):
+            yield run
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture what is known before there are requests."""
+        pool = torch.cuda.graph_pool_handle()
+        self.decode.capture(pool)
+        self.mixed.capture(pool)
+        self.by_policy.use(pool)
+
+    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+        """The logits (R, V) of a step, valid until the next replay; None if no graph holds it."""
+        if batch.groups:
+            return self.by_policy.replay(batch)
+        return self.decode.replay(batch) if batch.is_decode_only else self.mixed.replay(batch)
+
+
 class ForwardPass:
     """A model, or one rank's part of it, with its pages.
 
@@ -79,7 +130,7 @@ class ForwardPass:
         loaded: LoadedModel,
         pages: KVPages,
         drawn: torch.Tensor,
-        graphs: tuple[DecodeGraphs, MixedGraphs] | None,
+        graphs: StepGraphs | None,
         policies: LayerPolicies,
         host: HostStore | None = None,
     ) -> None:
@@ -95,11 +146,8 @@ class ForwardPass:
         """The logits (R, V) of a step, and what is measured of the requests of `plan`, if that is given."""
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
-        if self._graphs is not None and not batch.groups:
-            decode, mixed = self._graphs
-            logits = decode.replay(batch) if batch.is_decode_only else mixed.replay(batch)
-            if logits is not None:
-                return logits, None
+        if self._graphs is not None and (logits := self._graphs.replay(batch)) is not None:
+            return logits, None
         return self._eager(batch, plan)
 
     @torch.inference_mode()

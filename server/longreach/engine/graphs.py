@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,7 @@ class DecodeGraphs:
         self._pages = pages
         self._sizes = _powers_up_to(max_num_seqs)
         self._needs = needs
-        by_length = needs(1, max_model_len).by_length
-        self._contexts = [max_model_len] if by_length else _contexts_up_to(max_model_len)
+        self._contexts = contexts_for(needs, max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
         # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
@@ -91,13 +90,8 @@ class DecodeGraphs:
     def capture(self, pool: Any) -> None:
         """Capture every pair of sizes; afterwards no step captures anything."""
         start = time.perf_counter()
-        self._fill_with_padding()
-        # Largest first: the smaller ones then fit into the memory that the pool already has.
-        for size in reversed(self._sizes):
-            for context in reversed(self._contexts):
-                if size > 1 and self._needs(size, context).workspace_bytes > MOST_WORKSPACE_BYTES:
-                    continue
-                self._captured[size, context] = self._capture_one(size, context, pool)
+        for key, run in self.steps():
+            self._captured[key] = capture(run, pool)
         logger.info(
             "captured %d decode graphs in %.1f s (batch %s; context %s)",
             len(self._captured),
@@ -105,6 +99,17 @@ class DecodeGraphs:
             self._sizes,
             self._contexts,
         )
+
+    def steps(self) -> Iterator[tuple[tuple[int, int], Callable[[], torch.Tensor]]]:
+        """What is captured: pairs of sizes, and the step of each, which reads padding and writes nothing."""
+        self._long.zero_()
+        self._long[2].fill_(-1)
+        self._lens.zero_()
+        # Largest first: the smaller ones then fit into the memory that the pool already has.
+        for size in reversed(self._sizes):
+            for context in reversed(self._contexts):
+                if size == 1 or self._needs(size, context).workspace_bytes <= MOST_WORKSPACE_BYTES:
+                    yield (size, context), self._step(size, context)
 
     def replay(self, batch: HostBatch) -> torch.Tensor | None:
         """Run one decode step of B sequences and return its logits (B, V), valid until the next replay.
@@ -130,12 +135,7 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured.logits[:count]
 
-    def _fill_with_padding(self) -> None:
-        self._long.zero_()
-        self._long[2].fill_(-1)
-        self._lens.zero_()
-
-    def _capture_one(self, size: int, context: int, pool: Any) -> Captured:
+    def _step(self, size: int, context: int) -> Callable[[], torch.Tensor]:
         batch = PagedBatch(
             cu_seqlens_q=self._cu_seqlens[: size + 1],
             context_lens=self._lens[:size],
@@ -150,7 +150,7 @@ class DecodeGraphs:
             input_ids = self._fill(self._long[0, :size], self._long[3, :size])
             return self._run(step, input_ids, self._long[1, :size], self._rows[:size])
 
-        return capture(run, pool)
+        return run
 
 
 def _powers_up_to(bound: int) -> list[int]:
@@ -160,8 +160,10 @@ def _powers_up_to(bound: int) -> list[int]:
     return sizes
 
 
-def _contexts_up_to(bound: int) -> list[int]:
-    contexts = [bound]
-    while contexts[-1] > _SMALLEST_CONTEXT:
+def contexts_for(needs: Needs, max_model_len: int) -> list[int]:
+    """The contexts that graphs are captured for, ascending: the longest that there can be, and others below it if to
+    allow for it takes time."""
+    contexts = [max_model_len]
+    while not needs(1, max_model_len).by_length and contexts[-1] > _SMALLEST_CONTEXT:
         contexts.append(max(contexts[-1] // _CONTEXT_FACTOR, _SMALLEST_CONTEXT))
     return contexts[::-1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,13 +125,18 @@ class MixedGraphs:
     def capture(self, pool: Any) -> None:
         """Capture every size; afterwards no step captures anything."""
         start = time.perf_counter()
-        for answers, rows in reversed(self._sizes):  # the largest first, whose memory then does for the others
-            captured = self._captured[answers, rows] = self._capture_one(answers, rows, pool)
+        for (answers, rows), run in self.steps():
+            captured = self._captured[answers, rows] = capture(run, pool)
             if rows not in self.times:
                 self.times[rows] = self._time_one(answers, rows, captured.graph)
         if self._sizes:
             elapsed = time.perf_counter() - start
             logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._sizes), elapsed)
+
+    def steps(self) -> Iterator[tuple[tuple[int, int], Callable[[], torch.Tensor]]]:
+        """What is captured: sizes, and the step of each. It is to be run before the next is taken."""
+        for answers, rows in reversed(self._sizes):  # the largest first, whose memory then does for the others
+            yield (answers, rows), self._step(answers, rows)
 
     def replay(self, batch: HostBatch) -> torch.Tensor | None:
         """Run a step and return the logits of the rows that it wants (R, V), valid until the next replay.
@@ -155,7 +161,7 @@ class MixedGraphs:
         [drawn] = upload([layout.drawn], self._device)
         return captured.logits[drawn]
 
-    def _capture_one(self, answers: int, rows: int, pool: Any) -> Captured:
+    def _step(self, answers: int, rows: int) -> Callable[[], torch.Tensor]:
         sequences = answers + PROMPTS
         long = self._long[: 3 * rows + answers + sequences].split([rows, rows, rows, answers, sequences])
         input_ids, positions, slots, requests, logit_rows = long
@@ -182,7 +188,7 @@ class MixedGraphs:
             filled = self._fill(input_ids[:answers], requests)
             return self._run(step, torch.cat([filled, input_ids[answers:]]), positions, logit_rows)
 
-        return capture(run, pool)
+        return run
 
     def _time_one(self, answers: int, rows: int, graph: torch.cuda.CUDAGraph) -> SizeTime:
         """Time a graph with the inputs that it was captured with, and with more before the prompt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 from typing import NamedTuple
 
 import torch
@@ -26,15 +27,14 @@ from longreach_patches import (
 from transformers.utils import logging as transformers_logging
 
 from . import capacity
-from .forward import ForwardPass, fill_pending, forward
-from .graphs import DecodeGraphs
+from .forward import ForwardPass, StepGraphs
 from .host_store import HostStore
 from .joining import Joined, in_turn, least
 from .limits import Limits
 from .messages import EngineConfig
-from .mixed_graphs import MixedGraphs
+from .parallel_compile import compile_kernels
 from .policies import LayerPolicies
-from .rehearsal import Rehearsal, rehearse
+from .rehearsal import rehearse
 from .step_sizes import LEAST_CHUNK, StepSizes
 from .warm import warm
 
@@ -84,13 +84,6 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
     footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout)
     demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
-    rehearsal = None
-    if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
-        rehearsal = rehearse(loaded, config.page_size, demand.step_tokens, demand.step_rows)
-    sized = demand.fit(least(_room(config, loaded, demand, rehearsal), layout, loaded.device))
-    page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
-    unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
-    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
     own = layer_masks(loaded.config)
     policies = LayerPolicies(
         own,
@@ -101,6 +94,27 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         step_tokens=batched_tokens,
         part=layout.part(loaded.config.num_attention_heads),
     )
+    needs = functools.partial(decode_needs, *_alike(loaded, footprint), backend=loaded.patched.backend.name)
+    graphs_over = functools.partial(StepGraphs.of, loaded, policies, needs)
+    rehearsed = None
+    if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
+        rehearsed = demand.step_tokens, demand.step_rows
+    if on_gpu:
+        planned = demand.fit(least(_room(config, loaded, demand), layout, loaded.device))
+        compile_kernels(
+            loaded,
+            footprint.pages,
+            planned.num_pages,
+            Limits(config.max_num_seqs, batched_tokens, planned.max_model_len),
+            rehearsed=rehearsed,
+            graphs_over=graphs_over if config.cuda_graphs else None,
+        )
+    rehearsal = None if rehearsed is None else rehearse(loaded, config.page_size, *rehearsed)
+    peak = None if rehearsal is None else rehearsal.peak_bytes
+    sized = demand.fit(least(_room(config, loaded, demand, peak), layout, loaded.device))
+    page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
+    unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
+    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
     limits = Limits(
         config.max_num_seqs,
         batched_tokens,
@@ -117,19 +131,13 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
     graphs, sizes = None, StepSizes()
     if on_gpu and config.cuda_graphs:
-        run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
-        needs = functools.partial(decode_needs, *_alike(loaded, footprint), backend=loaded.patched.backend.name)
-        graphs = (
-            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
-            MixedGraphs(run, fill, pages, needs, limits),
-        )
-        with torch.inference_mode():
-            pool = torch.cuda.graph_pool_handle()
-            for captured in graphs:
-                captured.capture(pool)
-        sizes = StepSizes(graphs[1].times)
+        graphs = graphs_over(pages, drawn, limits)
+        graphs.capture()
+        sizes = StepSizes(graphs.mixed.times)
     if on_gpu:
+        start = time.perf_counter()
         warm(loaded, pages, limits)
+        logger.info("warmed up in %.1f s", time.perf_counter() - start)
     host = HostStore(pages, slots) if slots else None
     return Parts(ForwardPass(loaded, pages, drawn, graphs, policies, host), limits, sizes, own, slots)
 
@@ -148,20 +156,20 @@ def _alike(loaded: LoadedModel, footprint: Footprint) -> tuple[torch.Tensor, tor
     return q, torch.empty(size, dtype=shape.dtype, device=loaded.device)
 
 
-def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, rehearsal: Rehearsal | None) -> int:
-    """Bytes for KV pages: as asked for, or what this machine has left."""
+def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, peak: int | None = None) -> int:
+    """Bytes for KV pages: as asked for, or what this machine has left; with `peak` bytes that a step took on a GPU, or
+    as planned."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if loaded.device.type == "cpu":
         return demand.host_room(capacity.available_host_bytes() // loaded.layout.size)
-    assert rehearsal is not None
-    peak = rehearsal.peak_bytes
     free, total = torch.cuda.mem_get_info(loaded.device)
-    logger.info(
-        "GPU memory: %s used, %s for the largest step (%s and %s were planned)",
-        capacity.readable(total - free),
-        capacity.readable(peak),
-        capacity.readable(demand.planned_use()),
-        capacity.readable(demand.step_bytes),
-    )
-    return demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak)
+    if peak is not None:
+        logger.info(
+            "GPU memory: %s used, %s for the largest step (%s and %s were planned)",
+            capacity.readable(total - free),
+            capacity.readable(peak),
+            capacity.readable(demand.planned_use()),
+            capacity.readable(demand.step_bytes),
+        )
+    return demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak or 0)

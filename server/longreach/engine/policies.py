@@ -159,6 +159,13 @@ class LayerPolicies:
             )
         )
 
+    def bands(self, policy: AttentionPolicy) -> tuple[Mask, ...] | None:
+        """What each layer computes for this rank's heads, or None if one of them needs lists of tiles."""
+        if policy.is_dynamic:
+            return None
+        masks = self._own if policy == DENSE else self._own_heads(policy)
+        return None if any(mask.band is None for mask in masks) else masks
+
     def _own_heads(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
         return self._own if policy.is_dynamic else self._under(policy)[1]

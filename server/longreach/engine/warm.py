@@ -6,9 +6,6 @@ prompt beside somebody else's answer should not wait for that, nor should the an
 
 from __future__ import annotations
 
-import logging
-import time
-
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
@@ -17,8 +14,6 @@ from longreach_patches import KVPages, LoadedModel, PagedStep
 from .forward import forward
 from .limits import Limits
 from .transfer import upload
-
-logger = logging.getLogger(__name__)
 
 _CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
 _SHORT = 16  # few enough for the products of a decode
@@ -31,7 +26,6 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
 
     Nothing is written to `pages`, and what is read there does not matter.
     """
-    start = time.perf_counter()
     most = min(limits.max_model_len, pages.num_tokens)
     chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
     if loaded.patched.batch_invariant:  # its products are compiled for several numbers of rows
@@ -42,7 +36,6 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
             _compute(loaded, pages, chunk, max(chunk, min(context, most)))
     if loaded.device.type == "cuda":
         torch.cuda.synchronize(loaded.device)
-    logger.info("warmed up in %.1f s", time.perf_counter() - start)
 
 
 def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> None:

@@ -1,0 +1,129 @@
+"""Which kernels the start of an engine compiles on several threads, and which it still meets for the first time when it
+launches them. Prints both as JSON.
+
+The GPU is a pretended one: tensors are on the CPU, the compiler takes a note and returns at once, and nothing is
+launched. Run as a process of its own, because Triton's interpreter, chosen for the other tests, has no compiler.
+Arguments: a model's directory, a backend, a dtype of pages.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from longreach.engine import parallel_compile
+from longreach.engine.forward import StepGraphs
+from longreach.engine.limits import Limits
+from longreach.engine.policies import LayerPolicies
+from longreach.engine.rehearsal import rehearse
+from longreach.engine.warm import warm
+from longreach_kernels import backends, decode_needs
+from longreach_kernels.compilation import launches_compile_only
+from longreach_patches import KVPages, LoadedModel, PageShape, layer_masks, load_model, resolve_kv_dtype
+from triton.backends.compiler import GPUTarget
+
+PAGE = 128
+_STEP = (600, 40)  # tokens and rows of the rehearsal
+# Pages and limits as they are planned, and as they turn out.
+_PLANNED = 90, Limits(40, 4096, 20000)
+_FOUND = 83, Limits(40, 4096, 19001)
+
+
+class _Driver:
+    """A driver of an sm_90 that launches nothing."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class _Compiler:
+    """Stands for Triton's compiler: `ahead` and `late` are the kernels that it was called for in either phase."""
+
+    def __init__(self) -> None:
+        self.ahead: list[str] = []
+        self.late: list[str] = []
+        self.starting = False
+        self.launches = 0
+
+    def __call__(self, src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
+        (self.late if self.starting else self.ahead).append(src.name)
+        return SimpleNamespace(run=self._launch, launch_metadata=_nothing, function=None, packed_metadata=None)
+
+    def _launch(self, *_: Any) -> None:
+        assert not launches_compile_only()
+        self.launches += 1
+
+
+def pretend(backend: str) -> _Compiler:
+    """Let tensors on the CPU pass for tensors on an H200."""
+    compiler = _Compiler()
+    triton.runtime.driver.set_active(_Driver())  # pyright: ignore[reportArgumentType]
+    triton.compiler.compile = compiler
+    import_module("longreach_kernels.hopper")  # it is imported by the first call otherwise
+    chosen = backends.Backend(backend, "pretended")
+    for module in [module for name, module in sys.modules.items() if name.startswith("longreach")]:
+        for name, stand_in in (
+            ("capability", lambda device: 90),
+            ("resolve_backend", lambda *_: chosen),
+            ("_processors", lambda device: 132),
+            ("_multiprocessors", lambda device: 132),
+        ):
+            if hasattr(module, name):
+                setattr(module, name, stand_in)
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    return compiler
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def start(
+    loaded: LoadedModel,
+    shape: PageShape,
+    num_pages: int,
+    limits: Limits,
+    graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
+) -> None:
+    """What `build_parts` does on a GPU, but that a graph's step is run where it is captured there."""
+    rehearsal = rehearse(loaded, PAGE, *_STEP)
+    scales = rehearsal.scales if shape.dtype != loaded.dtype else None
+    pages = KVPages(shape, num_pages, loaded.device, scales)
+    drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
+    for run in graphs_over(pages, drawn, limits).steps():
+        run()
+    warm(loaded, pages, limits)
+
+
+def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
+    """The kernels `ahead`, those that come `late`, and the number of launches."""
+    compiler = pretend(backend)
+    loaded = load_model(model, device="cpu", dtype="bfloat16", random_weights=True)
+    shape = PageShape.of(loaded.config, resolve_kv_dtype(kv_dtype, loaded.dtype), PAGE)
+    policies = LayerPolicies(layer_masks(loaded.config), loaded.config.num_attention_heads, shape)
+    q = torch.empty(1, loaded.config.num_attention_heads, shape.head_dim, dtype=loaded.dtype)
+    page = torch.empty(1, PAGE, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+    graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
+    parallel_compile.compile_kernels(loaded, shape, *_PLANNED, rehearsed=_STEP, graphs_over=graphs_over)
+    compiler.starting = True
+    with torch.inference_mode():
+        start(loaded, shape, *_FOUND, graphs_over)
+    return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,93 @@
+"""The start of an engine compiles on several threads all that it launches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from .conftest import CONFIG
+
+_TINY = LlamaConfig(
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=32768,
+    dtype="bfloat16",
+)
+# Starts an engine, and prints how many kernels were compiled in the parallel phase and which after it.
+_REAL_START = """
+import sys
+from longreach.engine import parts
+from longreach.engine.build import build_engine
+from longreach.engine.messages import EngineConfig
+from triton import knobs
+
+compiled, ahead = [], []
+compile_kernels = parts.compile_kernels
+
+def listen(src, cache_hit, **_):
+    if not cache_hit:
+        compiled.append(src.name)
+
+def spy(*args, **options):
+    compile_kernels(*args, **options)
+    ahead.extend(compiled)
+    compiled.clear()
+
+knobs.compilation.listener = listen
+parts.compile_kernels = spy
+engine, _ = build_engine(EngineConfig(model=sys.argv[1], random_weights=True, kv_cache_dtype=sys.argv[2]))
+engine.close()
+print(len(ahead), compiled)
+"""
+
+
+def _run(*arguments: str, cache: Path | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if cache is not None:
+        environment["TRITON_CACHE_DIR"] = str(cache)
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kv_dtype", "kernels"),
+    [
+        ("hopper", "auto", {"forward_kernel", "_merge_kernel", "decode_kernel"}),
+        ("hopper", "fp8", {"forward_kernel", "_merge_kernel", "decode_kernel", "transpose_kernel"}),
+        ("triton", "auto", {"forward_kernel", "_split_kernel", "_merge_kernel"}),
+    ],
+)
+def test_the_start_launches_what_was_compiled_in_parallel(
+    tmp_path: Path, model_dir: Path, backend: str, kv_dtype: str, kernels: set[str]
+) -> None:
+    model = model_dir  # with layers of two kinds, and heads that only the portable kernels take
+    if backend == "hopper":
+        _TINY.save_pretrained(tmp_path)
+        model = tmp_path
+    else:
+        assert len(set(CONFIG.layer_types or ())) == 2
+    found = json.loads(_run("-m", "tests.server.engine.compile_start", str(model), backend, kv_dtype))
+    assert found["late"] == []
+    assert kernels | {"_norm_kernel", "_product_kernel", "_rotate_kernel", "_silu_mul_kernel"} == set(found["ahead"])
+    assert found["launches"] > len(found["ahead"]), "the start itself launches"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_a_real_start_compiles_nothing_by_itself(tmp_path: Path, kv_dtype: str) -> None:
+    _TINY.save_pretrained(tmp_path / "model")
+    for expect_some in (True, False):
+        ahead, late = _run("-c", _REAL_START, str(tmp_path / "model"), kv_dtype, cache=tmp_path / "cache").split(" ", 1)
+        assert (int(ahead) > 0) == expect_some
+        assert late == "[]"

@@ -1,0 +1,261 @@
+"""Answers under windows are captured when their combination has come often enough, and computed as without a graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from longreach.engine import build as building
+from longreach.engine import policy_graphs
+from longreach.engine.batch import HostBatch
+from longreach.engine.engine import Engine
+from longreach.engine.forward import ForwardPass, fill_pending, forward
+from longreach.engine.graphs import Captured
+from longreach.engine.joining import Joined, layout_of
+from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Sampling
+from longreach.engine.parts import build_parts
+from longreach.engine.policy_graphs import STEPS_BEFORE, PolicyGraphs
+from longreach_kernels.needs import DecodeNeeds
+from longreach_patches import PagedStep
+
+from .conftest import ids, save_model
+from .driving import drain
+
+WINDOW = AttentionPolicy("window", (("size", 40), ("sinks", 3)))
+A_SHAPE = AttentionPolicy("a_shape", (("sinks", 20), ("window", 30)))
+NARROW = AttentionPolicy("window", (("size", 18), ("sinks", 0)))
+STRIDED = AttentionPolicy("strided", (("stride", 256), ("per_head", False)))
+DYNAMIC = AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "pooled")))
+
+Run = Callable[[], torch.Tensor]
+
+
+class _Pretended:
+    """Stands for a CUDA graph: a replay runs the step."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.logits = torch.full_like(run(), torch.nan)
+
+    def replay(self) -> None:
+        self.logits.copy_(self._run())
+
+
+class _Graphs:
+    """The graphs of policies alone, and the batches that they replayed."""
+
+    def __init__(self, by_policy: PolicyGraphs) -> None:
+        self.by_policy = by_policy
+        self.replayed: list[HostBatch] = []
+
+    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+        logits = self.by_policy.replay(batch)
+        if logits is not None:
+            self.replayed.append(batch)
+        return logits
+
+
+class _Watched(ForwardPass):
+    """Computes what was replayed a second time without graphs, and compares."""
+
+    def logits(self, batch: HostBatch, plan: Any = None) -> Any:
+        found = super().logits(batch, plan)
+        graphs: Any = self._graphs
+        if any(replayed is batch for replayed in graphs.replayed):
+            with torch.inference_mode():
+                torch.testing.assert_close(found[0], self._eager(batch, None)[0], rtol=1e-4, atol=1e-4)
+        return found
+
+
+@pytest.fixture(scope="module")
+def long_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a layer whose own window is wider than one policy's and narrower than the others'."""
+    return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=2048, sliding_window=25)
+
+
+def _config(model_dir: Path, page_size: int = 16) -> EngineConfig:
+    return EngineConfig(
+        model=str(model_dir),
+        device="cpu",
+        max_num_seqs=8,
+        max_batched_tokens=512,
+        page_size=page_size,
+        kv_cache_bytes=1 << 23,
+        max_itl=1000.0,
+    )
+
+
+def build(model_dir: Path, **changes: int) -> tuple[Engine, _Graphs]:
+    config = _config(model_dir, **changes)
+    parts = build_parts(config, Joined(layout_of(config)))
+    plain = parts.forward
+    by_policy = PolicyGraphs(
+        lambda step, *tensors: forward(plain.loaded, _forgetful(step), *tensors),
+        lambda input_ids, rows: fill_pending(input_ids, rows, plain.drawn),
+        plain.pages,
+        lambda num_seqs, context: DecodeNeeds(workspace_bytes=num_seqs * context, by_length=True),
+        parts.limits,
+        plain.policies.bands,
+    )
+    graphs: Any = _Graphs(by_policy)
+    watched = _Watched(plain.loaded, plain.pages, plain.drawn, graphs, plain.policies)
+    return building._engine(config, parts._replace(forward=watched))[0], graphs
+
+
+def _forgetful(step: PagedStep) -> PagedStep:
+    """The step without what was remembered of its lengths, which the CPU's kernels read on the host."""
+    groups = [replace(group, batch=replace(group.batch)) for group in step.groups]
+    return replace(step, batch=replace(step.batch), groups=tuple(groups))
+
+
+def spec(name: str, attention: AttentionPolicy, length: int = 90, tokens: int = 14) -> Generate:
+    how = Sampling(temperature=0.0, seed=5)
+    prompt = ids(length, seed=length)
+    return Generate(request_id=name, attention=attention, max_tokens=tokens, prompt=prompt, sampling=how)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let capturing work without a GPU; the list has the rows of each."""
+    captured: list[int] = []
+
+    def capture(run: Run, pool: Any) -> Captured:
+        graph: Any = _Pretended(run)
+        captured.append(len(graph.logits))
+        return Captured(graph, graph.logits)
+
+    monkeypatch.setattr(policy_graphs, "capture", capture)
+    return captured
+
+
+def test_dense_requests_and_windows_answer_beside_each_other(
+    long_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = pretend(monkeypatch)
+    requests = [
+        spec("a", DENSE),
+        spec("b", WINDOW, 91),
+        spec("c", A_SHAPE, 300, tokens=40),
+        spec("d", WINDOW, 17),
+        spec("e", WINDOW, 200),
+        spec("f", NARROW, 120),
+    ]
+    engine, graphs = build(long_model_dir)
+    for request in requests:
+        assert engine.submit(request) is None
+    together = drain(engine)
+    assert together[2] == []
+    plain, _ = building.build_engine(_config(long_model_dir))
+    for request in requests:
+        assert plain.submit(request) is None
+        assert drain(plain)[0][request.request_id] == together[0][request.request_id]
+    combinations = graphs.by_policy.captured
+    assert ((DENSE, 1), (A_SHAPE, 1), (NARROW, 1), (WINDOW, 4)) in combinations
+    assert ((A_SHAPE, 1),) in combinations, "when the others had ended"
+    assert len(captured) >= len(combinations) == 2
+    assert len(graphs.replayed) >= 14 + 26 - 3 * (STEPS_BEFORE + 1)
+
+
+def test_what_has_no_closed_form_is_launched(long_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = pretend(monkeypatch)
+    engine, graphs = build(long_model_dir, page_size=128)
+    for request in (spec("a", STRIDED), spec("b", WINDOW), spec("c", DYNAMIC)):
+        assert engine.submit(request) is None
+        tokens, _, failed = drain(engine)
+        assert len(tokens[request.request_id]) == 14
+        assert failed == []
+    assert {policy for groups in graphs.by_policy.captured for policy, _ in groups} == {WINDOW}
+    assert captured == [1]
+
+
+def test_the_last_token_of_a_prompt_is_measured_and_not_replayed(
+    long_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    engine, graphs = build(long_model_dir)
+    for index in range(2 * STEPS_BEFORE):  # prompts of one token, which are decodes but for that
+        assert engine.submit(spec(f"warm-{index}", WINDOW, length=1, tokens=6)) is None
+        updates = drain(engine)[1][f"warm-{index}"]
+        [use] = [update.attention for update in updates if update.attention is not None]
+        assert use.kept_mass is not None
+        assert use.kept_mass.queries == 1
+    assert len(graphs.replayed) > 0
+    assert min(int(batch.context_lens.min()) for batch in graphs.replayed) == 2
+
+
+def test_the_least_recently_used_graphs_are_dropped(long_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = pretend(monkeypatch)
+    monkeypatch.setattr(policy_graphs, "MOST_ROWS", 2)
+    engine, graphs = build(long_model_dir)
+    policies = [AttentionPolicy("window", (("size", 30 + i), ("sinks", 0))) for i in range(3)]
+    for index, policy in enumerate((*policies[:2], policies[0], policies[2])):
+        assert engine.submit(spec(str(index), policy)) is None
+        assert drain(engine)[2] == []
+    assert graphs.by_policy.captured == [((policies[0], 1),), ((policies[2], 1),)]
+    assert engine.submit(spec("again", policies[1])) is None
+    drain(engine)
+    assert graphs.by_policy.captured == [((policies[2], 1),), ((policies[1], 1),)]
+    assert len(captured) == 4
+
+
+def test_without_memory_for_a_graph_steps_are_launched_as_before(
+    long_model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[int] = []
+
+    def capture(run: Run, pool: Any) -> Captured:
+        attempts.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB\nmore words")
+
+    monkeypatch.setattr(policy_graphs, "capture", capture)
+    engine, graphs = build(long_model_dir)
+    assert engine.submit(spec("a", WINDOW)) is None
+    with caplog.at_level(logging.WARNING):
+        tokens, _, failed = drain(engine)
+    assert failed == []
+    assert len(tokens["a"]) == 14
+    assert (len(attempts), graphs.replayed) == (1, []), "tried once"
+    [record] = [record for record in caplog.records if record.name == "longreach.engine.policy_graphs"]
+    assert record.getMessage().endswith("CUDA out of memory. Tried to allocate 1 GiB")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_graph_computes_what_the_step_does_to_the_bit(
+    long_model_dir: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    plain, compared = policy_graphs.capture, []
+
+    class Checked:
+        def __init__(self, captured: Captured, run: Run) -> None:
+            self._captured = captured
+            self._run = run
+
+        def replay(self) -> None:
+            self._captured.graph.replay()
+            logits = self._captured.logits.clone()
+            torch.testing.assert_close(logits, self._run(), rtol=0, atol=0)
+            compared.append(len(logits))
+
+    def capture(run: Run, pool: Any) -> Captured:
+        captured = plain(run, pool)
+        graph: Any = Checked(captured, run)
+        return Captured(graph, captured.logits)
+
+    monkeypatch.setattr(policy_graphs, "capture", capture)
+    config = EngineConfig(
+        model=str(long_model_dir), device="cuda", dtype=dtype, page_size=16, kv_cache_bytes=1 << 24, max_num_seqs=8
+    )
+    engine, _ = building.build_engine(config)
+    policies = (DENSE, WINDOW, A_SHAPE, WINDOW, WINDOW)
+    for index, policy in enumerate(policies):
+        assert engine.submit(spec(str(index), policy, length=60 + 50 * index, tokens=20)) is None
+    tokens, _, failed = drain(engine)
+    assert failed == []
+    assert {name: len(found) for name, found in tokens.items()} == {str(i): 20 for i in range(len(policies))}
+    assert compared.count(6) >= 10, "one dense, one of the one and four of the other"
+    engine.close()
