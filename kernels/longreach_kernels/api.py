@@ -243,6 +243,7 @@ def paged_attention(
     k_scale: Tensor | None = ...,
     v_scale: Tensor | None = ...,
     lists: TileLists | None = ...,
+    batch_invariant: bool = ...,
     backend: str = ...,
     return_lse: Literal[False] = ...,
 ) -> Tensor: ...
@@ -262,6 +263,7 @@ def paged_attention(
     k_scale: Tensor | None = ...,
     v_scale: Tensor | None = ...,
     lists: TileLists | None = ...,
+    batch_invariant: bool = ...,
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -280,6 +282,7 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     lists: TileLists | None = None,
+    batch_invariant: bool = False,
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -302,6 +305,10 @@ def paged_attention(
         lists: what each query tile sees, in place of a mask, for example from `dynamic.select_tiles`: lists of all
             sequences, decodes included, of tiles as `list_tiles` says. Their bit tiles hold what cuts tiles, causal
             edges included. Nothing waits for the device, and so what they say is believed, as ``batch`` is.
+        batch_invariant: whether the bits of a query's result may depend on nothing but that query, its keys, and
+            whether it is a decode: not on other sequences, nor on which queries of its own come in the same call. Under
+            a mask without a closed form, or lists, they do depend on where the query's tile begins. Backends
+            ``"triton"`` and ``"hopper"``.
 
     Returns:
         out like q, contiguous; with ``return_lse`` also lse (T, Hq).
@@ -338,6 +345,12 @@ def paged_attention(
         if debug.ENABLED:
             debug.check_lists(lists, batch)
         options["lists"] = lists
+    if batch_invariant:
+        name = resolve_backend(backend, q.device, q.dtype).name
+        if name not in ("triton", "hopper"):
+            raise ValueError(f'batch_invariant: needs the backend "triton" or "hopper", not {name!r}')
+        if name == "hopper":  # the other has no other way
+            options["batch_invariant"] = True
     out, lse = module.paged_attention(q, k_pages, v_pages, batch, **options)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)
 

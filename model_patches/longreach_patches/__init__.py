@@ -1,5 +1,6 @@
 """longreach's kernels inside Hugging Face models: patch(model), KV pages, and loading."""
 
+from .batch_invariant import check_ranks
 from .errors import ModelLoadError, PatchError, UnsupportedModelError
 from .families import FAMILIES, layer_masks
 from .footprint import Footprint
@@ -28,6 +29,7 @@ __all__ = [
     "TileChoice",
     "UnsupportedModelError",
     "check_layout",
+    "check_ranks",
     "chosen_layers",
     "layer_masks",
     "load_config",

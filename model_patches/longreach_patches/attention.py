@@ -34,6 +34,7 @@ class LayerAttention:
 
     mask: LayerMask
     backend: Backend
+    batch_invariant: bool = False
 
 
 class _PackedSequences:
@@ -138,6 +139,7 @@ def _paged(
     options = {"k_scale": k_scale, "v_scale": v_scale, "backend": layer.backend.name}
     write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, **options)
     step.pages.bound_keys(layer_index, step.slots, layer.backend.name)
+    options["batch_invariant"] = layer.batch_invariant
     out = step_attention(q_thd, layer_index, layer.mask, step, scale=scaling, **options)
     return out.unsqueeze(0)
 

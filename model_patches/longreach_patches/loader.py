@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from longreach_kernels import resolve_backend
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from .batch_invariant import check_backend, check_ranks
 from .checkpoint import check_weights
 from .errors import ModelLoadError
 from .families import layer_masks
@@ -79,6 +81,7 @@ def load_model(
     dtype: str = "auto",
     backend: str = "auto",
     random_weights: bool = False,
+    batch_invariant: bool = False,
     layout: RankLayout = SINGLE,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
@@ -89,26 +92,31 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", or "auto" (float32 on a CPU; the checkpoint's half precision on a GPU).
         backend: see `longreach_kernels.resolve_backend`.
         random_weights: build the model from its config alone, for measurements of speed.
+        batch_invariant: as in `patch`.
         layout: which part of the model is kept. Files of the wanted dtype are mapped and not read where they are not
             needed; those of another are on the host as a whole for a moment.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
         UnsupportedModelError: the family or a feature of the config is not supported.
-        ValueError: the device, dtype or backend does not exist or cannot be combined, or the model cannot be split so.
+        ValueError: the device, dtype or backend does not exist or cannot be combined, the model cannot be split so, or
+            what is asked for is not batch invariant.
     """
     start = time.perf_counter()
     config = load_config(model)
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
     check_layout(config, layout)
+    if batch_invariant:  # before anything large is read
+        check_backend(resolve_backend(backend, target, resolved_dtype))
+        check_ranks(layout)
     if random_weights:
         loaded = _random(config, target, resolved_dtype, layout)
     else:
         read = _from_files(model, config, resolved_dtype)
         split_weights(read, layout, target)
         loaded = read.to(target)  # pyright: ignore[reportArgumentType]
-    patched = patch(loaded.eval().requires_grad_(False), backend)
+    patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
     patched.fuse_layers(layout)
     seconds = time.perf_counter() - start
     return LoadedModel(patched, target, resolved_dtype, config.max_position_embeddings, seconds, layout)

@@ -15,6 +15,7 @@ from longreach_kernels import Backend, resolve_backend
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from . import batch_invariant as invariance
 from . import norms
 from .attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from .errors import UnsupportedModelError
@@ -31,6 +32,7 @@ class PatchedModel:
         model: the model that was patched, in place.
         masks: the mask of every decoder layer.
         backend: the kernels in use, with the reason they were chosen.
+        batch_invariant: whether a token's results depend on what is computed along with it.
     """
 
     def __init__(
@@ -40,16 +42,19 @@ class PatchedModel:
         masks: tuple[LayerMask, ...],
         backend: Backend,
         fuse_norms: bool,
+        batch_invariant: bool,
     ):
         self.model = model
         self.masks = masks
         self.backend = backend
+        self.batch_invariant = batch_invariant
         self._modules = modules
         self._previous: str | None = model.config._attn_implementation
         for module, mask in zip(modules, masks, strict=True):
-            setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend))
+            setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend, batch_invariant))
         model.set_attn_implementation(NAME)
         self._norms = norms.fuse(model) if fuse_norms else []
+        self._linears = invariance.make_invariant(model) if batch_invariant else []
         self._layers: list[nn.Module] = []
 
     def fuse_layers(self, layout: RankLayout = SINGLE) -> None:
@@ -61,7 +66,10 @@ class PatchedModel:
 
         Raises:
             UnsupportedModelError: the layers are not made as those of the supported families.
+            ValueError: the model is patched to be batch invariant, and this is one rank of several.
         """
+        if self.batch_invariant:
+            invariance.check_ranks(layout)
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
         for layer in layers if not self._layers else ():
             layer.forward = functools.partial(_layer_forward, layer, FusedLayer(layer, layout))
@@ -75,6 +83,7 @@ class PatchedModel:
         for module in self._modules:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
+        invariance.restore(self._linears)
         for layer in self._layers:
             del layer.forward
         self._previous = None
@@ -88,7 +97,9 @@ class PatchedModel:
         self.undo()
 
 
-def patch(model: PreTrainedModel, backend: str = "auto", *, fuse_norms: bool = True) -> PatchedModel:
+def patch(
+    model: PreTrainedModel, backend: str = "auto", *, fuse_norms: bool = True, batch_invariant: bool = False
+) -> PatchedModel:
     """Patch `model` in place to use longreach's attention, and return the handle that can undo it.
 
     The patched model trains as before. transformers predicts each label from the row before it, so with left padding
@@ -100,10 +111,12 @@ def patch(model: PreTrainedModel, backend: str = "auto", *, fuse_norms: bool = T
         backend: "auto", or a name that `longreach_kernels.resolve_backend` knows; an explicit name never falls back.
         fuse_norms: whether to fuse the RMSNorms too. torch.compile does so itself, and without ours it can use one
             graph for all layers that share a mask.
+        batch_invariant: whether a token's results are to have the same bits whatever is computed along with it, for
+            inference. Over KV pages that holds as `longreach_kernels.paged_attention` says.
 
     Raises:
         UnsupportedModelError: the family or a feature of its config is not supported, or the model is patched already.
-        ValueError: the backend cannot run on the model's device or dtype.
+        ValueError: the backend cannot run on the model's device or dtype, or is not batch invariant.
     """
     masks = layer_masks(model.config)
     modules = _attention_modules(model)
@@ -118,8 +131,10 @@ def patch(model: PreTrainedModel, backend: str = "auto", *, fuse_norms: bool = T
         )
     parameter = next(model.parameters())
     resolved = resolve_backend(backend, parameter.device, parameter.dtype)
+    if batch_invariant:
+        invariance.check_backend(resolved)
     register()
-    return PatchedModel(model, modules, masks, resolved, fuse_norms)
+    return PatchedModel(model, modules, masks, resolved, fuse_norms, batch_invariant)
 
 
 def _layer_forward(

@@ -215,6 +215,8 @@ def _within_budget(
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
     of_choice = {name: options[name] for name in ("scale", "k_scale", "backend")}
+    # Decodes are computed the same way in any batch.
+    options = {name: value for name, value in options.items() if name != "batch_invariant"}
     found = []
     for rows, batch in budget.parts:
         choice = select_blocks(q[rows], bounds, batch, budget=budget.tokens, **of_choice)

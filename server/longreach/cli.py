@@ -58,6 +58,7 @@ _ENGINE_SETTINGS = (
     "kv_cache_memory",
     "gpu_memory_utilization",
     "cuda_graphs",
+    "batch_invariant",
     "random_weights",
 )
 

@@ -217,6 +217,9 @@ class Settings(BaseSettings):
     cuda_graphs: bool = Field(
         True, description="Run decode-only steps, and short chunks of prompts, on a GPU as CUDA graphs."
     )
+    batch_invariant: bool = Field(
+        False, description="Give a request the same bits whatever else is computed, and however it is cut; one GPU."
+    )
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
     silence_timeout: Real = Field(
         30.0, ge=1, le=3600, description="Seconds without a sign of life after which an engine process is replaced."
@@ -336,6 +339,7 @@ class Settings(BaseSettings):
             step_timeout=self.step_timeout,
             tensor_parallel_size=self.tensor_parallel_size,
             context_parallel_size=self.context_parallel_size,
+            batch_invariant=self.batch_invariant,
         )
 
 

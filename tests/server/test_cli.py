@@ -21,6 +21,7 @@ FLAGS = [
     "--attention",
     "--attention-backend",
     "--attention-dense-layers",
+    "--batch-invariant",
     "--body-timeout",
     "--context-parallel-size",
     "--cuda-graphs",

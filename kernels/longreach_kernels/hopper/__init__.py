@@ -73,9 +73,10 @@ def paged_attention(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
     lists: TileLists | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Decodes and the other sequences, each by the Hopper kernel where it can, else by the portable one. If there are
-    lists, all sequences by the prefill kernel."""
+    lists, all sequences by the prefill kernel. Only the Hopper prefill kernel has a way that is not batch invariant."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits}
@@ -87,8 +88,12 @@ def paged_attention(
         decode = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
         decode.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
     if batch.decodes < batch.size:
-        prefill = launch if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]) else portable
-        prefill.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
+        options["kv_scales"] = kv_scales
+        if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]):
+            options["batch_invariant"] = batch_invariant
+            launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
+        else:
+            portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
     return out, lse
 
 

@@ -213,12 +213,13 @@ def paged_forward(
     sink_logits: Tensor | None = None,
     kv_scales: tuple[Tensor, Tensor] | None = None,
     lists: TileLists | None = None,
+    batch_invariant: bool = False,
 ) -> None:
     """The sequences of `batch` that are not decodes; writes their rows of out (T, Hq, D) and lse (T, Hq). Waits for the
     lengths, once a batch, if the mask has no closed form.
 
     Few queries with many keys are computed in parts of the keys, which are merged (`parts`): how many depends on all
-    queries of the batch, and so does the last bit of a result.
+    queries of the batch, and so does the last bit of a result, unless it is to be `batch_invariant`.
 
     With `lists`, of tiles as `list_tiles` says, all sequences of the batch, and the mask is not looked at. They are
     not computed in parts.
@@ -227,12 +228,49 @@ def paged_forward(
     rounded, so that it does not depend on its batch, and weights are rounded too.
     """
     skip = batch.decodes if lists is None else 0
-    num_seqs = batch.size - skip
     config = configure(q.shape[-1], mask if lists is None else None, kv_scales is not None)
-    if lists is None and mask.band is None:
+    rows = _ROWS * config.consumers
+    band = mask.band
+    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
+    cut = None
+    if lists is None and band is not None and band.window is None and sink_logits is None:
+        if not batch_invariant:
+            processors = _processors(q.device)
+            cut = parts.cut(q, q.shape[0] - skip, batch.max_context_len, rows, config.block_n, processors)
+        elif band.causal and batch.max_context_len > parts.FIXED_KEYS:
+            for piece in parts.cut_fixed(batch, q, rows, config.block_n):
+                here = piece.rows
+                _paged(
+                    q[here], k_pages, v_pages, out[here], lse[here], piece.batch, mask, config, piece.parts, **options
+                )
+            return
+    if lists is None and band is None:
         refuse_capture(mask, q.device)
         queries, keys = batch.host_lengths
-        lists = ragged_tile_lists(mask, queries[skip:], keys[skip:], _ROWS * config.consumers, config.block_n, q.device)
+        lists = ragged_tile_lists(mask, queries[skip:], keys[skip:], rows, config.block_n, q.device)
+    _paged(q, k_pages, v_pages, out, lse, batch, mask, config, cut, skip=skip, lists=lists, **options)
+
+
+def _paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    batch: PagedBatch,
+    mask: Mask,
+    config: Config,
+    cut: parts.Parts | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    sink_logits: Tensor | None,
+    kv_scales: tuple[Tensor, Tensor] | None,
+    skip: int = 0,
+    lists: TileLists | None = None,
+) -> None:
+    """The sequences of `batch` behind the first `skip`, which have one query each."""
+    num_seqs = batch.size - skip
     values = _token_rows(v_pages.flatten(0, 1))
     context_lens, page_table, page_size = batch.context_lens[skip:], batch.page_table[skip:], k_pages.shape[1]
     tiles_of_seq = max(1, -(-batch.max_context_len // config.block_n))
@@ -240,10 +278,6 @@ def paged_forward(
         shape = {"tiles_of_seq": tiles_of_seq, "width": padded(q.shape[-1]), "block": config.block_n}
         tiles = transposed(values.tensor, context_lens, page_table, page_size, **shape)
         values = Rows(tiles, *tiles.shape[:2], *tiles.stride()[:2])
-    cut = None
-    if lists is None and mask.band is not None and mask.band.window is None and sink_logits is None:
-        rows = _ROWS * config.consumers
-        cut = parts.cut(q, q.shape[0] - skip, batch.max_context_len, rows, config.block_n, _processors(q.device))
     _launch(
         _token_rows(q),
         _token_rows(k_pages.flatten(0, 1)),
@@ -380,7 +414,7 @@ def _launch(
         softcap_log2,
         *(kv_scales or (unused, unused)),
         tiles_of_seq,
-        *((0, 0) if cut is None else (cut.number, parts.LEAST_TILES)),
+        *((0, 0) if cut is None else (cut.number, cut.least_tiles)),
         *((0, 0) if cut is None else (cut.lse.stride(0), cut.out.stride(0))),
         GROUP=group,
         D=padded(head_dim),

@@ -5,10 +5,15 @@ A query tile walks its keys alone: with 128 query tiles of 128K keys for 132 mul
 with one, and with 160 twice as long. So the keys are cut into parts of equal size, each of which is a work item with a
 result of its own, and the results are merged by their log-sum-exp: split-KV, as FlashDecoding has it for one query.
 The merge adds the parts in ascending order, whichever was ready first.
+
+How many parts fill the multiprocessors depends on all queries of a call. Where a query's result must not, parts hold
+`FIXED_KEYS` keys each, whatever else is computed: then all queries with more keys than that are computed in parts, in
+pieces of the batch whose results fit the same room.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,12 +22,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longreach_kernels.batch import PagedBatch
 from longreach_kernels.portable.config import launch
 
 _ROWS = 16  # of a program of the merge
 LEAST_TILES = 16  # of keys in a part: it costs about as much as one more tile
 _MOST_BYTES = 1 << 27  # of the parts' results
 _WAVES = 8  # with so many query tiles for each multiprocessor the last, partial round of them matters little
+# A multiple of every key tile. Smaller parts would keep more multiprocessors busy with few queries; of a prompt in full
+# chunks each costs one more tile of work and two passes over its results, at this size a few percent together.
+FIXED_KEYS = 8192
 
 
 class Parts(NamedTuple):
@@ -34,11 +43,13 @@ class Parts(NamedTuple):
     Attributes:
         out: (number, T, Hq, D) fp32, normalised.
         lse: (number, T, Hq) fp32, -inf where a row has no key in a part.
+        least_tiles: key tiles of a part, at least.
     """
 
     number: int
     out: Tensor
     lse: Tensor
+    least_tiles: int = LEAST_TILES
 
 
 def cut(q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int, processors: int) -> Parts | None:
@@ -47,11 +58,48 @@ def cut(q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int
     key_tiles = -(-max_context_len // block_n)
     most = min(key_tiles // LEAST_TILES, _MOST_BYTES // max(1, 4 * q.numel()))
     number = _best_number(heads * -(-tokens // block_m), most, processors)
-    if number < 2:
-        return None
+    return None if number < 2 else _room(q, number)
+
+
+def _room(q: Tensor, number: int, least_tiles: int = LEAST_TILES) -> Parts:
     out = torch.empty((number, *q.shape), dtype=torch.float32, device=q.device)
     lse = torch.full((number, *q.shape[:2]), float("-inf"), dtype=torch.float32, device=q.device)
-    return Parts(number, out, lse)
+    return Parts(number, out, lse, least_tiles)
+
+
+class Piece(NamedTuple):
+    """Some rows of a batch's queries, as a batch of their own, and room for the parts of their keys."""
+
+    rows: slice
+    batch: PagedBatch
+    parts: Parts
+
+
+def cut_fixed(batch: PagedBatch, q: Tensor, block_m: int, block_n: int) -> Iterator[Piece]:
+    """The prefill of `batch`, with queries q (T, Hq, D) under a causal mask, in parts of `FIXED_KEYS` keys.
+
+    Lengths are taken on the device, so that nothing waits and a CUDA graph may hold it.
+    """
+    number = -(-batch.max_context_len // FIXED_KEYS)
+    fitting = _MOST_BYTES // (4 * number * q.shape[1] * q.shape[2])
+    rows = max(block_m, fitting // block_m * block_m)
+    for start in range(batch.decodes, q.shape[0], rows):
+        end = min(start + rows, q.shape[0])
+        yield Piece(slice(start, end), _piece(batch, start, end), _room(q[start:end], number, FIXED_KEYS // block_n))
+
+
+def _piece(batch: PagedBatch, start: int, end: int) -> PagedBatch:
+    """The sequences of a batch behind its decodes, with those of their queries that are rows `start` to `end`."""
+    cu_seqlens = batch.cu_seqlens_q[batch.decodes :]
+    # Queries stand at the end of their keys: without the last of them, the last keys are not there either.
+    missing = (cu_seqlens[1:] - end).clamp_(min=0)
+    return PagedBatch(
+        cu_seqlens_q=cu_seqlens.clamp(start, end).sub_(start),
+        context_lens=batch.context_lens[batch.decodes :] - missing,
+        page_table=batch.page_table[batch.decodes :],
+        max_seqlen_q=batch.max_seqlen_q,
+        max_context_len=batch.max_context_len,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -71,8 +119,7 @@ def _best_number(query_tiles: int, most: int, processors: int) -> int:
 def _merge_kernel(
     PartOut, PartLse, Out, Lse, number, first, end, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Grid (blocks of ROWS rows from `first` to `end`,). Rows are (token, head); a part has `stride` of them. The
-    parts' numbers are few enough to be counted in 32 bits (_MOST_BYTES)."""
+    """Grid (blocks of ROWS rows from `first` to `end`,). Rows are (token, head); a part has `stride` of them."""
     rows = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < end
     columns = tl.arange(0, BLOCK_D)
@@ -84,7 +131,7 @@ def _merge_kernel(
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     for part in range(number):
-        place = part * stride + rows
+        place = part * stride.to(tl.int64) + rows
         lse = tl.load(PartLse + place, mask=inside, other=float("-inf"))
         seen = lse != float("-inf")  # true of what is not a number, which goes on to the result
         mask = seen[:, None] & (columns < D)[None, :]

@@ -5,9 +5,10 @@ kernels are tested against.
 """
 
 from .activation import silu_mul
+from .invariant import invariant_product
 from .layer import FusedLayer
 from .norm import rms_norm
 from .products import product
 from .rotary import rotate_and_write
 
-__all__ = ["FusedLayer", "product", "rms_norm", "rotate_and_write", "silu_mul"]
+__all__ = ["FusedLayer", "invariant_product", "product", "rms_norm", "rotate_and_write", "silu_mul"]

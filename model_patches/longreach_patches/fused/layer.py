@@ -1,7 +1,8 @@
 """A decoder layer over KV pages in nine kernels: norm, QKV, rotary and page write, attention, output projection;
 norm, gate and up, activation, down projection. Both last projections add to the residual stream themselves.
 
-On a GPU, the products of steps of few tokens are our own, and the activation is part of one.
+On a GPU, the products of steps of few tokens are our own, and the activation is part of one; so are all of them where
+a token's results must not depend on the number of tokens (`invariant`).
 
 With context parallelism a long step has some of its tokens on each rank, but around attention, where each has all of
 them with some of the heads. In a short step every rank has all tokens, and computes its share of each product.
@@ -9,7 +10,7 @@ them with some of the heads. In a short step every rank has all tokens, and comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,11 +24,13 @@ from longreach_patches.policy_step import step_attention
 
 from .activation import silu_mul
 from .dispatch import uses_triton
+from .invariant import invariant_product
 from .norm import rms_norm
 from .products import MAX_ROWS, product
 from .rotary import HeadNorms, rotate_and_write
 from .weights import LayerWeights, Projection, in_blocks, share_of, whole_weights
 
+Product = Callable[..., Tensor]  # as `product`
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
@@ -53,6 +56,7 @@ class FusedLayer:
         self.is_part = layout.size > 1
         self._layout = layout
         self._backend = cast("str", attention.longreach_attention.backend.name)
+        self._invariant = cast("bool", attention.longreach_attention.batch_invariant)
         self._index = cast("int", attention.layer_idx)
         self._scale = cast("float", attention.scaling)
         self._heads = attention.o_proj.in_features // attention.head_dim // layout.context_size
@@ -76,11 +80,17 @@ class FusedLayer:
         """
         stream = hidden[0]
         sizes = self._layout.token_sizes(step.slots.shape[0])
-        few = stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend)
         weights = self._share if sizes is None else self._whole
-        self._attend(stream, rope, step, weights, sizes, few)
-        self._transform(stream, weights, few)
+        own = self._own_product(stream)
+        self._attend(stream, rope, step, weights, sizes, own)
+        self._transform(stream, weights, own)
         return hidden
+
+    def _own_product(self, stream: Tensor) -> Product | None:
+        """Which of our products computes a step of these rows; None for the matrix library's."""
+        if self._invariant:
+            return invariant_product
+        return product if stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend) else None
 
     def _attend(
         self,
@@ -89,13 +99,13 @@ class FusedLayer:
         step: PagedStep,
         weights: LayerWeights,
         sizes: Sequence[int] | None,
-        few: bool,
+        own: Product | None,
     ) -> None:
         x = self._norm(self._input_norm, stream)
         if sizes is not None:
             qkv = self._own_heads(x, weights.qkv, sizes)
         else:
-            qkv = product(x, *weights.qkv) if few else nn.functional.linear(x, *weights.qkv)
+            qkv = (own or nn.functional.linear)(x, *weights.qkv)
         del x
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
         kv_scales = step.pages.scales[self._index]
@@ -121,11 +131,12 @@ class FusedLayer:
             scale=self._scale,
             k_scale=k_scale,
             v_scale=v_scale,
+            batch_invariant=self._invariant,
             backend=self._backend,
         )
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
-        self._add_product(stream, out.flatten(1), weights, weights.output, few)
+        self._add_product(stream, out.flatten(1), weights, weights.output, own)
 
     def _own_heads(self, x: Tensor, qkv: Projection, sizes: Sequence[int]) -> Tensor:
         """Queries, keys and values of this rank's heads for all T tokens, (T, outputs / R), from its own x (n, C)."""
@@ -137,28 +148,30 @@ class FusedLayer:
                 place.add_(block.bias)
         return packed_to_heads(send, sizes, self._layout.context_group)
 
-    def _transform(self, stream: Tensor, weights: LayerWeights, few: bool) -> None:
+    def _transform(self, stream: Tensor, weights: LayerWeights, own: Product | None) -> None:
         x = self._norm(self._post_norm, stream)
-        if few and self._silu:
-            inner = product(x, *weights.gate_up, gated=True)
+        if own is not None and self._silu:
+            inner = own(x, *weights.gate_up, gated=True)
         else:
-            gate_up = nn.functional.linear(x, *weights.gate_up)
+            gate_up = (own or nn.functional.linear)(x, *weights.gate_up)
             del x
             # Within a block gates come before what they gate; their products are in the channels' own order.
             by_block = gate_up.view(-1, gate_up.shape[1] // weights.blocks)
             inner = self._activate(by_block).view(stream.shape[0], -1)
             del gate_up, by_block
-        self._add_product(stream, inner, weights, weights.down, few)
+        self._add_product(stream, inner, weights, weights.down, own)
 
-    def _add_product(self, stream: Tensor, x: Tensor, weights: LayerWeights, projection: Projection, few: bool) -> None:
+    def _add_product(
+        self, stream: Tensor, x: Tensor, weights: LayerWeights, projection: Projection, own: Product | None
+    ) -> None:
         """stream += projection(x), summed over the ranks that each have a part of the projection's inputs."""
         if weights.sum_over is None:
-            _add_product(stream, x, projection, few)
+            _add_product(stream, x, projection, own)
             return
         # The stream is the same on all of them, and must be in the sum once.
         if not weights.adds_stream:
             stream.zero_()
-        _add_product(stream, x, projection, few)
+        _add_product(stream, x, projection, own)
         distributed.all_reduce(stream, group=weights.sum_over)
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
@@ -186,10 +199,10 @@ def _parts(layer: nn.Module) -> tuple[Any, Any]:
     return attention, mlp
 
 
-def _add_product(stream: Tensor, x: Tensor, projection: Projection, few: bool) -> None:
+def _add_product(stream: Tensor, x: Tensor, projection: Projection, own: Product | None) -> None:
     """stream += projection(x): the product's kernel adds, so the sum costs no pass of its own and is rounded once."""
-    if few:
-        product(x, projection.weight, bias=projection.bias, add_to=stream)
+    if own is not None:
+        own(x, projection.weight, bias=projection.bias, add_to=stream)
         return
     stream.addmm_(x, projection.weight.t())
     if projection.bias is not None:

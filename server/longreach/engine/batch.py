@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .messages import AttentionPolicy
-from .plan import StepPlan
+from .plan import Chunk, StepPlan
 from .request import Request
 
 Int32 = npt.NDArray[np.int32]
@@ -98,20 +98,21 @@ class BatchBuilder:
         self._filled = [0] * max_num_seqs
 
     def build(self, plan: StepPlan) -> HostBatch:
-        """The arrays of `plan`, sequences in the order of its chunks."""
+        """The arrays of `plan`, sequences in the order of its chunks; each token of a decode is one."""
         chunks = plan.chunks
         for chunk in chunks:
             self._update_row(chunk.request)
-        lengths = np.array([chunk.length for chunk in chunks], np.int32)
-        ends = np.array([chunk.end for chunk in chunks], np.int32)
-        rows = np.array([chunk.request.row for chunk in chunks], np.int64)
-        cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
+        sizes = np.array([chunk.length for chunk in chunks])
+        sequences = np.array([chunk.num_sequences for chunk in chunks])
+        lengths = np.concatenate([np.full(c.num_sequences, c.length // c.num_sequences, np.int32) for c in chunks])
+        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
+        cu_seqlens_q = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=cu_seqlens_q[1:])
+        ends = positions[cu_seqlens_q[1:] - 1].astype(np.int32) + 1
+        rows = np.repeat(np.array([chunk.request.row for chunk in chunks], np.int64), sequences)
         longest = int(ends.max())
         input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
-        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
-        row_of_token = np.repeat(rows, lengths)
-        pages = self._table[row_of_token, positions // self._page_size].astype(np.int64)
+        pages = self._table[np.repeat(rows, lengths), positions // self._page_size].astype(np.int64)
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
@@ -123,9 +124,9 @@ class BatchBuilder:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
             page_table=self._table[rows, : -(-longest // self._page_size)],
-            logit_rows=np.repeat(cu_seqlens_q[1:], wanted).astype(np.int64) - before_end,
-            num_decodes=plan.num_decodes,
-            max_seqlen_q=int(lengths.max()),
+            logit_rows=np.repeat(np.cumsum(sizes), wanted).astype(np.int64) - before_end,
+            num_decodes=_decodes(chunks),
+            max_seqlen_q=_longest(chunks),
             max_context_len=longest,
             groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
         )
@@ -141,19 +142,30 @@ class BatchBuilder:
             self._filled[request.row] = total
 
 
+def _decodes(chunks: Sequence[Chunk]) -> int:
+    """The sequences of those that are computed as decodes."""
+    return sum(chunk.num_sequences for chunk in chunks if chunk.as_decodes)
+
+
+def _longest(chunks: Sequence[Chunk]) -> int:
+    """A bound of the tokens of a sequence, above 1 unless all are decodes: that is how kernels tell."""
+    return max(1 if chunk.as_decodes else max(2, chunk.length) for chunk in chunks)
+
+
 def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGroup]:
     first = 0
     for policy, chunks in plan.groups:
-        last = first + len(chunks)
+        counts = [chunk.num_sequences for chunk in chunks]
+        last = first + sum(counts)
         starts = cu_seqlens_q[first : last + 1]
         yield HostGroup(
             policy=policy,
             sequences=slice(first, last),
             rows=slice(int(starts[0]), int(starts[-1])),
             cu_seqlens_q=starts - starts[0],
-            num_decodes=sum(chunk.length == 1 for chunk in chunks),
-            max_seqlen_q=max(chunk.length for chunk in chunks),
+            num_decodes=_decodes(chunks),
+            max_seqlen_q=_longest(chunks),
             max_context_len=int(ends[first:last].max()),
-            prompt_lens=np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32),
+            prompt_lens=np.repeat(np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32), counts),
         )
         first = last

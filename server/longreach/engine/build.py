@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from longreach_patches import check_layout, layer_masks, load_config
+from longreach_patches import check_layout, check_ranks, layer_masks, load_config
 
 from .batch import BatchBuilder
 from .capacity import bounded_layers
@@ -32,6 +32,8 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     if layout.size == 1:
         return _engine(config, build_parts(config, Joined(layout)))
     # Before there are ranks: the messages are this one's to give.
+    if config.batch_invariant:
+        check_ranks(layout)
     own_config = load_config(config.model)
     check_layout(own_config, layout)
     bounded_layers(config, layer_masks(own_config), layout)
@@ -54,7 +56,9 @@ def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> t
     pool = PagePool(pages.num_pages, config.page_size, HostPages(parts.host_slots) if parts.host_slots else None)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(limits.max_model_len), config.page_size)
     types = str(loaded.dtype), str(pages.shape.dtype)
-    hasher = PageHasher(config.page_size, config.model, *types) if config.prefix_cache else None
+    hasher = None
+    if config.prefix_cache:
+        hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
     bands = [mask.band for mask in parts.own]
     reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     pairs = PairCount(reach, policies.pairs)

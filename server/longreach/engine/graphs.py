@@ -117,10 +117,10 @@ class DecodeGraphs:
         None if no graph holds such a step.
         """
         count = len(batch.context_lens)
-        size = next(size for size in self._sizes if size >= count)
+        size = next((size for size in self._sizes if size >= count), None)  # with drafts there may be more of them
         context = next(context for context in self._contexts if context >= batch.max_context_len)
-        captured = self._captured.get((size, context))
-        if captured is None:
+        captured = None if size is None else self._captured.get((size, context))
+        if size is None or captured is None:
             return None
         long = np.zeros((4, size), np.int64)
         long[2, count:] = -1  # padding writes nowhere

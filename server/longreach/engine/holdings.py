@@ -23,7 +23,7 @@ class Holdings:
         if self._hasher is not None:
             tokens = request.tokens[: request.known] if request.pending else request.tokens
             spec = request.spec
-            self._hasher.extend(request.digests, tokens, spec.cache_salt, spec.attention.key)
+            self._hasher.extend(request.digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
     def enter(self, request: Request, length: int) -> bool:
         """Share what the prefix cache has and promise the rest of `length` tokens, or change nothing: False."""

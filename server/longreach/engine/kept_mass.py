@@ -7,6 +7,7 @@ Where heads are split over ranks, it is that of the first rank's.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +70,8 @@ class StepSamples:
         rows: list[int] = []
         owners: list[int] = []
         lengths: list[int] = []
-        for index, chunk in enumerate(chunks):
+        firsts = accumulate((chunk.num_sequences for chunk in chunks), initial=0)
+        for index, chunk in zip(firsts, chunks, strict=False):
             request = chunk.request
             if chunk.policy.is_decode:
                 assert request.reads is not None

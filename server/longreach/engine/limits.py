@@ -14,7 +14,8 @@ class Limits:
     the pages of a cancelled request are kept before others; `promised_tokens` how many of an answer's tokens have a
     place from the start; `dense_share` which part of the full layers no attention policy touches; `restored_pages` how
     many pages a step may bring back from the host; `least_chunk` how many tokens the first prompt's chunk has, however
-    little time is left in a step: progress is guaranteed.
+    little time is left in a step: progress is guaranteed. `batch_invariant` has the tokens of answers computed apart
+    from those of prompts, so that the bits of what they give do not depend on how they came together.
     """
 
     max_num_seqs: int
@@ -26,6 +27,7 @@ class Limits:
     dense_share: float = 0.0
     restored_pages: int = 64
     least_chunk: int = 16
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         """Raise a ValueError where the bounds cannot hold together."""

@@ -14,6 +14,7 @@ import torch
 from .messages import Logprob
 from .plan import Chunk, StepPlan
 from .request import Request
+from .rows import likeliest, log_softmax
 from .transfer import OnItsWay, upload
 
 
@@ -45,19 +46,19 @@ class StepLogprobs:
             return
         places = np.array([[one.row, one.token, one.draw] for one in self._wanted]).T
         rows, known, draws = upload(list(places), logits.device)
-        logprobs = logits[rows].float().log_softmax(-1)
+        logprobs = log_softmax(logits[rows].float())
         # A draw of NOT_A_NUMBER ends its request; until then it stands for some token.
         tokens = torch.where(draws < 0, known, drawn[draws].clamp(min=0)) if len(drawn) else known
         own = logprobs.gather(1, tokens[:, None]).squeeze(1)
-        top = logprobs.topk(min(max(one.width for one in self._wanted), logits.shape[1]), dim=-1)
-        self._results = OnItsWay(tokens, own, top.indices, top.values)
+        top = likeliest(logprobs, min(max(one.width for one in self._wanted), logits.shape[1]))
+        self._results = OnItsWay(tokens, own, top, logprobs.gather(1, top))
 
     def deliver(self) -> None:
         """Wait for them and put them into their requests' `logprobs`."""
         if not self._wanted:
             return
-        for one, token, logprob, likeliest, values in zip(self._wanted, *self._results.lists(), strict=True):
-            found = Logprob(token, logprob, likeliest[: one.width], values[: one.width])
+        for one, token, logprob, top, values in zip(self._wanted, *self._results.lists(), strict=True):
+            found = Logprob(token, logprob, top[: one.width], values[: one.width])
             one.request.logprobs[one.position] = found
 
 

@@ -74,6 +74,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
             dtype=config.dtype,
             backend=config.attention_backend,
             random_weights=config.random_weights,
+            batch_invariant=config.batch_invariant,
             layout=layout,
         )
     on_gpu = loaded.device.type == "cuda"
@@ -123,6 +124,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         config.resume_seconds,
         restored_pages=capacity.restored_pages(config.max_itl, footprint.pages.bytes_per_page),
         dense_share=policies.dense_share,
+        batch_invariant=config.batch_invariant,
         **({"least_chunk": LEAST_CHUNK} if on_gpu else {}),
     )
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None

@@ -20,6 +20,10 @@ class Chunk:
     If that reaches the end of its tokens, `num_draws` are drawn, one from each of the chunk's last rows: the next
     token, and one more after each draft. `scored` are the positions in the prompt whose log-probabilities are computed,
     each from the row before it.
+
+    `as_decodes`: whether attention takes each token for a sequence of its own that computes one token, whose kernel
+    rounds otherwise than that for several. A lone token is always one of these, but where bits must not depend on how
+    tokens came together: there all tokens of answers are, and no token of a prompt is.
     """
 
     request: Request
@@ -28,16 +32,25 @@ class Chunk:
     drafts: tuple[int, ...]
     num_draws: int
     scored: range = range(0)
+    as_decodes: bool = False
 
     @classmethod
-    def of(cls, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
+    def of(cls, request: Request, length: int, drafts: tuple[int, ...] = (), *, batch_invariant: bool = False) -> Chunk:
         """The next `length` tokens of a request, `drafts` included."""
         completes = request.computed + length - len(drafts) == len(request.tokens)
         start, end = request.computed, request.computed + length
         scored = range(0)
         if request.wants_scores:
             scored = range(max(start + 1, request.scored), min(end + 1, request.prompt_tokens))
-        return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored)
+        is_answer = start >= request.prompt_tokens
+        assert not batch_invariant or is_answer or end <= request.prompt_tokens, request.id
+        as_decodes = is_answer if batch_invariant else length == 1
+        return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored, as_decodes)
+
+    @property
+    def num_sequences(self) -> int:
+        """As how many sequences attention computes it."""
+        return self.length if self.as_decodes else 1
 
     @property
     def policy(self) -> AttentionPolicy:
@@ -73,8 +86,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The chunks of one forward pass: policy by policy, the dense ones first, and of each policy first the chunks of a
-    single token, then the longer ones."""
+    """The chunks of one forward pass: policy by policy, the dense ones first, and of each policy first those that are
+    computed as decodes (a lone token, most often), then the others."""
 
     chunks: tuple[Chunk, ...]
 
@@ -95,8 +108,8 @@ class StepPlan:
 
     @property
     def num_decodes(self) -> int:
-        """Chunks of exactly one token."""
-        return sum(chunk.length == 1 for chunk in self.chunks)
+        """Chunks that are computed as decodes."""
+        return sum(chunk.as_decodes for chunk in self.chunks)
 
     @property
     def is_dense(self) -> bool:
@@ -119,5 +132,5 @@ def _place(chunk: Chunk) -> tuple[Any, ...]:
     """Where a chunk stands in a step."""
     policy = DENSE if chunk.request.is_dense else chunk.policy
     if policy == DENSE:
-        return False, chunk.length != 1
-    return True, policy.name, policy.parameters, chunk.length != 1
+        return False, not chunk.as_decodes
+    return True, policy.name, policy.parameters, not chunk.as_decodes

@@ -118,7 +118,7 @@ class PolicyGraphs:
         None if it cannot be captured, or has not come often enough to be.
         """
         layout = lay_out(batch)
-        if layout is None:
+        if layout is None or layout.rows > len(self._rows):  # drafts may be rows of their own
             return None
         masks = [self._masks(policy) for policy, _ in layout.groups]
         context = next(context for context in self._contexts if context >= batch.max_context_len)

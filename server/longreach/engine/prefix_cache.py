@@ -22,16 +22,24 @@ _REQUEST_SHARE = 1 / 4
 
 
 class PageHasher:
-    """Names pages. `namespace` is what all contents depend on, beside a request's own salt, policy and tokens."""
+    """Names pages. `namespace` is what all contents depend on, beside a request's own salt, policy and tokens.
 
-    def __init__(self, page_size: int, *namespace: str) -> None:
+    With `answers_apart` it counts, too, where the prompt ends, for a page that holds tokens behind that: the same
+    tokens give other bits in a prompt than in an answer.
+    """
+
+    def __init__(self, page_size: int, *namespace: str, answers_apart: bool = False) -> None:
         self._page_size = page_size
         self._namespace = (*namespace, str(page_size))
+        self._answers_apart = answers_apart
 
-    def extend(self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "") -> None:
+    def extend(
+        self, digests: list[bytes], tokens: Sequence[int], salt: str, policy: str = "", prompt_tokens: int | None = None
+    ) -> None:
         """Append the digests of those full pages of `tokens` that `digests` does not have yet.
 
-        `salt` is the tenant's, `policy` the attention policy's key.
+        `salt` is the tenant's, `policy` the attention policy's key, `prompt_tokens` how many of the tokens, or of more
+        of them, are the prompt's; None: all.
         """
         first, last = len(digests), len(tokens) // self._page_size
         if first >= last:
@@ -42,6 +50,9 @@ class PageHasher:
         for start in range(0, len(new), size):
             digest = hashlib.sha256(previous)
             digest.update(new[start : start + size])
+            end = (len(digests) + 1) * self._page_size
+            if self._answers_apart and prompt_tokens is not None and end > prompt_tokens:
+                digest.update(prompt_tokens.to_bytes(8, "big"))
             previous = digest.digest()
             digests.append(previous)
 

@@ -12,7 +12,11 @@ import numpy as np
 import torch
 
 from .adjustments import Adjustments, Draw
+from .rows import softmax
 
+# Probabilities are counted in such parts of one. Sums of whole numbers are exact, and so do not depend on the order in
+# which a GPU adds, which differs from one number of rows to another.
+_PARTS = 2.0**40
 NOT_A_NUMBER = -1  # stands for a token where a row's logits were not numbers
 
 
@@ -90,14 +94,14 @@ def _draw(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     temperature = torch.where(how.temperature == 0, 1.0, how.temperature)
     ordered, tokens = (logits / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
-    mass = ordered.softmax(-1)
+    mass = softmax(ordered)
     dropped = (rank >= how.top_k[:, None]) | (mass < how.min_p[:, None] * mass[:, :1])
-    mass = mass.masked_fill(dropped, 0.0)
-    mass = mass / mass.sum(-1, keepdim=True)
-    before = mass.cumsum(-1) - mass
-    mass = mass.masked_fill(before >= how.top_p[:, None], 0.0)  # the first token that passes top_p stays
-    cumulative = mass.cumsum(-1)
-    target = how.uniform[:, None] * cumulative[:, -1:]
+    counts = (mass * _PARTS).to(torch.int64).masked_fill_(dropped, 0)
+    cumulative = counts.cumsum(-1)
+    total = cumulative[:, -1:].double()
+    # What is before a token decides whether it stays: the first one that passes top_p does.
+    kept = cumulative.masked_fill(cumulative - counts >= how.top_p[:, None].double() * total, 0).amax(-1, keepdim=True)
+    target = how.uniform[:, None].double() * kept.double()
     # The first place where the cumulative mass exceeds the target; a token without mass never is that place.
     chosen = (cumulative <= target).sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
     return tokens.gather(-1, chosen).squeeze(-1)

@@ -28,7 +28,7 @@ from .pages import PagePool
 from .plan import Chunk, StepPlan
 from .prefix_cache import PageHasher
 from .reach import reach_of
-from .request import Request
+from .request import TILE, Request
 from .speculation import MAX_DRAFTS
 from .step_sizes import StepSizes, places_for
 from .step_time import StepTime, Work
@@ -206,7 +206,9 @@ class Scheduler:
                     return None
                 if not self._make_place(request, now):
                     continue
-            drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
+            drafts = ()
+            if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
+                drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
             room -= len(drafts)
             chunks.append(self._chunk(request, 1 + len(drafts), drafts))
         return chunks
@@ -263,7 +265,10 @@ class Scheduler:
                 continue
             if self._holdings.take_over(request, self.limits.restored_pages):
                 continue
-            start, limit = request.computed, min(request.wanted, budget, rows if request.wants_scores else budget)
+            start, end = request.computed, len(request.tokens)
+            if self.limits.batch_invariant and start < request.prompt_tokens:
+                end = request.prompt_tokens  # what is behind it, after a preemption, is computed as it was before
+            limit = min(end - start, budget, rows if request.wants_scores else budget)
             if limit < 1:
                 continue
             length = limit
@@ -272,14 +277,15 @@ class Scheduler:
                 if length < limit:
                     beside = cost.per_pair * planned.pairs + cost.per_key * planned.keys
                     length = self._sizes.cut(places, rows_taken, length, start, beside)
-            least = min(max(self.limits.least_chunk, request.stretch), limit)
+            stretch = self._stretch(request)
+            least = min(max(self.limits.least_chunk, stretch), limit)
             if length < least:
                 length = 0 if chunks else least
             length = self._holdings.unclaimed(request, start, start + length, claimed) - start
             if start + length >= (border := request.border(start)):
                 length = int(border) - start
-            elif length < request.wanted:
-                length -= (start + length) % request.stretch
+            elif start + length < end:
+                length -= (start + length) % stretch
             if length:
                 rows -= length if request.wants_scores else 0
                 chunks.append(self._chunk(request, length))
@@ -290,6 +296,14 @@ class Scheduler:
                 planned += work
                 seconds -= cost.seconds(work)
         return chunks
+
+    def _stretch(self, request: Request) -> int:
+        """As `Request.stretch`; whole tiles for patterns of blocks, too, where bits must not depend on how a prompt is
+        cut: the order of a tile's keys depends on where it begins. A step has to hold some tiles beside the answers."""
+        whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= 4 * TILE
+        if whole_tiles and not request.is_dense and request.spec.prompt_logprobs is None:
+            return TILE
+        return request.stretch
 
     def _let_in(self, request: Request) -> bool:
         """Whether a request runs; one that waited gets a row and its pages, if it can."""
@@ -310,7 +324,7 @@ class Scheduler:
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self._holdings.hand_out(request, request.computed + length)
-        return Chunk.of(request, length, drafts)
+        return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant)
 
     def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]

@@ -18,6 +18,7 @@ from .transfer import upload
 
 _CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
 _SHORT = 16  # few enough for the products of a decode
+_SIZES = (64, 512, 1024, 2048, 4096)
 
 
 @torch.inference_mode()
@@ -28,7 +29,10 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
     Nothing is written to `pages`, and what is read there does not matter.
     """
     most = min(limits.max_model_len, pages.num_tokens)
-    for tokens, context in ((_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)):
+    chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
+    if loaded.patched.batch_invariant:  # its products are compiled for several numbers of rows
+        chunks += [(tokens, tokens) for tokens in _SIZES]
+    for tokens, context in chunks:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
             _compute(loaded, pages, chunk, max(chunk, min(context, most)))

@@ -20,16 +20,16 @@ from longreach.engine.step_time import StepCost
 NO_MOVES = PageMoves([], [], [], [])
 
 
-def _state(previous: bytes, salt: str, token: int) -> bytes:
-    return hashlib.blake2b(previous + f"{salt}/{token};".encode(), digest_size=8).digest()
+def _state(previous: bytes, salt: str, token: int, as_decode: bool = False) -> bytes:
+    return hashlib.blake2b(previous + f"{salt}/{token}{'+' * as_decode};".encode(), digest_size=8).digest()
 
 
 def _next_token(state: bytes, seed: int, vocabulary: int) -> int:
     return hashlib.blake2b(state + seed.to_bytes(9, "big", signed=True), digest_size=2).digest()[0] % vocabulary
 
 
-def expected_stream(spec: Generate, seed: int, vocabulary: int) -> list[int]:
-    """The tokens that a request gets: one after the other, without pages."""
+def expected_stream(spec: Generate, seed: int, vocabulary: int, rounds: bool = False) -> list[int]:
+    """The tokens that a request gets: one after the other, without pages; `rounds` as for `SimulatedRunner`."""
     state, tokens = b"", []
     for token in spec.prompt:
         state = _state(state, spec.cache_salt, token)
@@ -37,20 +37,27 @@ def expected_stream(spec: Generate, seed: int, vocabulary: int) -> list[int]:
         tokens.append(_next_token(state, seed, vocabulary))
         if tokens[-1] in spec.stop_token_ids and len(tokens) > spec.min_tokens:
             break
-        state = _state(state, spec.cache_salt, tokens[-1])
+        state = _state(state, spec.cache_salt, tokens[-1], as_decode=rounds)
     return tokens
 
 
 class SimulatedRunner:
     """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given.
 
-    With `overlaps` it behaves as a GPU does: results are taken later than steps are launched.
+    With `overlaps` it behaves as a GPU does: results are taken later than steps are launched. With `rounds` it does as
+    one in another way, too: what is computed of a token as a decode is not what is computed of it otherwise.
     """
 
     def __init__(
-        self, page_size: int, vocabulary: int = 3, cost: StepCost | None = None, overlaps: bool = False
+        self,
+        page_size: int,
+        vocabulary: int = 3,
+        cost: StepCost | None = None,
+        overlaps: bool = False,
+        rounds: bool = False,
     ) -> None:
         self.overlaps = overlaps
+        self._rounds = rounds
         self.now = 0.0
         self.computed_tokens = 0
         self.steps = 0
@@ -92,7 +99,8 @@ class SimulatedRunner:
             written = chunk.request.pages[chunk.start // self._page_size : -(-chunk.end // self._page_size)]
             assert self._leaving.isdisjoint(written), "a step writes to a page that is on its way to the host"
             tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
-            states = [self._write(chunk.request, chunk.start + i, token) for i, token in enumerate(tokens)]
+            as_decode = self._rounds and chunk.as_decodes
+            states = [self._write(chunk.request, chunk.start + i, token, as_decode) for i, token in enumerate(tokens)]
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
@@ -162,9 +170,9 @@ class SimulatedRunner:
     def recover(self) -> None:
         """As `StepRunner.recover`: there is no device that could be lost."""
 
-    def _write(self, request: Request, position: int, token: int) -> bytes:
+    def _write(self, request: Request, position: int, token: int, as_decode: bool) -> bytes:
         before = b"" if position == 0 else self._contents[self._slot(request, position - 1)]
-        state = _state(before, request.spec.cache_salt, token)
+        state = _state(before, request.spec.cache_salt, token, as_decode)
         self._contents[self._slot(request, position)] = state
         return state
 

@@ -48,6 +48,7 @@ class Histories(RuleBasedStateMachine):
         overlaps=st.booleans(),
         slots=st.sampled_from([0, 1, 7, 40, 200]),
         restored=st.sampled_from([1, 3, 100]),
+        batch_invariant=st.booleans(),
     )
     def start(
         self,
@@ -58,13 +59,18 @@ class Histories(RuleBasedStateMachine):
         overlaps: bool,
         slots: int,
         restored: int,
+        batch_invariant: bool,
     ) -> None:
         self.page_size = page_size
+        self.batch_invariant = batch_invariant
         pool = PagePool(pages * 4 // page_size, page_size, HostPages(slots) if slots else None)
-        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, restored_pages=restored)
-        self.runner = SimulatedRunner(page_size, cost=StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps=overlaps)
+        more = {"restored_pages": restored, "batch_invariant": batch_invariant}
+        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, **more)
+        cost = StepCost(0.05, 0.02, 1e-4, 1e-4)
+        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant)
         self.runner.after_step = self.while_a_step_runs
-        self.engine = Engine(Scheduler(pool, limits, PageHasher(page_size, "m")), self.runner, self.runner.clock)
+        hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
+        self.engine = Engine(Scheduler(pool, limits, hasher), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
@@ -186,7 +192,8 @@ class Histories(RuleBasedStateMachine):
                 spec = self.alive[update.request_id]
                 stream = self.streams[update.request_id]
                 stream += update.tokens
-                expected = expected_stream(spec, spec.sampling.seed or 0, self.runner._vocabulary)
+                seed, vocabulary = spec.sampling.seed or 0, self.runner._vocabulary
+                expected = expected_stream(spec, seed, vocabulary, rounds=self.batch_invariant)
                 assert stream == expected[: len(stream)], spec
                 assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)

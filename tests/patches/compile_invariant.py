@@ -1,0 +1,61 @@
+"""Compile the products of `fused.invariant` for sm_90 without a GPU, and print what the compiler made of them as JSON.
+
+A process of its own, as `tests.kernels.compile_hopper` says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import torch
+import triton
+from longreach_patches.fused.invariant import product_kernel
+from longreach_patches.fused.invariant_tiles import Tile, candidates
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.kernels.sass import disassemble, facts
+
+
+def compile_tile(tile: Tile, gated: bool) -> dict[str, Any]:
+    """`sass.facts` of one tile, and how many instructions multiply matrices in another way than it should."""
+    constants = {
+        "Bias": None,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP": 8,
+        "GATED": gated,
+        "ADD": not gated,
+        "TMA": True,
+        "PRECISION": "tf32",
+    }
+    types = {
+        "X": f"tensordesc<bf16[{tile.block_m}, {tile.block_k}]>",
+        "W": f"tensordesc<bf16[{1 + gated}, {tile.block_n}, {tile.block_k}]>",
+        "Out": "*bf16",
+    }
+    names = product_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in ("Out", "outputs", "inputs", "stride_w")}
+    source = ASTSource(
+        product_kernel, signature, {(names.index(name),): value for name, value in constants.items()}, divisible
+    )
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    sass, _ = disassemble(kernel.asm["cubin"])
+    return facts(kernel) | {"other_products": len(re.findall(r"\b[HI]MMA\b", sass))}
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            {
+                f"{'gated ' * gated}{tuple(tile)}": compile_tile(tile, gated)
+                for gated in (False, True)
+                for tile in candidates(torch.bfloat16, 90, gated)
+            }
+        )
+    )
