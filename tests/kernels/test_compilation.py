@@ -24,7 +24,7 @@ def test_kernels_are_compiled_and_loaded_by_threads_and_launched_later(tmp_path:
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

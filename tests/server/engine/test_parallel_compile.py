@@ -55,7 +55,7 @@ def _run(*arguments: str, cache: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if cache is not None:
         environment["TRITON_CACHE_DIR"] = str(cache)
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
