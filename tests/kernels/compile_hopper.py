@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 import triton
+from longreach_kernels.hopper.descriptors import padded
 from longreach_kernels.hopper.forward import forward_kernel
-from longreach_kernels.hopper.launch import FP8_HEAD_DIMS, configure, padded
+from longreach_kernels.hopper.launch import FP8_HEAD_DIMS, configure
 from longreach_kernels.masks import BlockSparse, Causal, Full, Window
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl

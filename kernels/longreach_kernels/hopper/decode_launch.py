@@ -17,7 +17,7 @@ from longreach_kernels.needs import DecodeNeeds
 from longreach_kernels.portable.config import launch
 
 from .decode import decode_kernel
-from .launch import shared_layout
+from .descriptors import shared_layout
 
 FP8 = torch.float8_e4m3fn
 HEAD_DIMS = (64, 128, 256)

@@ -1,4 +1,4 @@
-"""Host side of the Hopper forward kernel: what it can compute, how tensors are described to it, and the launch."""
+"""Host side of the Hopper forward kernel: what it can compute, in which configuration, and the launch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import FP8
@@ -19,10 +17,10 @@ from longreach_kernels.portable.launch import pair_lengths, refuse_capture
 from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
 from . import parts
+from .descriptors import Rows, dense_rows, padded, token_rows
 from .forward import forward_kernel
 from .transpose import transposed
 
-_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, FP8: gl.float8e4nv}
 _ROWS = 64  # of queries, a consumer warpgroup
 _PAGE_MULTIPLE = 128  # a key tile lies inside one page
 
@@ -50,11 +48,6 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 FP8_HEAD_DIMS = (64, 96, 128)  # at 256 the sums of a tile and those of all tiles do not fit the registers together
 
 
-def padded(head_dim: int) -> int:
-    """Head dim of the kernel: the power of two from `head_dim` on. What lies between reads as zeros."""
-    return max(64, 1 << (head_dim - 1).bit_length())
-
-
 def configure(head_dim: int, mask: Mask | None, fp8: bool = False) -> Config:
     """The configuration for a head dim, a kind of mask (None: lists that the caller brings) and of keys; each compiles
     for sm_90 without spills where it matters."""
@@ -66,30 +59,6 @@ def configure(head_dim: int, mask: Mask | None, fp8: bool = False) -> Config:
     if width == 64 and mask is not None and mask.band is not None and mask.band.window is None:
         return Config(128, 3, 160, 32)
     return Config(128, 2, 240, 24)
-
-
-@lru_cache(maxsize=64)
-def shared_layout(*block: int, dtype: torch.dtype) -> Any:
-    """How TMA lays a block out in shared memory. Kept, for it is asked for several times a layer."""
-    return gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_TYPES[dtype])
-
-
-class Rows(NamedTuple):
-    """A tensor as (heads, rows, D), by the strides of the first two."""
-
-    tensor: Tensor
-    heads: int
-    rows: int
-    head_stride: int
-    row_stride: int
-
-    def descriptor(self, block_rows: int) -> TensorDescriptor:
-        """For boxes of `block_rows` rows of one head."""
-        head_dim = self.tensor.shape[-1]
-        block = [1, block_rows, padded(head_dim)]
-        layout = shared_layout(*block, dtype=self.tensor.dtype)
-        shape, strides = [self.heads, self.rows, head_dim], [self.head_stride, self.row_stride, 1]
-        return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
 
 def supports(q: Tensor, k: Tensor, mask: Mask | None, *, page_size: int | None = None) -> bool:
@@ -135,10 +104,10 @@ def dense_forward(
     if mask.band is None:
         lists = tile_lists(mask, length, k.shape[2], _ROWS * config.consumers, config.block_n, q.device)
     _launch(
-        _dense_rows(q),
-        _dense_rows(k),
-        _dense_rows(v),
-        _dense_rows(out),
+        dense_rows(q),
+        dense_rows(k),
+        dense_rows(v),
+        dense_rows(out),
         lse,
         lse_strides=(length, 1),
         heads=(heads, k.shape[1]),
@@ -178,10 +147,10 @@ def ragged_forward(
         lengths = pair_lengths(cu_seqlens_q, cu_seqlens_k)
         lists = ragged_tile_lists(mask, *lengths, _ROWS * config.consumers, config.block_n, q.device)
     _launch(
-        _token_rows(q),
-        _token_rows(k),
-        _token_rows(v),
-        _token_rows(out),
+        token_rows(q),
+        token_rows(k),
+        token_rows(v),
+        token_rows(out),
         lse,
         lse_strides=(1, lse.stride(0)),
         heads=(q.shape[1], k.shape[1]),
@@ -271,7 +240,7 @@ def _paged(
 ) -> None:
     """The sequences of `batch` behind the first `skip`, which have one query each."""
     num_seqs = batch.size - skip
-    values = _token_rows(v_pages.flatten(0, 1))
+    values = token_rows(v_pages.flatten(0, 1))
     context_lens, page_table, page_size = batch.context_lens[skip:], batch.page_table[skip:], k_pages.shape[1]
     tiles_of_seq = max(1, -(-batch.max_context_len // config.block_n))
     if kv_scales is not None and num_seqs:
@@ -279,10 +248,10 @@ def _paged(
         tiles = transposed(values.tensor, context_lens, page_table, page_size, **shape)
         values = Rows(tiles, *tiles.shape[:2], *tiles.stride()[:2])
     _launch(
-        _token_rows(q),
-        _token_rows(k_pages.flatten(0, 1)),
+        token_rows(q),
+        token_rows(k_pages.flatten(0, 1)),
         values,
-        _token_rows(out),
+        token_rows(out),
         lse,
         lse_strides=(1, lse.stride(0)),
         heads=(q.shape[1], k_pages.shape[2]),
@@ -315,27 +284,6 @@ def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
 def _ragged_items(tokens: int, num_seqs: int, heads: int, config: Config) -> int:
     """Each sequence may end in a part of a tile; see `work_items.find_item`."""
     return heads * (-(-tokens // (_ROWS * config.consumers)) + num_seqs) if tokens and num_seqs else 0
-
-
-def _dense_rows(x: Tensor) -> Rows:
-    """x (B, H, N, D): heads are numbered through the batch."""
-    batch, heads, length, _ = x.shape
-    if not _aligned(x) or (batch > 1 and x.stride(0) != heads * x.stride(1)):
-        x = x.contiguous()
-    return Rows(x, batch * heads, length, x.stride(1) if heads > 1 else x.stride(0), x.stride(2))
-
-
-def _token_rows(x: Tensor) -> Rows:
-    """x (T, H, D)."""
-    if not _aligned(x):
-        x = x.contiguous()
-    return Rows(x, x.shape[1], x.shape[0], x.stride(1), x.stride(0))
-
-
-def _aligned(x: Tensor) -> bool:
-    """Whether the tensor memory accelerator can read x as it lies: last dimension dense, the rest on 16 bytes."""
-    elements = 16 // x.itemsize
-    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(s % elements == 0 and s > 0 for s in x.stride()[:-1])
 
 
 @lru_cache(maxsize=8)
