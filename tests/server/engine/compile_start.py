@@ -8,13 +8,17 @@ Arguments: a model's directory, a backend, a dtype of pages.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -109,8 +113,35 @@ def start(
     warm(loaded, pages, limits)
 
 
+def _pages_left_by(compile_kernels: Callable[[], None]) -> int:
+    """How many of the pages that `compile_kernels` makes are there when it hands the GPU's memory back, the garbage
+    collector not having run."""
+    made: list[weakref.ref[KVPages]] = []
+    left: list[int] = []
+    compile_only = parallel_compile.compile_only
+
+    def make(*args: Any) -> KVPages:
+        pages = KVPages(*args)
+        made.append(weakref.ref(pages))
+        return pages
+
+    @contextmanager
+    def then_look(*args: Any) -> Iterator[Any]:
+        with compile_only(*args) as done:
+            yield done
+        left.append(sum(reference() is not None for reference in made))
+
+    gc.disable()
+    with patch.multiple(parallel_compile, KVPages=make, compile_only=then_look):
+        compile_kernels()
+    gc.enable()
+    assert made
+    return left[0]
+
+
 def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
-    """The kernels `ahead`, those that come `late`, and the number of launches."""
+    """The kernels `ahead`, those that come `late`, the number of launches, and how many planned pages are `left` when
+    the real ones are to be made."""
     compiler = pretend(backend)
     loaded = load_model(model, device="cpu", dtype="bfloat16", random_weights=True)
     shape = PageShape.of(loaded.config, resolve_kv_dtype(kv_dtype, loaded.dtype), PAGE)
@@ -118,11 +149,13 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     q = torch.empty(1, loaded.config.num_attention_heads, shape.head_dim, dtype=loaded.dtype)
     page = torch.empty(1, PAGE, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
     graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
-    parallel_compile.compile_kernels(loaded, shape, *_PLANNED, rehearsed=_STEP, graphs_over=graphs_over)
+    left = _pages_left_by(
+        lambda: parallel_compile.compile_kernels(loaded, shape, *_PLANNED, rehearsed=_STEP, graphs_over=graphs_over)
+    )
     compiler.starting = True
     with torch.inference_mode():
         start(loaded, shape, *_FOUND, graphs_over)
-    return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches}
+    return {"ahead": sorted(compiler.ahead), "late": compiler.late, "launches": compiler.launches, "left": left}
 
 
 if __name__ == "__main__":
