@@ -10,8 +10,8 @@ from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, 
 
 
 def build(model_dir: Path, **changes: object) -> tuple[Engine, Started]:
-    settings = {"max_num_seqs": 8, "max_batched_tokens": 24, "page_size": 16, "kv_cache_bytes": 1 << 20}
-    return build_engine(EngineConfig(model=str(model_dir), device="cpu", **(settings | changes)))  # type: ignore[arg-type]
+    settings = {"max_num_seqs": 8, "max_batched_tokens": 24, "page_size": 16, "kv_cache_bytes": 1 << 20, "device": "cpu"}
+    return build_engine(EngineConfig(model=str(model_dir), **(settings | changes)))  # type: ignore[arg-type]
 
 
 def spec(name: str, prompt: list[int], temperature: float = 0.0, **more: object) -> Generate:
