@@ -6,6 +6,8 @@ the portable kernels, which run on this GPU too, compute the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from types import ModuleType
 
 import torch
@@ -84,17 +86,41 @@ def paged_attention(
         prefill = _list_module(q, k_pages)
         prefill.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, lists=lists, **options)
         return out, lse
-    if batch.decodes:
-        decode = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
-        decode.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, kv_scales=kv_scales, **options)
-    if batch.decodes < batch.size:
-        options["kv_scales"] = kv_scales
+    options["kv_scales"] = kv_scales
+
+    def decode() -> None:
+        module = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
+        module.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
+
+    def prefill() -> None:
         if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]):
-            options["batch_invariant"] = batch_invariant
-            launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
+            launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, batch_invariant=batch_invariant, **options)
         else:
             portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
+
+    parts = [decode] * (batch.decodes > 0) + [prefill] * (batch.decodes < batch.size)
+    if len(parts) == 2 and torch.cuda.is_current_stream_capturing():
+        _side_by_side(q.device, *parts)
+    else:
+        for compute in parts:
+            compute()
     return out, lse
+
+
+def _side_by_side(device: torch.device, first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Let a CUDA graph run two kernels that do not depend on each other in any order: each fills the multiprocessors
+    that the other one's last round leaves idle."""
+    stream, side = torch.cuda.current_stream(device), _side_stream(device)
+    side.wait_stream(stream)
+    with torch.cuda.stream(side):
+        first()
+    second()
+    stream.wait_stream(side)
+
+
+@lru_cache(maxsize=8)
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:

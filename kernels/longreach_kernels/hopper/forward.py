@@ -253,6 +253,7 @@ def _consume(c: gl.constexpr, o_desc, out, lse, strides, batch, logits, buffers,
         "tiles_of_seq",
         "num_parts",
         "least_tiles",
+        "whole_tiles",
         "stride_lp",
         "stride_op",
         "stride_lh",
@@ -306,6 +307,7 @@ def forward_kernel(
     tiles_of_seq,
     num_parts,
     least_tiles,
+    whole_tiles,
     stride_lp,
     stride_op,
     GROUP: gl.constexpr,
@@ -336,7 +338,7 @@ def forward_kernel(
     batch = Batch(
         cu_q, cu_k, context_lens, table, stride_table, num_seqs, num_queries, num_keys, heads, section, num_items,
         window, sinks, first_row, list_start, list_partial, list_tiles, list_order, sharing, tiles_of_seq, num_parts,
-        least_tiles, GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SPLIT,
+        least_tiles, whole_tiles, GROUP, BM, BN, RAGGED, PAGE_SIZE, LISTED, CAUSAL, WINDOWED, SPLIT,
     )
     # fmt: on
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv

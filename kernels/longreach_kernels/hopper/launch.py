@@ -362,7 +362,7 @@ def _launch(
         softcap_log2,
         *(kv_scales or (unused, unused)),
         tiles_of_seq,
-        *((0, 0) if cut is None else (cut.number, cut.least_tiles)),
+        *((0, 0, 0) if cut is None else (cut.number, cut.least_tiles, cut.whole_tiles)),
         *((0, 0) if cut is None else (cut.lse.stride(0), cut.out.stride(0))),
         GROUP=group,
         D=padded(head_dim),

@@ -6,13 +6,18 @@ with one, and with 160 twice as long. So the keys are cut into parts of equal si
 result of its own, and the results are merged by their log-sum-exp: split-KV, as FlashDecoding has it for one query.
 The merge adds the parts in ascending order, whichever was ready first.
 
-How many parts fill the multiprocessors depends on all queries of a call. Where a query's result must not, parts hold
+A part costs some key tiles of time whatever it holds: its queries are loaded, its first scores wait for no product, and
+its results go to memory as fp32 and come back. So short sequences are computed whole, and idle multiprocessors in the
+last round count half, since they leave power to the others.
+
+How many parts suit the multiprocessors depends on all queries of a call. Where a query's result must not, parts hold
 `FIXED_KEYS` keys each, whatever else is computed: then all queries with more keys than that are computed in parts, in
 pieces of the batch whose results fit the same room.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,9 +31,13 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.portable.config import launch
 
 _ROWS = 16  # of a program of the merge
-LEAST_TILES = 16  # of keys in a part: it costs about as much as one more tile
+LEAST_TILES = 16  # of keys in a part
 _MOST_BYTES = 1 << 27  # of the parts' results
-_WAVES = 8  # with so many query tiles for each multiprocessor the last, partial round of them matters little
+# What a work item costs beside its key tiles, and what a query tile's share of the merge costs for each part, in the
+# time of a key tile (docs/log.md has what they were fitted to).
+_ITEM_TILES = 6.0
+_MERGE_TILES = 0.02
+_TYPICAL_TILES = 512  # of keys, where all that is known is the longest that there could be
 # A multiple of every key tile. Smaller parts would keep more multiprocessors busy with few queries; of a prompt in full
 # chunks each costs one more tile of work and two passes over its results, at this size a few percent together.
 FIXED_KEYS = 8192
@@ -37,19 +46,21 @@ FIXED_KEYS = 8192
 class Parts(NamedTuple):
     """Results of `number` parts of each sequence's keys.
 
-    A sequence's parts are of equal size, by its own length, which the kernel reads on the device; short sequences have
-    fewer, since a part has `LEAST_TILES` key tiles or more.
+    A sequence's parts are of equal size, by its own length, which the kernel reads on the device; one of few key tiles
+    has one part.
 
     Attributes:
         out: (number, T, Hq, D) fp32, normalised.
         lse: (number, T, Hq) fp32, -inf where a row has no key in a part.
         least_tiles: key tiles of a part, at least.
+        whole_tiles: a sequence of at most so many key tiles is one part.
     """
 
     number: int
     out: Tensor
     lse: Tensor
     least_tiles: int = LEAST_TILES
+    whole_tiles: int = 0
 
 
 def cut(q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int, processors: int) -> Parts | None:
@@ -57,14 +68,14 @@ def cut(q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int
     heads = q.shape[1]
     key_tiles = -(-max_context_len // block_n)
     most = min(key_tiles // LEAST_TILES, _MOST_BYTES // max(1, 4 * q.numel()))
-    number = _best_number(heads * -(-tokens // block_m), most, processors)
-    return None if number < 2 else _room(q, number)
+    number, whole_tiles = _best_number(heads * -(-tokens // block_m), key_tiles, most, processors)
+    return None if number < 2 else _room(q, number, LEAST_TILES, whole_tiles)
 
 
-def _room(q: Tensor, number: int, least_tiles: int = LEAST_TILES) -> Parts:
+def _room(q: Tensor, number: int, least_tiles: int, whole_tiles: int = 0) -> Parts:
     out = torch.empty((number, *q.shape), dtype=torch.float32, device=q.device)
     lse = torch.full((number, *q.shape[:2]), float("-inf"), dtype=torch.float32, device=q.device)
-    return Parts(number, out, lse, least_tiles)
+    return Parts(number, out, lse, least_tiles, whole_tiles)
 
 
 class Piece(NamedTuple):
@@ -103,16 +114,27 @@ def _piece(batch: PagedBatch, start: int, end: int) -> PagedBatch:
 
 
 @lru_cache(maxsize=256)
-def _best_number(query_tiles: int, most: int, processors: int) -> int:
-    """Parts, at most `most`, with which the rounds of work items are fullest; each costs a percent."""
-    if query_tiles >= _WAVES * processors:
-        return 1
+def _best_number(query_tiles: int, key_tiles: int, most: int, processors: int) -> tuple[int, int]:
+    """Parts, at most `most`, with which sequences of `key_tiles` take least time, and how many key tiles a sequence
+    has at which that is as long as in one part."""
 
-    def fullness(number: int) -> float:
-        items = query_tiles * number
-        return items / (-(-items // processors) * processors) - 0.01 * number
+    def rounds(number: int) -> float:
+        items = query_tiles * number / processors
+        return (math.ceil(items) + items) / 2
 
-    return max(range(1, max(most, 1) + 1), key=fullness)
+    def merging(number: int) -> float:
+        return _MERGE_TILES * number * query_tiles if number > 1 else 0.0
+
+    def tiles(number: int) -> float:
+        length = min(key_tiles, _TYPICAL_TILES)
+        return rounds(number) * (length / number + _ITEM_TILES) + merging(number)
+
+    number = min(range(1, max(most, 1) + 1), key=tiles)
+    if number == 1:
+        return 1, 0
+    for_each_tile = rounds(1) - rounds(number) / number
+    for_each_item = (rounds(number) - rounds(1)) * _ITEM_TILES + merging(number)
+    return number, int(for_each_item / for_each_tile)
 
 
 @triton.jit(do_not_specialize=["number", "first", "end", "stride"])

@@ -24,7 +24,7 @@ class Batch:
     Dense batches have `num_queries` and `num_keys` tokens in every sequence, and their heads are numbered through the
     batch. In ragged ones `cu_q` (and `cu_k`, or `context_lens` and `table` where keys lie in pages) say where each
     sequence is. Of SPLIT ones an item is one of `num_parts` parts of its sequence's keys, of `least_tiles`
-    tiles or more (`parts`).
+    tiles or more, or of all where these are at most `whole_tiles` (`parts`).
     """
 
     cu_q: gl.tensor
@@ -49,6 +49,7 @@ class Batch:
     tiles_of_seq: gl.tensor
     num_parts: gl.tensor
     least_tiles: gl.tensor
+    whole_tiles: gl.tensor
     GROUP: gl.constexpr
     BM: gl.constexpr
     BN: gl.constexpr
@@ -84,6 +85,7 @@ class Batch:
         tiles_of_seq,
         num_parts,
         least_tiles,
+        whole_tiles,
         GROUP,
         BM,
         BN,
@@ -116,6 +118,7 @@ class Batch:
         self.tiles_of_seq = tiles_of_seq
         self.num_parts = num_parts
         self.least_tiles = least_tiles
+        self.whole_tiles = whole_tiles
         self.GROUP = gl.constexpr(GROUP)
         self.BM = gl.constexpr(BM)
         self.BN = gl.constexpr(BN)
@@ -318,7 +321,9 @@ def find_item(batch, index):
         middle = stop - gl.maximum(inner, leftmost)
         num_band = stop - leftmost
         if batch.SPLIT:
-            part_tiles = gl.maximum(gl.cdiv(gl.cdiv(num_keys, BN), batch.num_parts), batch.least_tiles)
+            tiles = gl.cdiv(num_keys, BN)
+            part_tiles = gl.maximum(gl.cdiv(tiles, batch.num_parts), batch.least_tiles)
+            part_tiles = gl.where(tiles <= batch.whole_tiles, tiles, part_tiles)
             begin = part * part_tiles
             end = gl.minimum(begin + part_tiles, stop)
             last_tile = end - 1

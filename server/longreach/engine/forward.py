@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -100,9 +99,15 @@ class StepGraphs(NamedTuple):
         )
 
     def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
-        """The steps that `capture` captures, each to be run before the next is taken."""
-        for _, run in chain(self.decode.steps(), self.mixed.steps()):
+        """Steps that `capture` captures, each to be run before the next is taken: enough of them to launch every kernel
+        that the others do, which depends on the answers and on the rows, but not on both."""
+        for _, run in self.decode.steps():
             yield run
+        seen: set[int] = set()
+        for (answers, rows), run in self.mixed.steps():
+            if not {-answers, rows} <= seen:
+                seen |= {-answers, rows}
+                yield run
 
     @torch.inference_mode()
     def capture(self) -> None:

@@ -8,7 +8,7 @@ from .step_time import StepCost, Work
 # A prompt lets shorter ones pass that arrive within so many times its own predicted time, and no others.
 PATIENCE = 8.0
 # A step's prediction may be off by so much before the bound on inter-token delay is missed.
-_HEADROOM = 0.9
+_HEADROOM = 0.95
 # Where the streams alone reach the bound, prompts still get this part of it: slowly, but they are read.
 _LEAST_SHARE = 0.25
 

@@ -129,8 +129,10 @@ class StepPlan:
 
 
 def _place(chunk: Chunk) -> tuple[Any, ...]:
-    """Where a chunk stands in a step."""
+    """Where a chunk stands in a step. Of prompts the longest is last: prefill kernels begin with the last sequence, and
+    a long one begun late would be computed beside nothing."""
     policy = DENSE if chunk.request.is_dense else chunk.policy
+    within = 0 if chunk.as_decodes else chunk.end
     if policy == DENSE:
-        return False, not chunk.as_decodes
-    return True, policy.name, policy.parameters, not chunk.as_decodes
+        return False, not chunk.as_decodes, within
+    return True, policy.name, policy.parameters, not chunk.as_decodes, within

@@ -241,7 +241,6 @@ class Scheduler:
         places = places_for(len(streams))
         rows_taken = places + sum(chunk.length - 1 for chunk in streams)
         seconds = math.inf
-        planned = Work()
         if streams:
             planned = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
             seconds = seconds_for_prompts(planned, cost, self.limits.max_itl) / self.step_time.caution
@@ -274,9 +273,9 @@ class Scheduler:
             length = limit
             if seconds != math.inf:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
-                if length < limit:
-                    beside = cost.per_pair * planned.pairs + cost.per_key * planned.keys
-                    length = self._sizes.cut(places, rows_taken, length, start, beside)
+            is_full = length < limit
+            if is_full:
+                length = self._sizes.cut(places, rows_taken, length, start)
             stretch = self._stretch(request)
             least = min(max(self.limits.least_chunk, stretch), limit)
             if length < least:
@@ -293,8 +292,9 @@ class Scheduler:
                 budget -= length
                 rows_taken += length
                 work = Work.of_chunk(start, length, request.reach_under)
-                planned += work
                 seconds -= cost.seconds(work)
+            if is_full:
+                break  # what is left of its time is too little for another prompt: it would widen the step to no use
         return chunks
 
     def _stretch(self, request: Request) -> int:

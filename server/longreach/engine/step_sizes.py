@@ -14,7 +14,7 @@ _TILE = 128
 _OFTEN = (*range(_TILE, 1025, _TILE), 1280, 1536, 1792, 2048)
 # Answers that a step has places for, and the rows that it may have then: answers and prompts. Steps with more of either
 # are not captured. Many answers are rarer, and each graph takes part of a second at the start.
-SIZES = {8: _OFTEN, 32: _OFTEN, 128: (512, 1024, 1536, 2048)}
+SIZES = {8: _OFTEN, 32: _OFTEN, 64: _OFTEN, 128: (512, 1024, 1536, 2048)}
 # Fewer tokens beside answers take a GPU as long.
 LEAST_CHUNK = _TILE - 32
 
@@ -49,9 +49,9 @@ class StepSizes:
     def __init__(self, times: Mapping[int, SizeTime] | None = None) -> None:
         self._times = dict(times or {})
 
-    def cut(self, places: int, taken: int, most: int, start: int, beside: float) -> int:
+    def cut(self, places: int, taken: int, most: int, start: int) -> int:
         """How many tokens of a prompt from `start` on a step should read, at most `most`, beside `taken` rows, places
-        included, whose attention takes the seconds `beside`."""
+        included. What the others' attention takes is no matter: it has to be computed in some step."""
         if taken + most >= _MOST:
             whole = most - (taken + most) % _TILE
             return whole if whole >= _LEAST_CUT else most
@@ -62,7 +62,7 @@ class StepSizes:
 
         def rate(tokens: int) -> float:
             base, per_key = self._times[taken + tokens]
-            return tokens / (base + per_key * start + beside)
+            return tokens / (base + per_key * start)
 
         if not self._times.keys() >= {taken + tokens for tokens in fitting}:
             return fitting[-1]

@@ -10,7 +10,8 @@ from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, 
 
 
 def build(model_dir: Path, **changes: object) -> tuple[Engine, Started]:
-    settings = {"max_num_seqs": 8, "max_batched_tokens": 24, "page_size": 16, "kv_cache_bytes": 1 << 20, "device": "cpu"}
+    settings: dict[str, object] = {"device": "cpu", "max_num_seqs": 8, "max_batched_tokens": 24}
+    settings |= {"page_size": 16, "kv_cache_bytes": 1 << 20}
     return build_engine(EngineConfig(model=str(model_dir), **(settings | changes)))  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ STEPS = {
 
 
 def test_sizes_hold_what_they_say() -> None:
-    assert [places_for(count) for count in (0, 1, 8, 9, 32, 33, 128, 129)] == [8, 8, 8, 32, 32, 128, 128, 129]
+    assert [places_for(count) for count in (0, 1, 8, 9, 32, 33, 65, 128, 129)] == [8, 8, 8, 32, 32, 64, 128, 128, 129]
     for places, rows in [(8, 1), (32, 128), (8, 129), (8, 1025), (128, 513), (8, 2048)]:
         held = holding(places, rows)
         assert held == min(size for size in SIZES[places] if size >= rows)
@@ -38,11 +38,11 @@ def test_sizes_hold_what_they_say() -> None:
 
 def test_steps_are_cut_to_sizes_with_a_graph() -> None:
     cut = StepSizes().cut
-    assert cut(8, 8, 500, 0, 0.0) == 384 - 8
-    assert cut(128, 128, 500, 0, 0.0) == 512 - 128
-    assert cut(8, 8, 60, 0, 0.0) == 60, "too few for a size of their own"
-    assert (cut(8, 8, 5000, 0, 0.0) + 8) % 128 == 0
-    assert cut(256, 2100, 5, 0, 0.0) == 5
+    assert cut(8, 8, 500, 0) == 384 - 8
+    assert cut(128, 128, 500, 0) == 512 - 128
+    assert cut(8, 8, 60, 0) == 60, "too few for a size of their own"
+    assert (cut(8, 8, 5000, 0) + 8) % 128 == 0
+    assert cut(256, 2100, 5, 0) == 5
 
 
 def test_a_step_is_as_large_as_reads_a_prompt_fastest() -> None:
@@ -51,12 +51,11 @@ def test_a_step_is_as_large_as_reads_a_prompt_fastest() -> None:
     times |= {1024: SizeTime(0.010, 1e-6), 1280: SizeTime(0.015, 1.28e-6), 1536: SizeTime(0.015, 1.536e-6)}
     times[768] = SizeTime(0.0075, 1e-6)
     cut = StepSizes(times).cut
-    assert cut(8, 8, 1300, 0, 0.0) == 1024 - 8
-    assert cut(8, 8, 1600, 0, 0.0) == 1536 - 8
-    assert cut(8, 8, 1300, 0, 0.1) == 1280 - 8, "what every step takes is taken less often"
-    assert cut(8, 8, 1000, 0, 0.0) == 768 - 8
-    assert cut(8, 8, 1000, 100_000, 0.0) == 896 - 8
-    assert StepSizes({1024: SizeTime(0.01, 0.0)}).cut(8, 8, 1300, 0, 0.0) == 1280 - 8, "not all were measured"
+    assert cut(8, 8, 1300, 0) == 1024 - 8
+    assert cut(8, 8, 1600, 0) == 1536 - 8
+    assert cut(8, 8, 1000, 0) == 768 - 8
+    assert cut(8, 8, 1000, 100_000) == 896 - 8
+    assert StepSizes({1024: SizeTime(0.01, 0.0)}).cut(8, 8, 1300, 0) == 1280 - 8, "not all were measured"
 
 
 def needs(num_seqs: int, max_context_len: int) -> DecodeNeeds:
