@@ -88,22 +88,24 @@ def paged_attention(
         return out, lse
     options["kv_scales"] = kv_scales
 
-    def decode() -> None:
-        module = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
-        module.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
+    def answers() -> None:
+        if batch.decodes:
+            module = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
+            module.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
 
-    def prefill() -> None:
+    def prompts() -> None:
+        if batch.decodes == batch.size:
+            return
         if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]):
             launch.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, batch_invariant=batch_invariant, **options)
         else:
             portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
 
-    parts = [decode] * (batch.decodes > 0) + [prefill] * (batch.decodes < batch.size)
-    if len(parts) == 2 and torch.cuda.is_current_stream_capturing():
-        _side_by_side(q.device, *parts)
+    if 0 < batch.decodes < batch.size and torch.cuda.is_current_stream_capturing():
+        _side_by_side(q.device, answers, prompts)
     else:
-        for compute in parts:
-            compute()
+        answers()
+        prompts()
     return out, lse
 
 

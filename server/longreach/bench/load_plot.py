@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .load_report import cold_rows, growth, speedups
+from .report import set_log_y
 
 Series = Callable[[dict[str, Any]], tuple[list[int], list[float]]]
 
@@ -65,7 +66,7 @@ def _ttft(axis: Any, result: dict[str, Any]) -> None:
             lengths = [row["prompt_tokens"] for row in cached]
             values = [row["ttft_s"]["p50"] for row in cached]
             axis.plot(lengths, values, marker="s", linestyle="--", color=line.get_color(), label="prefix cached")
-    _log_y(axis)
+    set_log_y(axis)
 
 
 def _itl(axis: Any, result: dict[str, Any]) -> None:
@@ -74,7 +75,7 @@ def _itl(axis: Any, result: dict[str, Any]) -> None:
         contexts = [row["prompt_tokens"] + row["max_tokens"] // 2 for row in rows]
         _band(axis, contexts, rows, "itl_s", 1e3, policy["name"])
     axis.set_xlabel("tokens of context")
-    _log_y(axis)
+    set_log_y(axis)
 
 
 def _arrivals(axis: Any, result: dict[str, Any]) -> None:
@@ -83,7 +84,7 @@ def _arrivals(axis: Any, result: dict[str, Any]) -> None:
             lengths = [part["prompt_tokens"] for part in row["by_length"]]
             label = f"{policy['name']}, {row['rate_per_s']:g} requests/s"
             _band(axis, lengths, row["by_length"], "ttft_s", 1.0, label)
-    _log_y(axis)
+    set_log_y(axis)
 
 
 def _gpu_memory(axis: Any, result: dict[str, Any]) -> None:
@@ -124,12 +125,6 @@ def _lines(axis: Any, result: dict[str, Any], key: str, unit: float) -> None:
         lengths = [row["prompt_tokens"] for row in rows]
         axis.plot(lengths, [row[key] * unit for row in rows], marker="o", label=policy["name"])
     axis.set_ylim(bottom=0)
-
-
-def _log_y(axis: Any) -> None:
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
 
 
 def _measured(key: str) -> Callable[[dict[str, Any]], bool]:

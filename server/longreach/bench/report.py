@@ -97,10 +97,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             (line,) = axis.plot(lengths, median, marker="o", label=run["name"])
             axis.fill_between(lengths, median, worst, color=line.get_color(), alpha=0.15, linewidth=0)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}K")
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+        set_log_y(axis)
         axis.set_xlabel("prompt tokens")
         axis.set_title(title)
         axis.grid(visible=True, which="both", alpha=0.25)
@@ -108,3 +106,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(result["environment"]["device"], fontsize=9, color="gray")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def set_log_y(axis: Any) -> None:
+    """Make the values' axis logarithmic, with plain numbers: all of a decade's if it shows no more, else 1, 2 and 5."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    labelled = "123456789" if high < 5 * low else "25"
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in labelled else "")
