@@ -37,6 +37,18 @@ def test_parts_are_not_smaller_than_is_worth_it(context: int) -> None:
     assert numbers(200, context) == 1
 
 
+def test_short_sequences_are_left_whole() -> None:
+    """A chunk of 1,248 tokens, in two parts behind 128K tokens, loses by that behind 8K, as was measured on an H200."""
+    assert numbers(1248, 131072) == 2
+    assert numbers(1248, 8192) == 1
+    q = torch.empty(1248, 32, 128, dtype=torch.bfloat16, device="meta")
+    found = parts.cut(q, 1248, 1 << 18, 128, 128, PROCESSORS)  # in a CUDA graph only a bound of the length is known
+    assert found is not None
+    assert 8192 < 128 * found.whole_tiles < 16384
+    assert numbers(992, 131072) == 1
+    assert numbers(760, 24_760) == 2
+
+
 def test_there_is_room_for_each_part() -> None:
     q = torch.empty(200, 32, 128, dtype=torch.bfloat16, device="meta")
     found = parts.cut(q, 200, 100_001, 128, 128, PROCESSORS)
