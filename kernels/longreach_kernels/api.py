@@ -57,7 +57,12 @@ def _run(
 
     The reference is made of differentiable operations and needs no operator of its own.
     """
-    name = _backend_name(backend, q.device, q.dtype)
+    if torch.compiler.is_compiling():
+        from .ops import constant_backend_name
+
+        name = constant_backend_name(backend, q.device, q.dtype)
+    else:
+        name = resolve_backend(backend, q.device, q.dtype).name
     sinks = options["sink_logits"]
     watched = torch.compiler.is_compiling() or (
         torch.is_grad_enabled()
@@ -72,11 +77,6 @@ def _run(
 
     cu_q, cu_k = cu_seqlens or (None, None)
     return attention_op(q, k, v, sinks, cu_q, cu_k, options["mask"].key, options["scale"], options["softcap"], name)
-
-
-@torch.compiler.assume_constant_result
-def _backend_name(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    return resolve_backend(backend, device, dtype).name
 
 
 @overload

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .backends import resolve_backend
 from .masks import mask_of
 
 _MODULES = {
@@ -27,6 +28,12 @@ _MODULES = {
 
 def _module(backend: str, part: str) -> ModuleType:
     return import_module(_MODULES[backend, part], __package__)
+
+
+@torch.compiler.assume_constant_result  # loads torch's compiler, which takes longer than all the rest of this package
+def constant_backend_name(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The name of the backend that is chosen, for a compiler that cannot see into the choice."""
+    return resolve_backend(backend, device, dtype).name
 
 
 @torch.library.custom_op("longreach::attention", mutates_args=())

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import longreach_kernels
 import pytest
 import torch
@@ -259,3 +262,9 @@ def test_bad_writes_name_their_argument():
     ):
         with pytest.raises(ValueError, match=rf"^{named}: "):
             write_pages(*args)
+
+
+def test_an_import_does_not_load_torchs_compiler() -> None:
+    """It takes longer than all the rest, and a server that starts has no use for it."""
+    command = "import sys, longreach_kernels; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False, timeout=300).returncode == 0
