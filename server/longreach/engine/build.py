@@ -62,7 +62,7 @@ def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> t
     bands = [mask.band for mask in parts.own]
     reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     pairs = PairCount(reach, policies.pairs)
-    scheduler = Scheduler(pool, limits, hasher, parts.sizes)
+    scheduler = Scheduler(pool, limits, hasher)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies)
     return engine, _started(parts, config.page_size)
 

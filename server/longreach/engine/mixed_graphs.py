@@ -22,13 +22,12 @@ from longreach_patches import KVPages, PagedStep
 from .batch import HostBatch, Int32, Int64
 from .graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
 from .limits import Limits
-from .step_sizes import SIZES, SizeTime, holding, places_for
+from .step_sizes import SIZES, holding, places_for
 from .transfer import upload
 
 logger = logging.getLogger(__name__)
 
 PROMPTS = 2  # that a captured step has sequences for
-_TIMED_CONTEXT = 16384
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,10 @@ def lay_out(batch: HostBatch) -> Layout | None:
 
 
 class MixedGraphs:
-    """Captured steps that share one set of input tensors and one memory pool.
-
-    `times` are those of the sizes, by their rows; empty before `capture`.
-    """
+    """Captured steps that share one set of input tensors and one memory pool."""
 
     def __init__(self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, limits: Limits) -> None:
         """`run`, `fill` and `needs` as for `DecodeGraphs`."""
-        self.times: dict[int, SizeTime] = {}
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -126,9 +121,7 @@ class MixedGraphs:
         """Capture every size; afterwards no step captures anything."""
         start = time.perf_counter()
         for (answers, rows), run in self.steps():
-            captured = self._captured[answers, rows] = capture(run, pool)
-            if rows not in self.times:
-                self.times[rows] = self._time_one(answers, rows, captured.graph)
+            self._captured[answers, rows] = capture(run, pool)
         if self._sizes:
             elapsed = time.perf_counter() - start
             logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._sizes), elapsed)
@@ -189,30 +182,6 @@ class MixedGraphs:
             return self._run(step, torch.cat([filled, input_ids[answers:]]), positions, logit_rows)
 
         return run
-
-    def _time_one(self, answers: int, rows: int, graph: torch.cuda.CUDAGraph) -> SizeTime:
-        """Time a graph with the inputs that it was captured with, and with more before the prompt."""
-        base = min(_seconds(graph) for _ in range(2))  # the first may find the clock low
-        length = min(rows - answers, self._context)
-        before = min(_TIMED_CONTEXT, self._context - length)
-        if not before:
-            return SizeTime(base, 0.0)
-        self._short[answers + PROMPTS + 1 + answers] = length + before
-        # Of pages that differ: one page, read by all programs at once, is slower or faster than any real context.
-        table = self._table[answers]
-        table.copy_(torch.arange(len(table), dtype=torch.int32) % self._pages.num_pages)
-        seconds = _seconds(graph)
-        table.zero_()
-        return SizeTime(base, max(0.0, seconds - base) / before)
-
-
-def _seconds(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
 
 
 def sizes(limits: Limits, needs: Needs) -> list[tuple[int, int]]:

@@ -35,19 +35,17 @@ from .messages import EngineConfig
 from .parallel_compile import compile_kernels
 from .policies import LayerPolicies
 from .rehearsal import rehearse
-from .step_sizes import LEAST_CHUNK, StepSizes
+from .step_sizes import LEAST_CHUNK
 from .warm import warm
 
 logger = logging.getLogger(__name__)
 
 
 class Parts(NamedTuple):
-    """What computes, the bounds of what it can compute, the sizes that suit it, and the slots for pages in host
-    memory."""
+    """What computes, the bounds of what it can compute, and the slots for pages in host memory."""
 
     forward: ForwardPass
     limits: Limits
-    sizes: StepSizes
     own: tuple[Mask, ...]
     host_slots: int
 
@@ -130,17 +128,16 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     scales = rehearsal.scales if rehearsal is not None and kv_dtype != loaded.dtype else None
     pages = KVPages(footprint.pages, sized.num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
-    graphs, sizes = None, StepSizes()
+    graphs = None
     if on_gpu and config.cuda_graphs:
         graphs = graphs_over(pages, drawn, limits)
         graphs.capture()
-        sizes = StepSizes(graphs.mixed.times)
     if on_gpu:
         start = time.perf_counter()
         warm(loaded, pages, limits)
         logger.info("warmed up in %.1f s", time.perf_counter() - start)
     host = HostStore(pages, slots) if slots else None
-    return Parts(ForwardPass(loaded, pages, drawn, graphs, policies, host), limits, sizes, own, slots)
+    return Parts(ForwardPass(loaded, pages, drawn, graphs, policies, host), limits, own, slots)
 
 
 def _tile(loaded: LoadedModel, footprint: Footprint) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from .prefix_cache import PageHasher
 from .reach import reach_of
 from .request import TILE, Request
 from .speculation import MAX_DRAFTS
-from .step_sizes import StepSizes, places_for
+from .step_sizes import cut, places_for
 from .step_time import StepTime, Work
 
 
@@ -45,19 +45,15 @@ class Scheduler:
     `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
     `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
     two calls. Without a `hasher` there is no prefix cache. `step_time` is taught by whoever runs the steps.
-    A chunk that a step's length in time cuts is cut to one of `sizes`.
     """
 
-    def __init__(
-        self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None, sizes: StepSizes | None = None
-    ) -> None:
+    def __init__(self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None) -> None:
         self.pool = pool
         self.limits = limits
         self.step_time = StepTime()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.preemptions = 0
-        self._sizes = sizes or StepSizes()
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
@@ -275,7 +271,7 @@ class Scheduler:
                 length = cost.longest_chunk(start, limit, seconds, request.reach_under)
             is_full = length < limit
             if is_full:
-                length = self._sizes.cut(places, rows_taken, length, start)
+                length = cut(places, rows_taken, length)
             stretch = self._stretch(request)
             least = min(max(self.limits.least_chunk, stretch), limit)
             if length < least:

@@ -14,7 +14,7 @@ from longreach.engine.messages import Generate, Sampling
 from longreach.engine.mixed_graphs import PROMPTS, Layout, MixedGraphs, lay_out, sizes
 from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.request import Request
-from longreach.engine.step_sizes import SIZES, SizeTime, StepSizes, holding, places_for
+from longreach.engine.step_sizes import SIZES, cut, holding, places_for
 from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
 
@@ -37,25 +37,11 @@ def test_sizes_hold_what_they_say() -> None:
 
 
 def test_steps_are_cut_to_sizes_with_a_graph() -> None:
-    cut = StepSizes().cut
-    assert cut(8, 8, 500, 0) == 384 - 8
-    assert cut(128, 128, 500, 0) == 512 - 128
-    assert cut(8, 8, 60, 0) == 60, "too few for a size of their own"
-    assert (cut(8, 8, 5000, 0) + 8) % 128 == 0
-    assert cut(256, 2100, 5, 0) == 5
-
-
-def test_a_step_is_as_large_as_reads_a_prompt_fastest() -> None:
-    # 1,280 rows take as long as 1,536, and 1,024 take two thirds of it; attention takes as long for 768 as for 1,024.
-    times = {size: SizeTime(size / 1e5, size / 1e9) for size in SIZES[8]}
-    times |= {1024: SizeTime(0.010, 1e-6), 1280: SizeTime(0.015, 1.28e-6), 1536: SizeTime(0.015, 1.536e-6)}
-    times[768] = SizeTime(0.0075, 1e-6)
-    cut = StepSizes(times).cut
-    assert cut(8, 8, 1300, 0) == 1024 - 8
-    assert cut(8, 8, 1600, 0) == 1536 - 8
-    assert cut(8, 8, 1000, 0) == 768 - 8
-    assert cut(8, 8, 1000, 100_000) == 896 - 8
-    assert StepSizes({1024: SizeTime(0.01, 0.0)}).cut(8, 8, 1300, 0) == 1280 - 8, "not all were measured"
+    assert cut(8, 8, 500) == 384 - 8
+    assert cut(128, 128, 500) == 512 - 128
+    assert cut(8, 8, 60) == 60, "too few for a size of their own"
+    assert (cut(8, 8, 5000) + 8) % 128 == 0
+    assert cut(256, 2100, 5) == 5
 
 
 def needs(num_seqs: int, max_context_len: int) -> DecodeNeeds:
@@ -164,8 +150,6 @@ def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
             torch.testing.assert_close(tensor, fresh, rtol=0, atol=0)  # capturing wrote nothing
         logits = graphs.replay(batch)
     assert logits is not None
-    assert graphs.times.keys() == {rows for _, rows in sizes(limits, needs)}
-    assert all(time.base > 0 for time in graphs.times.values())
     torch.testing.assert_close(logits, _plain(loaded, _pages(loaded), batch), rtol=1e-4, atol=1e-4)
 
 
