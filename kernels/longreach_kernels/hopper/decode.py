@@ -315,6 +315,7 @@ def decode_kernel(
     MIN_BITS: gl.constexpr,
     MAX_SPLITS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
+    MESSAGES: gl.constexpr,
     WINDOWED: gl.constexpr,
     SOFTCAP: gl.constexpr,
     SINK_LOGITS: gl.constexpr,
@@ -323,7 +324,6 @@ def decode_kernel(
     units. `counters`, all 0 before and after: the queue's next item, programs that are done, and for each (sequence, KV
     head) the splits that are done."""
     WARPS: gl.constexpr = gl.num_warps()
-    MESSAGES: gl.constexpr = 4 if D < 256 and k_desc.dtype != gl.float8e4nv else 2  # as many as fit
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)

@@ -69,6 +69,7 @@ def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict
         "MIN_BITS": MIN_BITS,
         "MAX_SPLITS": MAX_SPLITS,
         "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
+        "MESSAGES": 2 if config.programs > 1 or head_dim == 256 else 4,  # from producer to consumers: as many as fit
     }
 
 
