@@ -337,6 +337,20 @@ def test_a_request_removed_while_its_step_runs_is_not_touched_by_the_commit() ->
     assert scheduler.remove("gone") is None
 
 
+def test_the_longest_prompt_of_a_step_is_its_last() -> None:
+    """Kernels begin with the last sequence, and a long one begun late would be computed beside nothing."""
+    scheduler = make(budget=32)
+    for name, length in (("a", 7), ("b", 12), ("c", 5)):
+        scheduler.add(request(name, length))
+    scheduler.add(request("stream", 1))
+    run_step(scheduler)
+    scheduler.add(request("d", 11, priority=-1))  # chosen first
+    scheduler.add(request("e", 6))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [chunk.length for chunk in plan.chunks] == [1, 1, 1, 1, 6, 11]
+
+
 def test_a_step_that_is_cut_to_a_length_of_time_has_whole_tiles() -> None:
     """A GPU computes 128 rows as fast as one more than the last whole tile."""
     scheduler = make(num_pages=1024, budget=1024, model_len=2000, max_itl=378.0)
