@@ -103,10 +103,12 @@ class StepGraphs(NamedTuple):
         that the others do, which depends on the answers and on the rows, but not on both."""
         for _, run in self.decode.steps():
             yield run
-        seen: set[int] = set()
+        seen_answers: set[int] = set()
+        seen_rows: set[int] = set()
         for (answers, rows), run in self.mixed.steps():
-            if not {-answers, rows} <= seen:
-                seen |= {-answers, rows}
+            if answers not in seen_answers or rows not in seen_rows:
+                seen_answers.add(answers)
+                seen_rows.add(rows)
                 yield run
 
     @torch.inference_mode()
