@@ -46,31 +46,24 @@ def compile_kernels(
     """
     if loaded.patched.backend.name == "reference":
         return  # it is made of torch's operations
+
+    def compute_start() -> None:
+        """The pages end with this function: a name that still held them, if only through the last step's closure, would
+        take their memory from the real ones."""
+        rehearsal = None if rehearsed is None else rehearse(loaded, shape.page_size, *rehearsed)
+        scales = rehearsal.scales if rehearsal is not None and shape.dtype != loaded.dtype else None
+        pages = KVPages(shape, num_pages, loaded.device, scales)
+        if graphs_over is not None:
+            drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
+            for run in graphs_over(pages, drawn, limits).steps():
+                run()
+        warm(loaded, pages, limits)
+
     start = time.perf_counter()
     threads = torch.get_num_threads()  # this rank's part of the cores
     with compile_only(loaded.device, threads) as done:
-        _compute_start(loaded, shape, num_pages, limits, rehearsed, graphs_over)
+        compute_start()
     if loaded.device.type == "cuda":
         torch.cuda.empty_cache()  # the room for pages is measured next
     elapsed = time.perf_counter() - start
     logger.info("made %d kernels ready in %.1f s on %d threads", done.ready, elapsed, threads)
-
-
-def _compute_start(
-    loaded: LoadedModel,
-    shape: PageShape,
-    num_pages: int,
-    limits: Limits,
-    rehearsed: tuple[int, int] | None,
-    graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs] | None,
-) -> None:
-    """Compute every step of the start. The pages end with this function: a name that still held them, if only through
-    the last step's closure, would take their memory from the real ones."""
-    rehearsal = None if rehearsed is None else rehearse(loaded, shape.page_size, *rehearsed)
-    scales = rehearsal.scales if rehearsal is not None and shape.dtype != loaded.dtype else None
-    pages = KVPages(shape, num_pages, loaded.device, scales)
-    if graphs_over is not None:
-        drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
-        for run in graphs_over(pages, drawn, limits).steps():
-            run()
-    warm(loaded, pages, limits)
