@@ -88,12 +88,12 @@ def paged_attention(
         return out, lse
     options["kv_scales"] = kv_scales
 
-    def answers() -> None:
+    def compute_decodes() -> None:
         if batch.decodes:
             module = decode_launch if decode_launch.supports(q, k_pages, v_pages, mask) else portable
             module.paged_decode(q, k_pages, v_pages, out, lse, batch, mask, **options)
 
-    def prompts() -> None:
+    def compute_prefill() -> None:
         if batch.decodes == batch.size:
             return
         if launch.supports(q, k_pages, mask, page_size=k_pages.shape[1]):
@@ -102,10 +102,10 @@ def paged_attention(
             portable.paged_forward(q, k_pages, v_pages, out, lse, batch, mask, **options)
 
     if 0 < batch.decodes < batch.size and torch.cuda.is_current_stream_capturing():
-        _side_by_side(q.device, answers, prompts)
+        _side_by_side(q.device, compute_decodes, compute_prefill)
     else:
-        answers()
-        prompts()
+        compute_decodes()
+        compute_prefill()
     return out, lse
 
 

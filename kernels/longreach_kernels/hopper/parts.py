@@ -7,8 +7,8 @@ result of its own, and the results are merged by their log-sum-exp: split-KV, as
 The merge adds the parts in ascending order, whichever was ready first.
 
 A part costs some key tiles of time whatever it holds: its queries are loaded, its first scores wait for no product, and
-its results go to memory as fp32 and come back. So short sequences are computed whole, and idle multiprocessors in the
-last round count half, since they leave power to the others.
+its results go to memory as fp32 and come back. So short sequences are computed whole. Idle multiprocessors in the last
+round count half, which is what fits the measurements (docs/log.md).
 
 How many parts suit the multiprocessors depends on all queries of a call. Where a query's result must not, parts hold
 `FIXED_KEYS` keys each, whatever else is computed: then all queries with more keys than that are computed in parts, in
