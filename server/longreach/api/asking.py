@@ -99,6 +99,7 @@ def make_asks(
                 stop_token_ids=ends,
                 sampling=asked.sampling(info.vocab_size, choice),
                 priority=asked.priority,
+                flexible=asked.service_tier == "flex",
                 cache_salt=record.cache_salt(asked.cache_salt),
                 speculate=speculate,
                 grammar=grammar,

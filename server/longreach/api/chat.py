@@ -147,6 +147,7 @@ class _ChatCompletion:
             model=self._asked.model,
             choices=[self._choice(index, draft) for index, draft in enumerate(drafts)],
             usage=usage_of(self._record),
+            service_tier=self._asked.service_tier or UNSET,
         )
 
     async def events(
@@ -223,7 +224,14 @@ class _ChatCompletion:
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], **more) -> ChatChunk:
-        return ChatChunk(id=self.id, created=self._created, model=self._asked.model, choices=choices, **more)
+        return ChatChunk(
+            id=self.id,
+            created=self._created,
+            model=self._asked.model,
+            choices=choices,
+            service_tier=self._asked.service_tier or UNSET,
+            **more,
+        )
 
 
 class _Draft:

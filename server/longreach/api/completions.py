@@ -167,6 +167,7 @@ class _Completion:
             model=self._asked.model,
             choices=choices,
             usage=usage,
+            service_tier=self._asked.service_tier or UNSET,
             prompt_progress=progress,
         )
 

@@ -1,6 +1,7 @@
 """What the completion endpoints answer: OpenAI's objects, once for the wire and for the schema.
 
-A member that is `UNSET` is left out. `prompt_progress` is ours, `reasoning_content` vLLM's and DeepSeek's.
+A member that is `UNSET` is left out; `service_tier` is there where the request names one. `prompt_progress` is ours,
+`reasoning_content` vLLM's and DeepSeek's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+ServiceTier = Literal["default", "flex"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -134,6 +136,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: ServiceTier | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 
@@ -223,6 +226,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: ServiceTier | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +238,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: ServiceTier | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from longreach.api.objects import AttentionUsage, ErrorObject
+from longreach.api.objects import AttentionUsage, ErrorObject, ServiceTier
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -102,6 +102,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: None = None
     reasoning: dict[str, str | None]
+    service_tier: ServiceTier | msgspec.UnsetType = msgspec.UNSET
     store: bool = False
     temperature: float
     text: dict[str, Any]

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -205,6 +206,7 @@ class _Response:
             model=asked.model,
             output=self._items,
             parallel_tool_calls=asked.parallel_tool_calls,
+            service_tier=asked.service_tier or UNSET,
             reasoning={"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
             temperature=asked.temperature,
             text={

@@ -107,25 +107,33 @@ def _said(row: dict[str, Any]) -> str:
 
 
 async def throughput(target: Target, load: Load, report: Report) -> list[dict[str, Any]]:
-    """Batches that are sent all at once, until the last token: seconds, and tokens a second of prompts and answers."""
+    """Batches that are sent all at once, until the last token: seconds, and tokens a second of prompts and answers.
+
+    Where the server knows the tier, once more as `flex` requests: as a batch that nobody watches would be sent.
+    """
     rows: list[dict[str, Any]] = []
-    for requests, length in load.batches:
-        prompts = [target.prompt(length) for _ in range(requests)]
-        start = time.perf_counter()
-        timings = await asyncio.gather(*(target.stream(prompt, load.batch_tokens) for prompt in prompts))
-        seconds = time.perf_counter() - start
-        rows.append(
-            {
-                "requests": requests,
-                "prompt_tokens": length,
-                "max_tokens": load.batch_tokens,
-                "seconds": seconds,
-                "prompt_tokens_per_s": requests * length / seconds,
-                "output_tokens_per_s": requests * load.batch_tokens / seconds,
-                "ttft_s": summarise([timing.ttft for timing in timings]),
-            }
-        )
-        report(f"{requests} x {length} tokens, {load.batch_tokens} out: {seconds:.2f} s")
+    for tier in (None, "flex") if await target.knows_flex() else (None,):
+        for requests, length in load.batches:
+            prompts = [target.prompt(length) for _ in range(requests)]
+            start = time.perf_counter()
+            timings = await asyncio.gather(*(target.stream(prompt, load.batch_tokens, tier=tier) for prompt in prompts))
+            seconds = time.perf_counter() - start
+            rows.append(
+                {
+                    "requests": requests,
+                    "prompt_tokens": length,
+                    "max_tokens": load.batch_tokens,
+                    "service_tier": tier or "default",
+                    "seconds": seconds,
+                    "prompt_tokens_per_s": requests * length / seconds,
+                    "output_tokens_per_s": requests * load.batch_tokens / seconds,
+                    "ttft_s": summarise([timing.ttft for timing in timings]),
+                    "itl_s": summarise([gap for timing in timings for gap in timing.gaps]),
+                    "e2e_s": summarise([timing.e2e for timing in timings]),
+                }
+            )
+            of_tier = "" if tier is None else f", {tier}"
+            report(f"{requests} x {length} tokens, {load.batch_tokens} out{of_tier}: {seconds:.2f} s")
     return rows
 
 

@@ -55,9 +55,9 @@ def _figures_of(run: dict[str, Any]) -> dict[str, str]:
     if run.get("start_s"):
         found["start-up (s)"] = f"{run['start_s']:.1f}"
     for row in run.get("throughput", []):
-        found[f"{row['requests']} x {row['prompt_tokens']:,} tokens, {row['max_tokens']} out (s)"] = (
-            f"{row['seconds']:.2f}"
-        )
+        tier = ", flex" if row.get("service_tier") == "flex" else ""
+        what = f"{row['requests']} x {row['prompt_tokens']:,} tokens, {row['max_tokens']} out{tier} (s)"
+        found[what] = f"{row['seconds']:.2f}"
     if beside := run.get("fairness"):
         before, during = beside["itl_before_s"], beside["itl_beside_s"]
         length = f"{beside['long_prompt_tokens']:,}"

@@ -17,7 +17,8 @@ _TIMEOUT = httpx.Timeout(30, read=1800)
 class Timing:
     """When things happened in one stream, in seconds on the performance counter: sent, each event with tokens, the end.
 
-    `tokens` of the answer and `cached` ones of the prompt are what the server reports; None where it does not.
+    `tokens` of the answer, `cached` ones of the prompt and the service `tier` are as the server says, None where it
+    does not.
     """
 
     sent: float = 0.0
@@ -25,6 +26,7 @@ class Timing:
     ended: float = 0.0
     tokens: int | None = None
     cached: int | None = None
+    tier: str | None = None
 
     @property
     def ttft(self) -> float:
@@ -97,8 +99,18 @@ class Target:
         """New token ids, of those that every tokenizer of a benchmark's size has."""
         return [self._rng.randrange(16, 500) for _ in range(length)]
 
-    async def stream(self, prompt: list[int], max_tokens: int, timing: Timing | None = None) -> Timing:
-        """Send a prompt and time its tokens, into `timing` while they come.
+    async def knows_flex(self) -> bool:
+        """Whether the server serves requests of the tier `flex` as such, and says so."""
+        try:
+            return (await self.stream(self.prompt(16), 2, tier="flex")).tier == "flex"
+        except ValueError:  # it may refuse the field
+            return False
+
+    async def stream(
+        self, prompt: list[int], max_tokens: int, timing: Timing | None = None, *, tier: str | None = None
+    ) -> Timing:
+        """Send a prompt, as a request of a service `tier` if one is named, and time its tokens, into `timing` while
+        they come.
 
         Raises:
             RefusedError: the server has no room for the request at this moment.
@@ -113,6 +125,7 @@ class Target:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({} if tier is None else {"service_tier": tier}),
             **self._extra,
         }
         content = orjson.dumps(body)
@@ -139,6 +152,7 @@ def _record(line: str, timing: Timing) -> None:
     event = orjson.loads(line)
     if "error" in event:
         raise ValueError(f"the stream ended in an error: {event['error']}")
+    timing.tier = event.get("service_tier", timing.tier)
     if usage := event.get("usage"):
         timing.tokens = usage["completion_tokens"]
         timing.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

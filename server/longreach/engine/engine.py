@@ -185,7 +185,7 @@ class Engine:
         on_device = self._runner.take_seconds()
         if not any(chunk.policy.is_dynamic for chunk in plan.chunks):  # how much those left out was not predicted
             seconds = now - step.since if on_device is None else on_device
-            if 0 < plan.num_decodes < len(plan.chunks):
+            if plan.is_bounded:
                 self.scheduler.step_time.judge(plan.work, seconds)
             self.scheduler.step_time.observe(plan.work, seconds)
         broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]

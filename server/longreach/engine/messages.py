@@ -124,7 +124,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step. With `grammar` (in
     llguidance's form) the answer is a sentence of it. `logprobs` and `prompt_logprobs` ask for the log-probabilities of
     the answer's and the prompt's tokens, with so many of the likeliest at each place. All of its tokens are computed
-    under its `attention` policy, and pages are shared only with requests of the same.
+    under its `attention` policy, and pages are shared only with requests of the same. A `flexible` request counts after
+    all others, and no step is shortened for its answer.
     """
 
     request_id: str
@@ -134,6 +135,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stop_token_ids: list[int] = []
     sampling: Sampling = Sampling()
     priority: int = 0
+    flexible: bool = False
     cache_salt: str = ""
     speculate: int = 0
     grammar: str | None = None

@@ -1,4 +1,4 @@
-"""In which order prompts are read, and how much of a step they get. Pure functions of requests and predicted times."""
+"""Who comes first, and how much of a step prompts get. Pure functions of requests and predicted times."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ _HEADROOM = 0.95
 _LEAST_SHARE = 0.25
 
 
-def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[int, float, int]:
-    """What prompts are sorted by: priority first, then shortest remaining work, with ageing.
+def seniority(request: Request) -> tuple[bool, int, float, str]:
+    """The order in which answers keep their pages: the last is preempted first."""
+    return request.spec.flexible, request.spec.priority, request.arrived, request.id
+
+
+def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[bool, int, float, int]:
+    """What prompts are sorted by: flexible ones last, then priority, then shortest remaining work, with ageing.
 
     A request that arrived at time a and needs r more seconds of prefill, alone and in full chunks, has the rank
     a + PATIENCE * r. Of two that arrive together the shorter goes first; but it does not matter how many short ones
@@ -22,7 +27,7 @@ def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[i
     """
     length = len(request.tokens)
     remaining = cost.prefill_seconds(computed, length, chunk, request.reach_under)
-    return request.spec.priority, request.arrived + PATIENCE * remaining, length - computed
+    return request.spec.flexible, request.spec.priority, request.arrived + PATIENCE * remaining, length - computed
 
 
 def seconds_for_prompts(streams: Work, cost: StepCost, max_itl: float) -> float:

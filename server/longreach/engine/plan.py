@@ -112,6 +112,12 @@ class StepPlan:
         return sum(chunk.as_decodes for chunk in self.chunks)
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether prompts were cut to what the bound on inter-token delay leaves beside answers."""
+        answers = [chunk for chunk in self.chunks if chunk.as_decodes]
+        return len(answers) < len(self.chunks) and not all(chunk.request.spec.flexible for chunk in answers)
+
+    @property
     def is_dense(self) -> bool:
         """Whether no chunk has a policy that is not dense."""
         return all(chunk.request.is_dense or chunk.policy == DENSE for chunk in self.chunks)

@@ -1,11 +1,12 @@
 """Which tokens to compute next. Plain Python: it knows requests and page ids, and neither tensors nor models.
 
 Every step first takes one token (and its drafts) from each request that is writing its answer. What is left of the step
-goes to prompts in the order of `order.rank`: all of the token budget when nobody is writing, else as much as keeps
-the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages for all of it and the
-beginning of its answer can be promised to it. An answer that outgrows its promise and finds no page preempts whoever
-came last among those that are not promised their end, perhaps itself. Who was preempted keeps its tokens and its
-place, and comes back with a promise to its longest end: nobody is preempted twice, and every request ends.
+goes to prompts in the order of `order.rank`: all of the token budget when nobody is writing but flexible requests, else
+as much as keeps the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages for
+all of it and the beginning of its answer can be promised to it. An answer that outgrows its promise and finds no page
+preempts whoever came last among those that are not promised their end, perhaps itself. Who was preempted keeps its
+tokens and its place, and comes back with a promise to its longest end: nobody is preempted twice, and every request
+ends.
 
 A step can be planned while the one before it runs: `advance` says that it was started, and the tokens that it draws are
 wanted before they are known; `settle` says what they are. If one of them ends its request, what the next step computes
@@ -23,7 +24,7 @@ import math
 from .holdings import Holdings
 from .host_pages import PageMoves
 from .limits import Limits
-from .order import rank, seconds_for_prompts
+from .order import rank, seconds_for_prompts, seniority
 from .pages import PagePool
 from .plan import Chunk, StepPlan
 from .prefix_cache import PageHasher
@@ -32,11 +33,6 @@ from .request import TILE, Request
 from .speculation import MAX_DRAFTS
 from .step_sizes import cut, places_for
 from .step_time import StepTime, Work
-
-
-def _seniority(request: Request) -> tuple[int, float, str]:
-    """The order in which answers keep their pages: the last is preempted first."""
-    return request.spec.priority, request.arrived, request.id
 
 
 class Scheduler:
@@ -189,7 +185,7 @@ class Scheduler:
         None if that depends on what the step in flight draws: an answer needs its own tokens, or must be preempted.
         """
         wanting = (request for request in self.running.values() if request.wanted == 1 and not request.is_complete)
-        requests = sorted(wanting, key=_seniority)
+        requests = sorted(wanting, key=seniority)
         if any(request.pending and request.needs_its_tokens for request in requests):
             return None
         room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
@@ -212,7 +208,7 @@ class Scheduler:
     def _make_place(self, request: Request, now: float) -> bool:
         """Promise an answer its next page by preempting others; False if it is preempted itself."""
         while not self._holdings.promise(request, len(request.tokens)):
-            victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=_seniority)
+            victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=seniority)
             self._release(victim, now + self.limits.resume_seconds)
             victim.computed = victim.reach = 0
             victim.preempted = True
@@ -237,7 +233,7 @@ class Scheduler:
         places = places_for(len(streams))
         rows_taken = places + sum(chunk.length - 1 for chunk in streams)
         seconds = math.inf
-        if streams:
+        if not all(chunk.request.spec.flexible for chunk in streams):
             planned = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
             seconds = seconds_for_prompts(planned, cost, self.limits.max_itl) / self.step_time.caution
         reach = {request.id: self._holdings.reach(request) for request in requests}

@@ -79,6 +79,25 @@ def test_priority_salt_and_speculation_reach_the_engine(make_server: Callable[..
     assert asked == [(0, "", 3), (-2, "tenant", 0), (0, "", 3)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("tier", "said"), [("flex", "flex"), ("auto", "default"), ("default", "default"), (None, None)]
+)
+def test_the_service_tier_reaches_the_engine_and_the_answer_says_it(
+    server: LiveServer, tier: Any, said: str | None, stream: bool
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "stream": stream, "extra_body": {"service_tier": tier}}
+    text = server.openai.completions.create(prompt=[5, 6, 7], max_tokens=2, **asked)
+    chat = server.openai.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], max_tokens=2, **asked)
+    response = server.openai.responses.create(input="Hi", max_output_tokens=16, **asked)
+    found = []
+    for answer in (text, chat, response):
+        last = list(answer)[-1] if stream else answer
+        found.append(getattr(getattr(last, "response", last), "service_tier", None))
+    assert found == [said] * 3
+    assert [request.flexible for request in server.engine.requests] == [tier == "flex"] * 3
+
+
 def test_max_tokens_ends_with_length_and_defaults_to_16(server: LiveServer, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_here("The keeper of the lantern walks along the river over and over again, all the night.")
     answer = server.openai.completions.create(model=MODEL, prompt=ids)

@@ -21,10 +21,12 @@ def server(
     status: int | Callable[[Body], int] = 200,
     key: str | None = None,
     policies: list[Body] | None = None,
+    tiers: bool = False,
 ) -> Iterator[tuple[str, list[Body]]]:
     """A server that streams all tokens but `missing`, and the requests it got.
 
-    It asks for `key`, and has `policies`, where they are given; half of every prompt is in its cache, as it says.
+    It asks for `key`, and has `policies`, where they are given; half of every prompt is in its cache, as it says. With
+    `tiers` it says which one a request was served in.
     """
     bodies: list[Body] = []
 
@@ -67,6 +69,8 @@ def server(
             events += [{"choices": [{"text": " w"}]}] * count
             cached = {"cached_tokens": len(body["prompt"]) // 2}
             events.append({"choices": [], "usage": {"completion_tokens": count, "prompt_tokens_details": cached}})
+            if tiers and "service_tier" in body:
+                events = [event | {"service_tier": body["service_tier"]} for event in events]
             try:
                 for event in events:
                     self.wfile.write(b": keep-alive\n\n")

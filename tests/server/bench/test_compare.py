@@ -32,9 +32,28 @@ def test_every_request_is_counted_and_no_two_prompts_are_alike() -> None:
     [batch] = ours["throughput"]
     assert (batch["requests"], batch["ttft_s"]["count"]) == (3, 3)
     assert batch["output_tokens_per_s"] == pytest.approx(12 / batch["seconds"])
-    assert [len(body["prompt"]) for body in bodies[:6]] == [20, 20, 20, 40, 40, 40]
-    assert len({tuple(body["prompt"]) for body in bodies[:6]}) == 6
+    assert batch["service_tier"] == "default"
+    assert [len(body["prompt"]) for body in bodies[:7]] == [20, 20, 20, 16, 40, 40, 40]
+    assert [body.get("service_tier") for body in bodies[:7]] == [None, None, None, "flex", None, None, None]
+    assert len({tuple(body["prompt"]) for body in bodies[:7]}) == 7
     assert {(body["model"], body["ignore_eos"], body["stream"]) for body in bodies} == {("fake", True, True)}
+
+
+@pytest.mark.parametrize(("how", "tiers"), [({"tiers": True}, ["default", "flex"]), ({}, ["default"])])
+def test_batches_are_sent_as_flex_requests_too_where_the_server_knows_them(how: Any, tiers: list[str]) -> None:
+    with server(**how) as (url, bodies):
+        result = compare(url, [], ["throughput"], LOAD, lambda line: None)
+    rows = result["runs"][0]["throughput"]
+    assert [row["service_tier"] for row in rows] == tiers
+    assert [body.get("service_tier") for body in bodies[4:]] == ["flex"] * 3 * (len(tiers) - 1)
+    names = [line for line in report.table(result).splitlines() if "3 x 40 tokens" in line]
+    assert [", flex (s)" in name for name in names] == [tier == "flex" for tier in tiers]
+
+
+def test_a_server_that_refuses_the_tier_is_measured_without_it() -> None:
+    with server(status=lambda body: 400 if "service_tier" in body else 200) as (url, _):
+        result = compare(url, [], ["throughput"], LOAD, lambda line: None)
+    assert [row["service_tier"] for row in result["runs"][0]["throughput"]] == ["default"]
 
 
 def test_reuse_asks_again_about_the_same_document_and_retries_a_prompt() -> None:

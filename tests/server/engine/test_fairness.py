@@ -114,6 +114,29 @@ def test_the_bound_is_the_callers(alone: float) -> None:
     assert medians[0] < 0.025 < medians[1]
 
 
+def test_no_step_is_kept_short_for_a_flexible_answer_and_beside_others_it_counts_last(alone: float) -> None:
+    bench = _Bench()
+    bench.send("batch", 2000, 3000, document=1, flexible=True)
+    bench.until_first_token("batch")
+    bench.send("long", LONG, 2, flexible=True)
+    steps = bench.runner.steps
+    assert bench.until_first_token("long") == pytest.approx(alone, rel=0.1)
+    assert bench.runner.steps - steps <= LONG // 8192 + 1
+    assert len(bench.times["batch"]) > LONG // 8192, "it had no token in a step"
+    assert bench.engine.scheduler.step_time.caution == 1.0, (
+        "steps that nothing bounds make those careful that are bounded"
+    )
+
+    bench.send("stream", 2000, 3000, document=3)
+    bench.until_first_token("stream")
+    bench.send("last", LONG, 2, document=4, flexible=True)
+    bench.send("first", LONG // 2, 2, document=5)
+    bench.until_first_token("last")
+    assert bench.times["first"][0] < bench.times["last"][0]
+    delays = sorted(b - a for a, b in itertools.pairwise(bench.times["stream"][20:]))
+    assert delays[int(0.99 * len(delays))] <= 0.05
+
+
 def test_nobody_is_there_to_be_kept_waiting_and_chunks_are_full(alone: float) -> None:
     bench = _Bench(max_itl=0.001)
     bench.send("long", LONG, 2)

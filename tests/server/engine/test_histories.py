@@ -76,6 +76,7 @@ class Histories(RuleBasedStateMachine):
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
         self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
+        self.left: str | None = None
         self.too_large: int | None = None
         self.doomed: set[str] = set()
         self.fail_result = self.failed_result = False
@@ -93,6 +94,7 @@ class Histories(RuleBasedStateMachine):
         stops=st.booleans(),
         speculate=st.integers(0, 4),
         priority=st.integers(-1, 1),
+        flexible=st.booleans(),
         salt=st.sampled_from(["", "", "other"]),
         scored=st.booleans(),
     )
@@ -104,6 +106,7 @@ class Histories(RuleBasedStateMachine):
         stops: bool,
         speculate: int,
         priority: int,
+        flexible: bool,
         salt: str,
         scored: bool,
     ):
@@ -115,6 +118,7 @@ class Histories(RuleBasedStateMachine):
             sampling=Sampling(seed=length),
             speculate=speculate,
             priority=priority,
+            flexible=flexible,
             cache_salt=salt,
             prompt_logprobs=0 if scored else None,
         )
@@ -134,7 +138,7 @@ class Histories(RuleBasedStateMachine):
         """Long prompts, one after the other, each of which makes the cache give up another; the last goes on."""
         names = []
         for index in documents:
-            names.append(self.add(DOCUMENTS[index], 70, 2, False, 0, 0, "", False))
+            names.append(self.add(DOCUMENTS[index], 70, 2, False, 0, 0, False, "", False))
             for _ in range(count):
                 self.step()
                 self.engine.scheduler.check()
@@ -180,13 +184,14 @@ class Histories(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def step(self) -> None:
-        self.failed_result = self.failed_moves = False
+        self.failed_result, self.failed_moves, self.left = False, False, None
         before, in_flight = self.runner.steps + self.runner.copied, self.engine._in_flight
         for news in self.engine.step():
             if isinstance(news, Failed):
                 wrong = news.request_id in self.doomed | self.runner.broken
                 assert wrong or self.failed_result or self.failed_moves, "it did nothing wrong"
-                assert self.alive.pop(news.request_id, None) is not None
+                # Who leaves while a step runs may have failed before, in the same step.
+                assert self.alive.pop(news.request_id, None) is not None or news.request_id == self.left
                 continue
             for update in news.updates:
                 spec = self.alive[update.request_id]
@@ -213,7 +218,7 @@ class Histories(RuleBasedStateMachine):
             raise RuntimeError("a request that cannot be computed")
         if self.cancel_in_step is not None:
             self.cancel(self.cancel_in_step)
-            self.cancel_in_step = None
+            self.left, self.cancel_in_step = self.cancel_in_step, None
 
     def while_pages_are_moved(self, moves: PageMoves) -> None:
         if self.fail_moves and moves.copies:

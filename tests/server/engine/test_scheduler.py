@@ -114,6 +114,22 @@ def test_priority_comes_before_length_and_age() -> None:
     assert run_step(scheduler) == {"urgent": 8, "old": 8}
 
 
+def test_flexible_requests_come_after_all_others_and_are_preempted_first() -> None:
+    scheduler = make()
+    scheduler.add(request("batch", 5, flexible=True, priority=-1))
+    scheduler.add(request("later", 30, arrived=9.0, priority=1))
+    assert run_step(scheduler) == {"later": 16}
+    assert run_step(scheduler) == {"later": 14, "batch": 2}
+
+    scheduler = make(num_pages=8, promised=0)
+    scheduler.add(request("batch", 8, max_tokens=12, flexible=True, priority=-1))
+    assert run_step(scheduler) == {"batch": 8}
+    scheduler.add(request("later", 16, max_tokens=12, arrived=9.0))
+    while not scheduler.preemptions:
+        run_step(scheduler)
+    assert [*scheduler.waiting] == ["batch"]
+
+
 def test_who_is_next_waits_for_its_pages_and_nobody_overtakes_it() -> None:
     scheduler = make(num_pages=10)
     scheduler.add(request("first", 25, max_tokens=2))

@@ -44,7 +44,6 @@ class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields):
     store: Annotated[Literal[False] | None, only(None, False)] = neutral(None, False)
     metadata: Annotated[dict[str, Any] | None, only(None, {})] = neutral(None, {})
     modalities: Annotated[list[str] | None, only(None, ["text"])] = neutral(None, ["text"])
-    service_tier: Annotated[str | None, only(None, "auto", "default")] = neutral(None, "auto", "default")
     user: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")

@@ -123,7 +123,6 @@ class ResponseRequest(SamplingFields):
         True, description="Without tools it asks for nothing."
     )
     previous_response_id: Annotated[None, only(None)] = neutral(None)
-    service_tier: Annotated[str | None, only(None, "auto", "default")] = neutral(None, "auto", "default")
     store: Annotated[Literal[False] | None, only(None, False)] = neutral(None, False)
     tool_choice: Annotated[str | None, only(None, "auto", "none")] = neutral(None, "auto", "none")
     tools: Annotated[list[Any] | None, only(None, [])] = neutral(None, [])

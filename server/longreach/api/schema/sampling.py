@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 
 from longreach.api.schema.attention import Attention
 from longreach.api.schema.fields import (
@@ -18,6 +18,7 @@ from longreach.api.schema.fields import (
     StrictModel,
     described,
     invalid,
+    only,
     or_default,
     token_ids,
 )
@@ -31,6 +32,13 @@ def _stop_token_ids(value: object) -> list[int]:
     return ids
 
 
+_TIERS = (None, "auto", "default", "flex")
+ServiceTier = Annotated[
+    Literal["default", "flex"] | None,
+    only(*_TIERS),
+    AfterValidator(lambda tier: "default" if tier == "auto" else tier),
+]
+
 _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
 
 
@@ -41,6 +49,11 @@ class ServingFields(StrictModel):
     stream: Annotated[bool, or_default(False)] = Field(False, description="Answer in server-sent events.")
     priority: Annotated[int, or_default(0)] = Field(
         0, ge=-100, le=100, description="Prompts of a smaller number are read first."
+    )
+    service_tier: ServiceTier = Field(
+        None,
+        description="`flex`, for batches: after all other requests, and no step is kept short for its answer.",
+        json_schema_extra={"enum": [*_TIERS]},
     )
     cache_salt: Annotated[str, or_default("")] = Field(
         "", max_length=256, description="Only requests with the same salt share cached prefixes."
