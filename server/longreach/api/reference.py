@@ -87,6 +87,7 @@ def as_html(document: dict[str, Any]) -> str:
     found = list(sections(document))
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<link rel=icon href='data:,'>",  # a browser would ask for one elsewhere, and be told that there is none
         "<meta name=viewport content='width=device-width, initial-scale=1'>",
         f"<title>longreach API</title><style>{_STYLE}</style><h1>longreach API</h1>",
         "<p>A client of OpenAI&rsquo;s API works here with another base URL, this server&rsquo;s and <code>/v1</code>.",

@@ -50,3 +50,4 @@ def test_the_server_shows_it_without_anything_from_elsewhere(server: LiveServer)
     assert "POST-v1-completions" in links
     assert links <= set(re.findall(r"id='([^']+)'", answer.text))
     assert not re.search(r"https?:|<script|src=", answer.text)
+    assert "<link rel=icon href='data:,'>" in answer.text, "browsers ask for /favicon.ico"
