@@ -33,7 +33,7 @@ def _stop_token_ids(value: object) -> list[int]:
 
 
 _TIERS = (None, "auto", "default", "flex")
-ServiceTier = Annotated[
+AskedTier = Annotated[
     Literal["default", "flex"] | None,
     only(*_TIERS),
     AfterValidator(lambda tier: "default" if tier == "auto" else tier),
@@ -50,7 +50,7 @@ class ServingFields(StrictModel):
     priority: Annotated[int, or_default(0)] = Field(
         0, ge=-100, le=100, description="Prompts of a smaller number are read first."
     )
-    service_tier: ServiceTier = Field(
+    service_tier: AskedTier = Field(
         None,
         description="`flex`, for batches: after all other requests, and no step is kept short for its answer.",
         json_schema_extra={"enum": [*_TIERS]},
