@@ -112,7 +112,10 @@ async def throughput(target: Target, load: Load, report: Report) -> list[dict[st
     Where the server knows the tier, once more as `flex` requests: as a batch that nobody watches would be sent.
     """
     rows: list[dict[str, Any]] = []
-    for tier in (None, "flex") if await target.knows_flex() else (None,):
+    tiers = (None, "flex") if await target.knows_flex() else (None,)
+    if "flex" not in tiers:
+        report("batches are not sent as flex requests, too: the server does not say that it knows them")
+    for tier in tiers:
         for requests, length in load.batches:
             prompts = [target.prompt(length) for _ in range(requests)]
             start = time.perf_counter()

@@ -100,9 +100,15 @@ class Target:
         return [self._rng.randrange(16, 500) for _ in range(length)]
 
     async def knows_flex(self) -> bool:
-        """Whether the server serves requests of the tier `flex` as such, and says so."""
+        """Whether the server serves requests of the tier `flex` as such, and says so.
+
+        Raises:
+            RefusedError: it has no room for a request at this moment.
+        """
         try:
             return (await self.stream(self.prompt(16), 2, tier="flex")).tier == "flex"
+        except RefusedError:
+            raise
         except ValueError:  # it may refuse the field
             return False
 

@@ -124,8 +124,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     Only requests of one `cache_salt` share pages. At most `speculate` tokens are drafted a step. With `grammar` (in
     llguidance's form) the answer is a sentence of it. `logprobs` and `prompt_logprobs` ask for the log-probabilities of
     the answer's and the prompt's tokens, with so many of the likeliest at each place. All of its tokens are computed
-    under its `attention` policy, and pages are shared only with requests of the same. A `flexible` request counts after
-    all others, and no step is shortened for its answer.
+    under its `attention` policy, and pages are shared only with requests of the same. The prompt of a
+    `flexible` request is read after all others, and no step is shortened for its answer.
     """
 
     request_id: str

@@ -50,10 +50,20 @@ def test_batches_are_sent_as_flex_requests_too_where_the_server_knows_them(how: 
     assert [", flex (s)" in name for name in names] == [tier == "flex" for tier in tiers]
 
 
-def test_a_server_that_refuses_the_tier_is_measured_without_it() -> None:
+def test_a_server_that_refuses_the_tier_is_measured_without_it_and_that_is_said() -> None:
+    lines: list[str] = []
     with server(status=lambda body: 400 if "service_tier" in body else 200) as (url, _):
-        result = compare(url, [], ["throughput"], LOAD, lambda line: None)
+        result = compare(url, [], ["throughput"], LOAD, lines.append)
     assert [row["service_tier"] for row in result["runs"][0]["throughput"]] == ["default"]
+    assert any("not sent as flex requests" in line for line in lines)
+
+
+def test_a_server_that_is_busy_is_not_taken_for_one_that_does_not_know_the_tier() -> None:
+    with (
+        server(status=lambda body: 429 if "service_tier" in body else 200) as (url, _),
+        pytest.raises(ValueError, match="429"),
+    ):
+        compare(url, [], ["throughput"], LOAD, lambda line: None)
 
 
 def test_reuse_asks_again_about_the_same_document_and_retries_a_prompt() -> None:

@@ -52,7 +52,7 @@ class ServingFields(StrictModel):
     )
     service_tier: AskedTier = Field(
         None,
-        description="`flex`, for batches: after all other requests, and no step is kept short for its answer.",
+        description="`flex`, for batches: read after all other prompts, and no step is kept short for its answer.",
         json_schema_extra={"enum": [*_TIERS]},
     )
     cache_salt: Annotated[str, or_default("")] = Field(
