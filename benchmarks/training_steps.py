@@ -149,7 +149,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         for i, name in enumerate(result["attentions"]):
             for shape, style in zip(shapes, ("-", "--", ":"), strict=False):
                 rows = [r for r in result["rows"] if (r["shape"], r["attention"]) == (shape, name) and key in r]
-                label = f"{shape}, {name}"
+                label = f"{shape}, {name}" if rows else None
                 axis.plot(
                     [r["tokens"] for r in rows], [r[key] for r in rows], style, color=f"C{i}", marker=".", label=label
                 )

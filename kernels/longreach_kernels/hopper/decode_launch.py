@@ -44,14 +44,14 @@ class Config(NamedTuple):
 def configure(head_dim: int, fp8: bool) -> Config:
     """The configuration for a head dim and a kind of pages; the loops over tiles compile for sm_90 without spills.
 
-    Keys and values of 16 bits take one program on a multiprocessor with all of its shared memory; two with half of it
-    each are no faster, and gave results that changed from run to run (docs/log.md). Of 8 bits it is still two.
+    At head dim 128 two programs share a multiprocessor: one's scores and merge run while the other's tiles arrive. That
+    is worth 1 percent where all sequences are long and even, and 6 to 15 beside the products of a step (docs/log.md).
     """
     if head_dim == 256:
         return Config(64, 6 if fp8 else 3, 8, 1)
     if head_dim == 64:
         return Config(128, 6, 4, 2 if fp8 else 1)
-    return Config(128, 3, 4, 2) if fp8 else Config(64, 6, 4, 1)
+    return Config(128 if fp8 else 64, 3, 4, 2)
 
 
 def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict[str, Any]:
