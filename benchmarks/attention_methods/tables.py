@@ -113,7 +113,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
         for i, method in enumerate(result["methods"]):
             rows = [row for row in result["rows"] if row["method"] == method["name"] and value(row) is not None]
             points = [row["tokens"] for row in rows], [value(row) for row in rows]
-            axis.plot(*points, marker=".", linestyle=styles[i // 10], color=f"C{i % 10}", label=method["name"] if rows else None)
+            axis.plot(
+                *points,
+                marker=".",
+                linestyle=styles[i // 10],
+                color=f"C{i % 10}",
+                label=method["name"] if rows else None,
+            )
         axis.set_title(title, fontsize=10)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
