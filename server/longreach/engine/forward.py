@@ -20,7 +20,7 @@ from .limits import Limits
 from .mixed_graphs import MixedGraphs
 from .plan import StepPlan
 from .policies import LayerPolicies
-from .policy_graphs import PolicyGraphs
+from .policy_graphs import PolicyGraphs, Replayed
 from .transfer import upload
 
 
@@ -94,7 +94,7 @@ class StepGraphs(NamedTuple):
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
         return cls(
             DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
-            PolicyGraphs(run, fill, pages, needs, limits, policies.bands),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.answers),
             MixedGraphs(run, fill, pages, needs, limits),
         )
 
@@ -119,11 +119,12 @@ class StepGraphs(NamedTuple):
         self.mixed.capture(pool)
         self.by_policy.use(pool)
 
-    def replay(self, batch: HostBatch) -> torch.Tensor | None:
-        """The logits (R, V) of a step, valid until the next replay; None if no graph holds it."""
+    def replay(self, batch: HostBatch) -> Replayed | None:
+        """The logits (R, V) of a step and its groups, valid until the next replay; None if no graph holds it."""
         if batch.groups:
             return self.by_policy.replay(batch)
-        return self.decode.replay(batch) if batch.is_decode_only else self.mixed.replay(batch)
+        logits = self.decode.replay(batch) if batch.is_decode_only else self.mixed.replay(batch)
+        return None if logits is None else Replayed(logits, ())
 
 
 class ForwardPass:
@@ -153,8 +154,8 @@ class ForwardPass:
         """The logits (R, V) of a step, and what is measured of the requests of `plan`, if that is given."""
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
-        if self._graphs is not None and (logits := self._graphs.replay(batch)) is not None:
-            return logits, None
+        if self._graphs is not None and (replayed := self._graphs.replay(batch)) is not None:
+            return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.groups)
         return self._eager(batch, plan)
 
     @torch.inference_mode()
@@ -190,7 +191,7 @@ class ForwardPass:
             max_context_len=batch.max_context_len,
             num_decodes=batch.num_decodes,
         )
-        samples = StepSamples(plan, batch, paged) if plan is not None else None
+        samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
         step = PagedStep(self.pages, paged, slots, groups)
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)

@@ -27,8 +27,7 @@ class Holdings:
 
     def enter(self, request: Request, length: int) -> bool:
         """Share what the prefix cache has and promise the rest of `length` tokens, or change nothing: False."""
-        shared = self.pool.find(request.digests[: self._most_shared(request)])
-        promised = self.pool.pages_for(length) - len(shared)
+        promised, shared = self._needs(request, length)
         if not self.pool.reserve(promised, shared):
             return False
         request.pages, request.promised_pages = shared, promised
@@ -36,6 +35,15 @@ class Holdings:
         if not request.preempted:
             request.cached = request.computed
         return True
+
+    def could_enter(self, request: Request, length: int) -> bool:
+        """Whether `enter` would do it."""
+        return self.pool.has_room(*self._needs(request, length))
+
+    def _needs(self, request: Request, length: int) -> tuple[int, list[int]]:
+        """Of `length` tokens, how many pages have to be promised, and those that the prefix cache has."""
+        shared = self.pool.find(request.digests[: self._most_shared(request)])
+        return self.pool.pages_for(length) - len(shared), shared
 
     def take_over(self, request: Request, restorable: int) -> bool:
         """Take the next pages from the prefix cache in place of promised ones, as far as it or the host has them.

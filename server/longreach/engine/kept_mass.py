@@ -43,6 +43,11 @@ def sampled(prompt_tokens: int, start: int, end: int) -> list[int]:
     return sorted(position for position in spread if start <= position < end)
 
 
+def is_sampled(prompt_lens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Which of the `positions` of answers behind prompts of such lengths `sampled_of_answer` has."""
+    return (positions - prompt_lens) % _EVERY == 0
+
+
 def sampled_of_answer(prompt_tokens: int, start: int, end: int) -> list[int]:
     """The positions from `start` to `end` that are looked at in an answer that reads a budget of keys."""
     return [position for position in range(start, end) if (position - prompt_tokens) % _EVERY == 0]
@@ -51,18 +56,55 @@ def sampled_of_answer(prompt_tokens: int, start: int, end: int) -> list[int]:
 class StepSamples:
     """The sampled queries of one step; none where all requests are dense, or write their answers and see all."""
 
-    def __init__(self, plan: StepPlan, batch: HostBatch, paged: PagedBatch) -> None:
+    def __init__(self) -> None:
         self.samples: list[MassSample | None] = []
         self._queries: list[_Queries] = []
         self._results: list[OnItsWay] = []
         self._chunks: list[tuple[Chunk, ...]] = []
         self._visited: list[OnItsWay | None] = []
         self._missed: list[OnItsWay | None] = []
+
+    @classmethod
+    def of_step(cls, plan: StepPlan, batch: HostBatch, paged: PagedBatch) -> StepSamples:
+        """What is to be measured in a step that has not run."""
+        found = cls()
         for number, (group, (_, chunks)) in enumerate(
             zip(batch.groups, plan.groups if batch.groups else (), strict=True)
         ):
-            self._chunks.append(chunks)
-            self.samples.append(self._of_group(number, group, chunks, paged))
+            found._chunks.append(chunks)
+            found.samples.append(found._of_group(number, group, chunks, paged))
+        return found
+
+    @classmethod
+    def of_replay(cls, plan: StepPlan, groups: tuple[StepGroup, ...]) -> StepSamples | None:
+        """What a captured step of answers has measured; None if it has no budgets of keys.
+
+        Behind its answers a group may have rows that are padding.
+        """
+        if all(group.budget is None for group in groups):
+            return None
+        found = cls()
+        for number, (group, (_, chunks)) in enumerate(zip(groups, plan.groups, strict=True)):
+            found._chunks.append(chunks)
+            found._visited.append(None)
+            tokens = None if group.budget is None else OnItsWay(_of_tokens(group.budget)[: len(chunks)])
+            found._missed.append(tokens)
+            found.samples.append(found._of_answers(number, group, chunks))
+        return found
+
+    def _of_answers(self, number: int, group: StepGroup, chunks: tuple[Chunk, ...]) -> MassSample | None:
+        """The measurements of those answers whose turn it is, of a step that has measured all of them."""
+        rows = []
+        for row, chunk in enumerate(chunks if group.sample is not None else ()):
+            if positions := _uncounted(chunk):
+                rows.append(row)
+                self._queries.append(_Queries(chunk.request, positions, number))
+        if group.sample is None or not rows:
+            return None
+        kept = torch.stack(group.sample.kept, 1)
+        [taken] = upload([np.array(rows)], kept.device)
+        self._results.append(OnItsWay(kept[taken]))
+        return group.sample
 
     def _of_group(
         self, number: int, group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch
@@ -74,9 +116,7 @@ class StepSamples:
         for index, chunk in zip(firsts, chunks, strict=False):
             request = chunk.request
             if chunk.policy.is_decode:
-                assert request.reads is not None
-                start = max(chunk.start, request.reads.end)  # what a preemption has computed again was counted
-                found = sampled_of_answer(request.prompt_tokens, start, chunk.end)
+                found = _uncounted(chunk)
             elif chunk.policy == DENSE or request.generated:
                 continue
             else:
@@ -140,6 +180,14 @@ class StepSamples:
                     for position, part in zip(one.positions, kept, strict=True):
                         if position < one.request.reads.end:  # else its token was a draft
                             one.request.reads.add_kept(float(part.mean()), float(part.min()))
+
+
+def _uncounted(chunk: Chunk) -> list[int]:
+    """The positions of an answer that a chunk has and that are looked at, but for those that were before: a preemption
+    has them computed again."""
+    reads = chunk.request.reads
+    assert reads is not None
+    return sampled_of_answer(chunk.request.prompt_tokens, max(chunk.start, reads.end), chunk.end)
 
 
 def _of_tokens(budget: BlockBudget) -> torch.Tensor:

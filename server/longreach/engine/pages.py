@@ -74,9 +74,13 @@ class PagePool:
         """Whether a page of this name can be taken over or brought back."""
         return self.cache.find(digest) is not None or (self.host is not None and digest in self.host)
 
+    def has_room(self, count: int, shared: list[int]) -> bool:
+        """Whether `reserve` would do it."""
+        return count + sum(self._holders[page] == 0 for page in shared) <= self.num_available
+
     def reserve(self, count: int, shared: list[int]) -> bool:
         """Promise `count` pages and hold the named pages `shared`, or change nothing and return False."""
-        if count + sum(self._holders[page] == 0 for page in shared) > self.num_available:
+        if not self.has_room(count, shared):
             return False
         self._promised += count
         for page in shared:

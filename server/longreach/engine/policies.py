@@ -157,13 +157,27 @@ class LayerPolicies:
             groups.append(StepGroup(*rows, alone, masks, sample, choice))
         return tuple(groups)
 
-    def bands(self, policy: AttentionPolicy) -> tuple[Mask, ...] | None:
-        """What each layer computes for this rank's heads, or None if one of them needs lists of tiles, or keys are
-        chosen."""
-        if policy.is_dynamic or policy.is_decode:
+    def answers(
+        self, policy: AttentionPolicy, start: int, batch: PagedBatch, *, measured: bool = False
+    ) -> StepGroup | None:
+        """Answers under a policy as the rows from `start` on of a step that is captured, for this rank's heads; with
+        `measured` what each of them keeps within a budget of keys is looked at, too.
+
+        None if a layer needs lists of tiles, which are made on the host.
+        """
+        rows = start, start + batch.size
+        if policy.is_decode:
+            every = torch.arange(batch.size, device=batch.context_lens.device)
+            sample = MassSample(every, batch) if measured else None
+            return StepGroup(*rows, batch, sample=sample, budget=self._budget(policy, batch))
+        if policy.is_dynamic:
             return None
         masks = self._own if policy == DENSE else self._own_heads(policy)
-        return None if any(mask.band is None for mask in masks) else masks
+        return None if any(mask.band is None for mask in masks) else StepGroup(*rows, batch, masks)
+
+    def _budget(self, policy: AttentionPolicy, batch: PagedBatch) -> BlockBudget:
+        assert policy.decode_budget is not None
+        return BlockBudget(policy.decode_budget, self._chosen, batch, len(self._part))
 
     def _own_heads(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
@@ -177,8 +191,6 @@ class LayerPolicies:
         Each token is a sequence of its own: keys are chosen for one query, and a token that was drafted, or is computed
         again with others, reads what it would read alone.
         """
-        budget = group.policy.decode_budget
-        assert budget is not None
         count = group.rows.stop - group.rows.start
         owners = np.repeat(np.arange(group.sequences.start, group.sequences.stop), np.diff(group.cu_seqlens_q))
         lengths = (batch.positions[group.rows] + 1).astype(np.int32)
@@ -194,7 +206,7 @@ class LayerPolicies:
             num_decodes=count,
             known_lengths=((1,) * count, tuple(lengths.tolist())),
         )
-        return alone, None, sample, None, BlockBudget(budget, self._chosen, alone, len(self._part))
+        return alone, None, sample, None, self._budget(group.policy, alone)
 
     def _choice(self, group: HostGroup, device: torch.device) -> TileChoice:
         parameters: dict[str, Any] = dict(group.policy.parameters)

@@ -6,7 +6,7 @@ as much as keeps the step within the bound on inter-token delay. A prompt is let
 all of it and the beginning of its answer can be promised to it. An answer that outgrows its promise and finds no page
 preempts whoever came last among those that are not promised their end, perhaps itself. Who was preempted keeps its
 tokens and its place, and comes back with a promise to its longest end: nobody is preempted twice, and every request
-ends.
+ends. But flexible requests give way to any other that cannot be let in, as often as one comes.
 
 A step can be planned while the one before it runs: `advance` says that it was started, and the tokens that it draws are
 wanted before they are known; `settle` says what they are. If one of them ends its request, what the next step computes
@@ -54,6 +54,7 @@ class Scheduler:
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
         self._blocked = False  # the next in line could not be let in, and nothing has changed since
+        self._kept_out: Request | None = None  # who it was, if flexible requests may give way to it
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +110,7 @@ class Scheduler:
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
         self.pool.cache.expire(now)
-        streams = self._streams(now)
+        streams = self._streams(now) if self._give_way(now) else None
         if streams is None:
             return None
         chunks = streams + self._prompts(streams)
@@ -209,14 +210,41 @@ class Scheduler:
         """Promise an answer its next page by preempting others; False if it is preempted itself."""
         while not self._holdings.promise(request, len(request.tokens)):
             victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=seniority)
-            self._release(victim, now + self.limits.resume_seconds)
-            victim.computed = victim.reach = 0
-            victim.preempted = True
-            self.preemptions += 1
-            self.waiting[victim.id] = victim
+            self._preempt(victim, now)
             if victim is request:
                 return False
         return True
+
+    def _preempt(self, victim: Request, now: float) -> None:
+        self._release(victim, now + self.limits.resume_seconds)
+        victim.computed = victim.reach = 0
+        victim.preempted = True
+        self.preemptions += 1
+        self.waiting[victim.id] = victim
+
+    def _give_way(self, now: float) -> bool:
+        """Preempt flexible requests, the last first, until there is room for another that could not be let in.
+
+        False if it has to be done once the step in flight is settled.
+        """
+        request = self._kept_out
+        while request is not None and self.waiting.get(request.id) is request and not self._has_room(request):
+            if not (flexible := [r for r in self.running.values() if r.spec.flexible]):
+                break
+            if self._in_flight:
+                return False
+            self._preempt(max(flexible, key=seniority), now)
+        self._kept_out = None
+        return True
+
+    def _has_room(self, request: Request) -> bool:
+        return bool(self._free_rows) and self._holdings.could_enter(request, self._first_promise(request))
+
+    def _first_promise(self, request: Request) -> int:
+        """Tokens for which a request has to have room when it is let in."""
+        if request.preempted:
+            return request.max_length
+        return min(request.max_length, request.prompt_tokens + self.limits.promised_tokens)
 
     def _may_be_preempted(self, request: Request) -> bool:
         return self._holdings.places(request) < request.max_length
@@ -303,11 +331,10 @@ class Scheduler:
             return True
         if self._blocked:
             return False  # who is next in line goes first, even if another would fit: nobody is passed over for ever
-        length = request.max_length
-        if not request.preempted:
-            length = min(length, request.prompt_tokens + self.limits.promised_tokens)
-        if not self._free_rows or not self._holdings.enter(request, length):
+        if not self._free_rows or not self._holdings.enter(request, self._first_promise(request)):
             self._blocked = True
+            if not request.spec.flexible:
+                self._kept_out = request
             return False
         del self.waiting[request.id]
         self.running[request.id] = request

@@ -15,6 +15,7 @@ from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
 from longreach.engine.messages import DENSE, DecodeUse, EngineConfig, Failed, Generate
 from longreach.policies import policy_of
+from longreach_kernels import PagedBatch
 from longreach_kernels.dynamic import BLOCK
 from longreach_patches import policy_step
 
@@ -73,9 +74,12 @@ def alike(one: DecodeUse | None, other: DecodeUse | None) -> bool:
 
 def test_steps_that_choose_keys_are_not_captured_as_dense_ones(model_dir: Path) -> None:
     policies = build(model_dir)._policies  # type: ignore[attr-defined]
-    assert policies.bands(DENSE) is not None
-    assert policies.bands(budget(64).of_answer) is None
-    assert policies.bands(budget(64)) is None
+    lens, table = torch.tensor([5, 7], dtype=torch.int32), torch.zeros((2, 1), dtype=torch.int32)
+    batch = PagedBatch(torch.arange(3, dtype=torch.int32), lens, table, max_seqlen_q=1, max_context_len=7)
+    dense, chosen = policies.answers(DENSE, 4, batch), policies.answers(budget(64).of_answer, 4, batch, measured=True)
+    assert (dense.start, dense.end, dense.budget, dense.sample) == (4, 6, None, None)
+    assert (chosen.budget.tokens, chosen.masks, chosen.sample.rows.tolist()) == (64, None, [0, 1])
+    assert policies.answers(budget(64), 4, batch) is None
 
 
 def test_a_budget_that_holds_all_keys_is_dense_attention_to_the_bit(model_dir: Path) -> None:

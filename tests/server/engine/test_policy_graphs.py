@@ -19,7 +19,7 @@ from longreach.engine.graphs import Captured
 from longreach.engine.joining import Joined, layout_of
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Sampling
 from longreach.engine.parts import build_parts
-from longreach.engine.policy_graphs import STEPS_BEFORE, PolicyGraphs
+from longreach.engine.policy_graphs import STEPS_BEFORE, PolicyGraphs, Replayed
 from longreach_kernels.needs import DecodeNeeds
 from longreach_patches import PagedStep
 
@@ -31,6 +31,7 @@ A_SHAPE = AttentionPolicy("a_shape", (("sinks", 20), ("window", 30)))
 NARROW = AttentionPolicy("window", (("size", 18), ("sinks", 0)))
 STRIDED = AttentionPolicy("strided", (("stride", 256), ("per_head", False)))
 DYNAMIC = AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "pooled")))
+BUDGET = AttentionPolicy("dynamic", (("recall", 0.9), ("decode_budget", 96), ("estimator", "pooled")))
 
 Run = Callable[[], torch.Tensor]
 
@@ -53,11 +54,11 @@ class _Graphs:
         self.by_policy = by_policy
         self.replayed: list[HostBatch] = []
 
-    def replay(self, batch: HostBatch) -> torch.Tensor | None:
-        logits = self.by_policy.replay(batch)
-        if logits is not None:
+    def replay(self, batch: HostBatch) -> Replayed | None:
+        found = self.by_policy.replay(batch)
+        if found is not None:
             self.replayed.append(batch)
-        return logits
+        return found
 
 
 class _Watched(ForwardPass):
@@ -78,8 +79,9 @@ def long_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), max_position_embeddings=2048, sliding_window=25)
 
 
-def _config(model_dir: Path, page_size: int = 16) -> EngineConfig:
+def _config(model_dir: Path, page_size: int = 16, page_bounds: bool = False) -> EngineConfig:
     return EngineConfig(
+        page_bounds=page_bounds,
         model=str(model_dir),
         device="cpu",
         max_num_seqs=8,
@@ -90,7 +92,7 @@ def _config(model_dir: Path, page_size: int = 16) -> EngineConfig:
     )
 
 
-def build(model_dir: Path, **changes: int) -> tuple[Engine, _Graphs]:
+def build(model_dir: Path, **changes: Any) -> tuple[Engine, _Graphs]:
     config = _config(model_dir, **changes)
     parts = build_parts(config, Joined(layout_of(config)))
     plain = parts.forward
@@ -100,7 +102,7 @@ def build(model_dir: Path, **changes: int) -> tuple[Engine, _Graphs]:
         plain.pages,
         lambda num_seqs, context: DecodeNeeds(workspace_bytes=num_seqs * context, by_length=True),
         parts.limits,
-        plain.policies.bands,
+        plain.policies.answers,
     )
     graphs: Any = _Graphs(by_policy)
     watched = _Watched(plain.loaded, plain.pages, plain.drawn, graphs, plain.policies)
@@ -223,6 +225,52 @@ def test_without_memory_for_a_graph_steps_are_launched_as_before(
     assert record.getMessage().endswith("CUDA out of memory. Tried to allocate 1 GiB")
 
 
+def test_answers_within_a_budget_replay_and_tell_what_they_missed(
+    long_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is measured as it begins, and all of the others are read whole in that step; what is told stays its own."""
+    captured = pretend(monkeypatch)
+    requests = [spec("a", BUDGET, 600, tokens=80), spec("b", BUDGET, 300, tokens=90), spec("c", DENSE, 30, tokens=70)]
+    requests += [spec("d", WINDOW, 200, tokens=75), spec("e", BUDGET, 450, tokens=75)]
+    settings = {"page_size": 128, "page_bounds": True}
+    engine, graphs = build(long_model_dir, **settings)
+    plain, _ = building.build_engine(_config(long_model_dir, **settings))
+    uses = []
+    for one in (engine, plain):
+        for request in requests:
+            assert one.submit(request) is None
+        tokens, updates, failed = drain(one)
+        assert failed == []
+        uses.append({name: (tokens[name], news[-1].decode) for name, news in updates.items()})
+    [kinds] = {groups for groups in graphs.by_policy.captured if len(groups) == 3}
+    assert dict(kinds) == {DENSE: 1, WINDOW: 1, BUDGET.of_answer: 4}
+    assert captured.count(6) == 2, "without and with measurements"
+    assert len(graphs.replayed) > 60
+    for name, (tokens, use) in uses[0].items():
+        assert tokens == uses[1][name][0]
+        expected = uses[1][name][1]
+        if use is None or expected is None:
+            assert use is expected
+            continue
+        assert (use.queries, use.keys_read, use.sampled) == (expected.queries, expected.keys_read, expected.sampled)
+        assert use.sampled == 2, "at the first token and at the 64th after it"
+        for field in ("missed_mean", "missed_max", "kept_mean", "kept_least"):
+            assert getattr(use, field) == pytest.approx(getattr(expected, field), abs=1e-4)
+
+
+def test_a_budget_chooses_out_of_a_context_that_fits(long_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    monkeypatch.setattr(policy_graphs, "_SMALLEST_CHOICE", 256)
+    engine, graphs = build(long_model_dir, page_size=128, page_bounds=True)
+    for name, length in (("short", 200), ("long", 700)):
+        assert engine.submit(spec(name, BUDGET, length)) is None
+        assert drain(engine)[2] == []
+    assert [context for _, context in graphs.by_policy._known] == [256, 1024]
+    assert engine.submit(spec("window", WINDOW, 200)) is None
+    drain(engine)
+    assert [context for _, context in graphs.by_policy._known][2:] == [2048], "the kernels go by the answers' lengths"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_graph_computes_what_the_step_does_to_the_bit(
@@ -248,7 +296,13 @@ def test_a_graph_computes_what_the_step_does_to_the_bit(
 
     monkeypatch.setattr(policy_graphs, "capture", capture)
     config = EngineConfig(
-        model=str(long_model_dir), device="cuda", dtype=dtype, page_size=16, kv_cache_bytes=1 << 24, max_num_seqs=8
+        model=str(long_model_dir),
+        device="cuda",
+        dtype=dtype,
+        page_size=128,
+        page_bounds=True,
+        kv_cache_bytes=1 << 26,
+        max_num_seqs=8,
     )
     engine, _ = building.build_engine(config)
     policies = (DENSE, WINDOW, A_SHAPE, WINDOW, WINDOW)
@@ -258,4 +312,15 @@ def test_a_graph_computes_what_the_step_does_to_the_bit(
     assert failed == []
     assert {name: len(found) for name, found in tokens.items()} == {str(i): 20 for i in range(len(policies))}
     assert compared.count(6) >= 10, "one dense, one of the one and four of the other"
+    compared.clear()
+    for index in range(3):
+        assert engine.submit(spec(f"budget-{index}", BUDGET, length=300 + 200 * index, tokens=70)) is None
+    updates, failed = drain(engine)[1:]
+    assert failed == []
+    assert compared.count(4) >= 60
+    for name in ("budget-0", "budget-1", "budget-2"):
+        use = updates[name][-1].decode
+        assert use is not None
+        assert use.sampled == 2
+        assert 0 <= use.missed_mean <= use.missed_max <= 1
     engine.close()
