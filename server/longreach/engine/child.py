@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,3 +28,10 @@ def belong_to_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
         os._exit(1)
+
+
+def end(status: int) -> NoReturn:
+    """End without the interpreter's own end, which would wait for the device and so for ranks that may be gone, and
+    which threads of a process group on CPUs can abort."""
+    logging.shutdown()
+    os._exit(status)

@@ -9,7 +9,6 @@ The process ends when its socket closes, and the kernel ends it if its parent di
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import socket
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Callable
 
 from longreach.garbage import settle_garbage
 
-from .child import EXIT_DEVICE_LOST, belong_to_parent
+from .child import EXIT_DEVICE_LOST, belong_to_parent, end
 from .constraint import Constraint
 from .engine import Engine
 from .errors import DeviceLostError
@@ -72,10 +71,10 @@ def main() -> None:
         engine.close()
     except DeviceLostError as error:
         logger.critical("the device is lost: %s", error)
-        logging.shutdown()
-        os._exit(EXIT_DEVICE_LOST)  # an orderly end would wait for the device
+        end(EXIT_DEVICE_LOST)
     finally:
         preparation.close()
+    end(0)
 
 
 def _start(

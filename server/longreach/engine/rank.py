@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from longreach.garbage import settle_garbage
 
-from .child import belong_to_parent
+from .child import belong_to_parent, end
 from .messages import HEARTBEAT_SECONDS
 from .rank_messages import BEAT, Compute, Join, Move, receive
 
@@ -47,13 +46,13 @@ def main() -> None:
         connection.settimeout(_LAST_WORDS_SECONDS)
         with contextlib.suppress(OSError):
             receive(connection)
-        _exit(1)
+        end(1)
     try:
         _serve(connection, computing)
     except Exception:  # whatever it was, the other ranks wait for this one until it is gone
         logger.critical("rank %d ends", first.rank, exc_info=True)
-        _exit(1)
-    _exit(0)
+        end(1)
+    end(0)
 
 
 def _start(first: Join) -> ForwardPass:
@@ -89,12 +88,6 @@ def _beat(connection: socket.socket) -> None:
         except OSError:
             return  # rank 0 is gone; the main thread sees it too
         time.sleep(HEARTBEAT_SECONDS)
-
-
-def _exit(status: int) -> NoReturn:
-    """End without the interpreter's own end, which would wait for the device and so for ranks that may be gone."""
-    logging.shutdown()
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from .child import EXIT_DEVICE_LOST
+from .child import EXIT_DEVICE_LOST, end
 from .errors import DeviceLostError
 from .messages import HEARTBEAT_SECONDS, EngineConfig
 from .rank_messages import Join, ToRank, encode
@@ -29,8 +29,7 @@ _ENDING_SECONDS = 3.0
 def end_process(reason: str) -> None:
     """End this process at once: an orderly end would wait for a device that waits for the rank that is lost."""
     logger.critical("%s; the engine ends", reason)
-    logging.shutdown()
-    os._exit(EXIT_DEVICE_LOST)
+    end(EXIT_DEVICE_LOST)
 
 
 class Ranks:
