@@ -14,6 +14,7 @@ import torch
 import triton
 from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
+from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
 from longreach_kernels.dynamic.pooled import mean_kernel, pooled_kernel
 from longreach_kernels.portable.arguments import padded
@@ -25,7 +26,7 @@ from .sass import facts
 _TYPES = dict.fromkeys(("CuQ", "ContextLens", "Table", "Mass"), "*i32")
 _TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | dict.fromkeys(("Q", "K", "Means"), "*bf16")
 _TYPES |= {"scale_log2": "fp32", "softcap_log2": "fp32", "k_strides": ("i32", "i32", "i32")}
-_ALIGNED = ("Q", "K", "Means", "Sums", "Maxima", "Mass", "Bounds", "Products", "stride_qt", "stride_qh")
+_ALIGNED = ("Q", "K", "Means", "Sums", "Maxima", "Mass", "Bounds", "Logits", "Best", "stride_qt", "stride_qh")
 _OPTIONS = {"WINDOWED": True, "SOFTCAP": False, "KV_SCALES": False, "PRECISION": "tf32"}
 
 
@@ -64,9 +65,16 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
     blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}
     for dtype in ("*bf16", "*fp8e4nv"):
-        types = {"K": dtype, "Bounds": dtype, "Slots": "*i64", "Products": "*fp32"}
+        types = {"K": dtype, "Bounds": dtype, "Slots": "*i64", "scale": "fp32", "softcap": "fp32"}
+        types |= dict.fromkeys(("Logits", "Best"), "*fp32")
         found[f"bounds {dtype}"] = compile_kernel(bounds_kernel, blocks, types, num_warps=4)
-        found[f"scores {dtype}"] = compile_kernel(score_kernel, blocks, types, num_warps=4)
+        kinds = {"SCALED": dtype != "*bf16", "SOFTCAP": dtype != "*bf16"}
+        found[f"scores {dtype}"] = compile_kernel(score_kernel, blocks | kinds, types, num_warps=4)
+    choice = blocks | {"ROOM": 128, "WIDTH": 4096}
+    types = dict.fromkeys(("Blocks", "Rows", "Lengths", "Last"), "*i32")
+    types |= dict.fromkeys(("Logits", "Best", "Skipped"), "*fp32")
+    found["choice"] = compile_kernel(choose_kernel, choice, types, num_warps=16)
+    found["weights"] = compile_kernel(weigh_kernel, choice, types, num_warps=16)
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from longreach_kernels import PagedBatch, paged_attention, reference, write_pages
 from longreach_kernels.dynamic import block_attention, keys_read, new_bounds, select_blocks, write_bounds
-from longreach_kernels.dynamic.page_scores import products, products_on_cpu
+from longreach_kernels.dynamic.page_choice import choose
+from longreach_kernels.dynamic.page_scores import products_on_cpu, scores
 from longreach_kernels.masks import Full
 from torch import Tensor
 
@@ -67,7 +70,15 @@ def test_no_logit_is_above_its_bound(head_dim: int) -> None:
         assert (expected[b, :, -(-length // 16) :] == float("-inf")).all()
     one = keys_of(k_pages, batch, 5)[0]  # of one key the bound is its logit
     torch.testing.assert_close(expected[5, :, 0], (q[5] * one.repeat_interleave(2, 0)).sum(-1), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(products(q, bounds, batch), expected, atol=1e-5, rtol=1e-5)
+    found, best = scores(q, bounds, batch, 1.0, None, None)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(best, found.unflatten(1, (2, 2)).amax(2))
+    scale = torch.tensor([0.5, 2.0])
+    capped, best = scores(q, bounds, batch, -3.0, 4.0, scale)
+    raw = expected * -3.0 * scale.repeat_interleave(2)[:, None]
+    expected = torch.where(expected == float("-inf"), expected, 4.0 * torch.tanh(raw / 4.0))
+    torch.testing.assert_close(capped, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(best, capped.unflatten(1, (2, 2)).amax(2))
 
 
 @pytest.mark.parametrize("backend", HERE)
@@ -83,6 +94,38 @@ def test_the_first_the_last_and_the_greatest_are_chosen(backend: str) -> None:
             assert chosen == sorted(set(chosen))
             middle = best[b, head, 1 : count - 1].argsort(descending=True)[: max(0, 3)] + 1
             assert set(chosen) == ({0, count - 1} | set(middle.tolist()) if count else set())
+
+
+@pytest.mark.parametrize("room", [2, 100, 1023, 2500])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1), (16, 1)], ids=str)
+def test_one_launch_chooses_what_sorting_does(heads: tuple[int, int], room: int) -> None:
+    """Blocks of several passes, equal bounds, of which the first are taken, and negative ones."""
+    torch.manual_seed(room)
+    lengths = torch.tensor([40_000, 5, 0, 16 * 1024, 33_000], dtype=torch.int32)
+    limit = 2500
+    logits = torch.randn(len(lengths), heads[0], limit) * 50
+    logits[1:4] = logits[1:4].round(decimals=-1)  # many are equal
+    number, count = torch.arange(limit), (lengths[:, None] + 15) // 16
+    logits[(number >= count)[:, None].expand_as(logits)] = float("-inf")
+    table = torch.stack([torch.randperm(700) for _ in lengths]).int()
+    batch = PagedBatch(torch.arange(6, dtype=torch.int32), lengths, table, max_seqlen_q=1, max_context_len=40_000)
+    best_of_head = logits.unflatten(1, (heads[1], -1)).amax(2)
+    blocks, rows, tokens, skipped = choose(logits, best_of_head, batch, room, blocks_of_page=4)
+    for b, length in enumerate(lengths.tolist()):
+        n = -(-length // 16)
+        assert tokens[b] == keys_read(length, room * 16) if length else tokens[b] == 0
+        for head in range(heads[1]):
+            own = slice(head * heads[0] // heads[1], (head + 1) * heads[0] // heads[1])
+            best = logits[b, own, :n].amax(0)
+            if n:
+                best[[0, -1]] = float("inf")
+            expected = best.argsort(descending=True, stable=True)[:room].sort().values
+            assert blocks[b, head, : len(expected)].tolist() == expected.tolist()
+            assert (blocks[b, head, len(expected) :] == limit).all()
+            assert (rows[b, head, : len(expected)] == table[b][expected // 4] * 4 + expected % 4).all()
+            left = torch.ones(n, dtype=torch.bool).index_fill(0, expected, False)
+            weight = (logits[b, own, :n][:, left].double() + math.log(16)).logsumexp(-1)
+            torch.testing.assert_close(skipped[b, own].double(), weight, atol=1e-4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
@@ -219,7 +262,7 @@ def test_on_a_gpu_without_waiting_for_it(dtype: torch.dtype) -> None:
     torch.cuda.synchronize()
     assert torch.equal(captured, out)
     args = (q.cpu().float(), k_pages.cpu().float(), v_pages.cpu().float(), on_host)
-    moved = type(choice)(choice.blocks.cpu(), choice.lengths.cpu(), choice.skipped.cpu())
+    moved = type(choice)(*(x.cpu() for x in (choice.blocks, choice.lengths, choice.skipped, choice.rows)))
     expected, expected_lse = block_attention(*args, moved)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(lse.cpu(), expected_lse, atol=1e-2, rtol=1e-3)

@@ -36,13 +36,15 @@ def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
 
 
 @triton.jit(
-    do_not_specialize=["stride_table", "limit"],
-    do_not_specialize_on_alignment=["CuQ", "ContextLens", "Table"],
+    do_not_specialize=["stride_table", "limit", "scale", "softcap"],
+    do_not_specialize_on_alignment=["CuQ", "ContextLens", "Table", "KScale"],
 )
 def score_kernel(
     Q,
     Bounds,
-    Products,
+    Logits,
+    Best,
+    KScale,
     CuQ,
     ContextLens,
     Table,
@@ -50,6 +52,8 @@ def score_kernel(
     stride_qh,
     stride_table,
     limit,
+    scale,
+    softcap,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -57,6 +61,8 @@ def score_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCKS_OF_PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):
     """Grid (parts of the blocks, Hkv, B)."""
     kv_head = tl.program_id(1)
@@ -72,19 +78,37 @@ def score_kernel(
     least = tl.load(Bounds + row[:, None] + offs_d[None, :], mask=loaded, other=0.0).to(tl.float32)
     greatest = tl.load(Bounds + row[:, None] + HEAD_DIM + offs_d[None, :], mask=loaded, other=0.0).to(tl.float32)
     q_row = Q + tl.load(CuQ + seq).to(tl.int64) * stride_qt
+    factor = scale * tl.load(KScale + kv_head) if SCALED else scale
+    best = tl.full([BLOCK_N], float("-inf"), tl.float32)
     for g in range(GROUP):
         head = kv_head * GROUP + g
         q = tl.load(q_row + head * stride_qh + offs_d, mask=offs_d < HEAD_DIM, other=0.0).to(tl.float32)
-        product = tl.sum(tl.maximum(q[None, :] * least, q[None, :] * greatest), 1)
-        at = Products + (seq.to(tl.int64) * (KV_HEADS * GROUP) + head) * limit + block
-        tl.store(at, tl.where(inside, product, float("-inf")), mask=block < limit)
+        logit = tl.sum(tl.maximum(q[None, :] * least, q[None, :] * greatest), 1) * factor
+        if SOFTCAP:
+            logit = softcap * (1 - 2 / (tl.exp(2 * logit / softcap) + 1))  # tanh
+        # None is infinite or no number, so that sums of weights stay numbers.
+        logit = tl.where(inside, tl.minimum(logit, 3e38), float("-inf"))
+        at = Logits + (seq.to(tl.int64) * (KV_HEADS * GROUP) + head) * limit + block
+        tl.store(at, logit, mask=block < limit)
+        best = tl.maximum(best, logit)
+    tl.store(Best + (seq.to(tl.int64) * KV_HEADS + kv_head) * limit + block, best, mask=block < limit)
 
 
-def products(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
-    """As `products_on_cpu`, in one launch."""
+def scores(
+    q: Tensor, bounds: Tensor, batch: PagedBatch, scale: float, softcap: float | None, k_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The greatest logit of each block in one launch, (B, Hq, blocks) fp32, and of each KV head's query heads the
+    greatest, (B, Hkv, blocks); -inf beyond a sequence's end.
+
+    Args:
+        q, bounds, batch: as for `products_on_cpu`.
+        scale, softcap: as in `paged_attention`.
+        k_scale: (Hkv,) fp32, of fp8 pages.
+    """
     kv_heads, head_dim = bounds.shape[2], q.shape[2]
     limit = cdiv(max(1, batch.max_context_len), BLOCK)
     found = torch.empty((*q.shape[:2], limit), dtype=torch.float32, device=q.device)
+    best = torch.empty((q.shape[0], kv_heads, limit), dtype=torch.float32, device=q.device)
     block_n = 32
     launch(
         score_kernel,
@@ -92,6 +116,8 @@ def products(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
         q,
         bounds,
         found,
+        best,
+        found if k_scale is None else k_scale,
         batch.cu_seqlens_q,
         batch.context_lens,
         batch.page_table,
@@ -99,6 +125,8 @@ def products(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
         q.stride(1),
         batch.page_table.stride(0),
         limit,
+        float(scale),
+        float(softcap or 0.0),
         GROUP=q.shape[1] // kv_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -106,6 +134,8 @@ def products(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
         BLOCK_N=block_n,
         BLOCK_SIZE=BLOCK,
         BLOCKS_OF_PAGE=bounds.shape[1],
+        SCALED=k_scale is not None,
+        SOFTCAP=softcap is not None,
         num_warps=4,
     )
-    return found
+    return found, best

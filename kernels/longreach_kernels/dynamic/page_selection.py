@@ -17,7 +17,8 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import check_inputs, check_softcap, kv_scale_of, kv_scales_of, scale_of
 
 from .page_bounds import BLOCK
-from .page_scores import products, products_on_cpu
+from .page_choice import choose
+from .page_scores import products_on_cpu, scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +30,13 @@ class BlockChoice:
             not read.
         lengths: (B,) int32, keys in the chosen blocks of a sequence, the same for all of its heads.
         skipped: (B, Hq) fp32, the logarithm of an upper bound of the skipped keys' weight; -inf if none is skipped.
+        rows: (B, Hkv, K) int32, where the blocks lie, counted in blocks of the whole tensor of pages.
     """
 
     blocks: Tensor
     lengths: Tensor
     skipped: Tensor
+    rows: Tensor
 
     def missed(self, lse: Tensor) -> Tensor:
         """Upper bound (B, Hq) of the share of attention that was missed, from the log-sum-exp of what was read."""
@@ -86,16 +89,22 @@ def select_blocks(
         raise ValueError(f"budget: must be at least {2 * BLOCK} tokens, the first and the last block, got {budget}")
     factor = scale_of(q, scale)
     check_softcap(softcap)
-    on_cpu = resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference")
-    logits = (products_on_cpu if on_cpu else products)(q, bounds, batch) * factor
     kv_heads = bounds.shape[2]
     k_scale = kv_scale_of(bounds[:, :, :, 0], "k_scale", k_scale)
+    if resolve_backend(backend, q.device, q.dtype).name not in ("cpu", "reference"):
+        logits, best = scores(q, bounds, batch, factor, softcap, k_scale)
+        blocks, rows, tokens, skipped = choose(
+            logits, best, batch, min(budget // BLOCK, logits.shape[2]), bounds.shape[1]
+        )
+        return BlockChoice(blocks, tokens, skipped, rows)
+    logits = products_on_cpu(q, bounds, batch) * factor
     if k_scale is not None:
         logits = logits * k_scale.repeat_interleave(q.shape[1] // kv_heads)[:, None]
     if softcap is not None:  # of -inf it would make a number
         logits = torch.where(logits == float("-inf"), logits, softcap * torch.tanh(logits / softcap))
 
     limit = logits.shape[2]
+    room = min(budget // BLOCK, limit)
     number = torch.arange(limit, device=q.device)
     lengths = batch.context_lens.long()
     count = (lengths + BLOCK - 1) // BLOCK
@@ -103,7 +112,6 @@ def select_blocks(
     exists = number < count[:, None]
     best = logits.unflatten(1, (kv_heads, -1)).amax(2)
     best = torch.where((forced & exists)[:, None], float("inf"), best)
-    room = min(budget // BLOCK, limit)
     chosen = best.topk(room, -1).indices
     chosen = torch.where(chosen < count[:, None, None], chosen, limit).sort(-1).values
 
@@ -114,7 +122,7 @@ def select_blocks(
     kept = torch.minimum(count, torch.full_like(count, room))
     # `keys_read`, on the device.
     tokens = torch.where(count > 0, kept * BLOCK - (count * BLOCK - lengths), 0)
-    return BlockChoice(chosen.int(), tokens.int(), weights.logsumexp(-1))
+    return BlockChoice(chosen.int(), tokens.int(), weights.logsumexp(-1), _rows(batch, chosen, bounds.shape[1]))
 
 
 @torch.no_grad()
@@ -163,12 +171,11 @@ def block_attention(
     return _by_head(q, k_pages, v_pages, batch, choice, sink_logits, kv_scales, options)
 
 
-def _rows(batch: PagedBatch, choice: BlockChoice, page_size: int) -> Tensor:
-    """(B, Hkv, K) int64: where the chosen blocks lie, counted in blocks of the whole tensor of pages."""
-    blocks_of_page = page_size // BLOCK
-    blocks = choice.blocks.long().clamp(max=batch.page_table.shape[1] * blocks_of_page - 1)
+def _rows(batch: PagedBatch, blocks: Tensor, blocks_of_page: int) -> Tensor:
+    """As `BlockChoice.rows`."""
+    blocks = blocks.clamp(max=batch.page_table.shape[1] * blocks_of_page - 1)
     page = batch.page_table.long().gather(1, (blocks // blocks_of_page).flatten(1)).view(blocks.shape)
-    return page * blocks_of_page + blocks % blocks_of_page
+    return (page * blocks_of_page + blocks % blocks_of_page).int()
 
 
 def _by_head(
@@ -189,7 +196,7 @@ def _by_head(
     chosen = PagedBatch(
         batch.cu_seqlens_q,
         choice.lengths,
-        _rows(batch, choice, k_pages.shape[1]).flatten(1).int(),
+        choice.rows.flatten(1),
         max_seqlen_q=1,
         max_context_len=room * BLOCK,
     )
@@ -217,7 +224,7 @@ def _on_cpu(
 
     out = torch.zeros(q.shape, dtype=q.dtype)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32)
-    rows = _rows(batch, choice, k_pages.shape[1])
+    rows = choice.rows.long()
     heads = torch.arange(k_pages.shape[2])[:, None]
     for b, length in enumerate(choice.lengths.tolist()):
         count = -(-length // BLOCK)
