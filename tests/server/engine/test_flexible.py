@@ -49,7 +49,9 @@ def test_who_gives_way_is_not_taken_out_of_a_step_in_flight() -> None:
     scheduler.add(batch)
     run_step(scheduler)
     scheduler.add(request("urgent", 3, max_tokens=2))
-    scheduler.advance(plan := scheduler.plan())
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.advance(plan)
     assert (scheduler.plan(), batch.row) == (None, 0)
     scheduler.settle({"batch": [7]})
     assert set(run_step(scheduler)) == {"urgent"}
