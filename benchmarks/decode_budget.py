@@ -129,7 +129,7 @@ def table(result: dict[str, Any]) -> str:
     """The rows as Markdown, with what was measured where."""
     lines = [
         "| attention of answers | bounds | answers at once | ITL: median (ms) | mean | max | keys read |",
-        "|---|---|---:|---:|---:|---:|",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in result["rows"]:
         read = "" if row["keys_read"] is None else f"{row['keys_read']:.4f}"

@@ -8,14 +8,24 @@ from typing import Any
 ENOUGH = 0.95  # of the answers that dense attention gets right
 
 
+NAMED = 5  # settings that were not run for lack of time are named if there are no more
+
+
+def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of lengths at which something was measured beside dense attention before time was over."""
+    beside = {row["tokens"] for row in result["curves"] if row["setting"] != "dense"}
+    return [row for row in result["curves"] if row["tokens"] in beside]
+
+
 def table(result: dict[str, Any]) -> str:
     """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold.
 
     Where all settings are decode budgets, nothing is picked and no times are told: they are those of reading the
     prompt, on which a budget has no influence.
     """
-    lengths = sorted({row["tokens"] for row in result["curves"]})
-    found = {(row["setting"], row["tokens"]): row for row in result["curves"]}
+    curves = compared(result)
+    lengths = sorted({row["tokens"] for row in curves})
+    found = {(row["setting"], row["tokens"]): row for row in curves}
     only_budgets = is_of_budgets(result)
     bold = set() if only_budgets else set(picks(result).values())
     head = ["setting"]
@@ -24,16 +34,18 @@ def table(result: dict[str, Any]) -> str:
             [f"{n:,}: right", "lost / gained (p)", "TTFT (s)", "speed-up", "density", "answer reads"], only_budgets
         )
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for setting in dict.fromkeys(row["setting"] for row in result["curves"]):
+    for setting in dict.fromkeys(row["setting"] for row in curves):
         cells = [f"**{setting}**" if setting in bold else setting]
         for n in lengths:
             cells += _told(_cells(found.get((setting, n)), found["dense", n]), only_budgets)
         lines.append(cells)
     plan, where = result["plan"], result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
+    late = result["late"]
+    missed = ", ".join(late) if len(late) <= NAMED else f"{len(late)} settings, from {late[0]} on"
     said = [
         f"{plan['count']} prompts of each of {len(plan['tasks'])} tasks; the embedded model",
-        *([f"not run for lack of time: {', '.join(result['late'])}"] if result["late"] else []),
+        *([f"not run for lack of time: {missed}"] if late else []),
         *(where["device"], versions, where["date"]),
     ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{'; '.join(said)}.\n"
@@ -63,9 +75,10 @@ def picks(result: dict[str, Any]) -> dict[str, str]:
     """For each policy but dense the setting to prefer, over all lengths together: of those that keep `ENOUGH` of the
     answers that dense attention gets right, the one that takes the least time; if none does, the one with the most
     answers. Only settings that were run at every length count."""
-    lengths = {row["tokens"] for row in result["curves"]}
+    curves = compared(result)
+    lengths = {row["tokens"] for row in curves}
     settings: dict[str, list[dict[str, Any]]] = {}
-    for row in result["curves"]:
+    for row in curves:
         settings.setdefault(row["setting"], []).append(row)
     enough = ENOUGH * sum(sum(row["right"]) for row in settings["dense"])
     whole: dict[str, list[tuple[str, int, float]]] = {}
@@ -89,12 +102,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    lengths = sorted({row["tokens"] for row in result["curves"]})
+    curves = compared(result)
+    lengths = sorted({row["tokens"] for row in curves})
     picked = set(picks(result).values())
     figure, axes = pyplot.subplots(2, len(lengths), figsize=(5 * len(lengths), 7), squeeze=False, layout="constrained")
-    policies = list(dict.fromkeys(row["setting"].split()[0] for row in result["curves"]))
+    policies = list(dict.fromkeys(row["setting"].split()[0] for row in curves))
     for column, length in enumerate(lengths):
-        rows = [row for row in result["curves"] if row["tokens"] == length]
+        rows = [row for row in curves if row["tokens"] == length]
         dense = next(row for row in rows if row["setting"] == "dense")
         for i, policy in enumerate(policies):
             points = [

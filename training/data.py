@@ -86,6 +86,7 @@ class Job:
     length: int
     spec: Spec | None = None
     unseen: bool = False  # text of kinds that training never uses
+    chains: float = 0.14  # of documents have chains alone
 
 
 def load_lexicon(corpus: Path) -> Lexicon:
@@ -113,7 +114,7 @@ class Batches(Dataset[Batch]):
     def __getitem__(self, job: Job) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride] - jobs are its indices
         rng, sampler = random.Random(job.seed), self._sampler(job.unseen)
         rows = max(1, self.tokens // job.length)
-        specs = (job.spec or training_spec(rng, job.length) for _ in range(rows))
+        specs = (job.spec or training_spec(rng, job.length, job.chains) for _ in range(rows))
         return collate([sampler.draw(rng, spec) for spec in specs], job.seed)
 
 

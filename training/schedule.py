@@ -20,20 +20,21 @@ FLOOR = 0.02  # of the rate, at the very end
 
 @dataclass(frozen=True)
 class Stage:
-    """Lengths by share of the batches, peak learning rate, the share of all steps at most, and the share of first
-    answer tokens that ends it before.
+    """Lengths by share of the batches, peak learning rate, the share of all steps at most, the share of first answer
+    tokens that ends it before, and the share of documents of chains alone.
     """
 
     mix: Mapping[int, float]
     rate: float
     share: float
     gate: float
+    chains: float = 0.14
 
 
 STAGES = (
-    Stage({512: 1.0}, 1.5e-3, 0.06, 0.9),
-    Stage({512: 0.5, 4096: 0.5}, 1.2e-3, 0.4, 0.99),
-    Stage({512: 0.42, 4096: 0.4, 16384: 0.09, 32768: 0.09}, 1.2e-3, 1.0, 2.0),
+    Stage({512: 1.0}, 1.5e-3, 0.08, 0.9, 0.4),
+    Stage({512: 0.5, 4096: 0.5}, 1.2e-3, 0.4, 0.99, 0.3),
+    Stage({512: 0.38, 4096: 0.38, 16384: 0.12, 32768: 0.12}, 1.2e-3, 1.0, 2.0, 0.2),
 )
 
 
@@ -100,6 +101,7 @@ class Schedule:
         step = self.step
         while True:
             seed = f"{self.seed} {step}"
-            mix = self.stage.mix
-            yield Job(seed, random.Random(f"length {seed}").choices(list(mix), list(mix.values()))[0])
+            stage = self.stage
+            length = random.Random(f"length {seed}").choices(list(stage.mix), list(stage.mix.values()))[0]
+            yield Job(seed, length, chains=stage.chains)
             step += 1

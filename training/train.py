@@ -1,8 +1,8 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 14000
-    python -m training.train .scratch/corpus OUT --steps 14000 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 14000 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT --steps 12500
+    python -m training.train .scratch/corpus OUT --steps 12500 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 12500 --resume OUT/state                 # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
 exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
@@ -11,6 +11,7 @@ phrasings in unseen text.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -36,11 +37,12 @@ Write = Callable[..., None]
 LOG_EVERY = 25
 SCORES = 16  # looks at the fixed prompts in the whole training
 NEEDLES = ("single", "many", "multikey", "uuid")
+COMPOUND = ("multivalue", "multiquery", "chain", "count", "first", "last", "copy", "frequent")
 
 
 def fixed_jobs(tokens: int, lengths: tuple[int, ...]) -> dict[str, list[Job]]:
     """The prompts of the score, by cell: 64 of every task at the shortest of `lengths` (or a batch, if that is more),
-    and of needles at every length, and of needles with held-out phrasings in unseen text.
+    of needles at every length, and of most tasks with held-out phrasings in unseen text.
     """
     cells: dict[str, list[Job]] = {}
 
@@ -66,6 +68,8 @@ def fixed_jobs(tokens: int, lengths: tuple[int, ...]) -> dict[str, list[Job]]:
     for length in lengths[1:]:
         add(f"needles/{length}", length, NEEDLES)
     add(f"held_out/{lengths[0]}", lengths[0], ("single", "many", "multikey"), unseen=True)
+    for task in COMPOUND:
+        add(f"held_out {task}", lengths[0], (task,), unseen=True)
     return cells
 
 
@@ -152,14 +156,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
     parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
-    parser.add_argument("--steps", type=int, default=14000)
+    parser.add_argument("--steps", type=int, default=12500)
     parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=131072, help="tokens a step")
     parser.add_argument("--workers", type=int, default=14, help="processes that make batches")
-    parser.add_argument("--pairs", type=int, default=4, help="pairs of layers")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of layers")
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--mlp", type=int, default=448, help="width of the feed-forward layers")
     parser.add_argument("--longest", type=int, default=32768, help="leave out the stages with longer prompts than this")
     parser.add_argument("--no-compile", action="store_true", help="run the layers eagerly")
     options = parser.parse_args()
@@ -171,7 +176,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stages = tuple(stage for stage in STAGES if max(stage.mix) <= options.longest)
     schedule = Schedule(options.steps, options.seed, stages)
-    net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=3 * options.hidden)
+    net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=options.mlp)
     trainer = Trainer(net, device, compiled=not options.no_compile)
     if options.resume:
         state.load(options.resume, trainer.optimizer, schedule)
@@ -190,7 +195,7 @@ def main() -> None:
         torch=torch.__version__,
         device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         attention=trainer.backend,
-        stages=[{"mix": stage.mix, "rate": stage.rate, "share": stage.share, "gate": stage.gate} for stage in stages],
+        stages=[dataclasses.asdict(stage) for stage in stages],
     )
     run = Run(trainer, schedule, cells, write, options.out / "state")
     batches = iter(data.loader(source, schedule.jobs(), options.workers))
@@ -205,7 +210,7 @@ def main() -> None:
 
 def export(run: Run, options: argparse.Namespace) -> None:
     """Write OUT/model: the best weights, the tokenizer and the chat template."""
-    net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=3 * options.hidden)
+    net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=options.mlp)
     missing, unexpected = net.load_state_dict(run.best_weights, strict=False)
     assert missing in ([], ["lm_head.weight"])  # tied to the embedding
     assert not unexpected

@@ -94,9 +94,18 @@ def test_mcnemars_test_is_exact(quality: ModuleType) -> None:
     assert quality.beside(dense, dense) == {"lost": 0, "gained": 0, "p": 1.0}
 
 
+def test_a_length_at_which_only_dense_attention_was_in_time_is_left_out(result: dict[str, Any]) -> None:
+    dense = next(row for row in result["curves"] if row["setting"] == "dense")
+    longer = result | {"curves": [*result["curves"], dense | {"tokens": 4096}]}
+    assert quality_report.table(longer) == quality_report.table(result)
+    assert quality_report.picks(longer) == quality_report.picks(result) != {}
+
+
 def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
     late = result | {"late": ["strided at 1,024 tokens"]}
     assert "not run for lack of time: strided at 1,024 tokens;" in quality_report.table(late)
+    late = result | {"late": [f"strided {i} at 1,024 tokens" for i in range(7)]}
+    assert "not run for lack of time: 7 settings, from strided 0 at 1,024 tokens on;" in quality_report.table(late)
     assert "not run" not in quality_report.table(result)
 
 

@@ -10,7 +10,7 @@ from longreach.bench.recall.suite import Plan, sampler_of, samples
 from training import evaluate
 from training.evaluate import Cell
 
-PLAN = Plan(tasks=("single", "chain"), lengths=(512,), depths=2, count=6)
+PLAN = Plan(tasks=("single", "chain"), lengths=(512,), depths=2, count=6, phrasing="held_out")
 
 
 def test_a_forward_pass_agrees_with_greedy_decoding(model_directory: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_window_changes_what_lies_beyond_it_and_nothing_else(
     ids = torch.randint(5, 4096, (1, 160), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         one, two = (model.base_model(input_ids=ids, use_cache=False).last_hidden_state for model in (dense, windowed))
-    torch.testing.assert_close(one[:, :60], two[:, :60])
+    torch.testing.assert_close(one[:, :60], two[:, :60], rtol=1e-4, atol=1e-4)
     assert (one[:, 80:] - two[:, 80:]).abs().amax() > 1e-2
 
 

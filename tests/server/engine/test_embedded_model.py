@@ -27,7 +27,7 @@ SETTINGS = {
     "kv_cache_bytes": 1 << 28,
     "max_num_seqs": 8,
 }
-TOKEN_BYTES = 2 * 8 * 2 * 64 * 4  # keys and values of 8 layers of 2 heads of 64 channels
+TOKEN_BYTES = 2 * 12 * 2 * 64 * 4  # keys and values of 12 layers of 2 heads of 64 channels
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -150,7 +150,7 @@ def test_pages_that_were_offloaded_and_restored_give_the_plain_answer(
     greedy = Sampling(temperature=0)
     specs = [  # of two tenants, since they begin alike
         Generate(request_id=name, prompt=prompts[name], max_tokens=8, sampling=greedy, cache_salt=name)
-        for name in ("question", "copy")
+        for name in ("question", "other")
     ]
     whole = {"device": device, "kv_cache_dtype": kv_dtype, "max_batched_tokens": 1000}
     plain, _, _ = answers(build(**whole), specs)

@@ -18,6 +18,7 @@ from .tables import load
 _TABLES = load("compound")
 
 MARKS = ("**{}**", "<{}>", "#{}", "[{}]", "__{}__", "@{}")
+NEW = 0.7  # of the phrasings of training are by the grammar, the others from the tables
 LABELS = ("A0", "AA0", "0A", "A-00", "aa00")
 
 
@@ -27,10 +28,22 @@ def _pick(drawer: Drawer, table: str, name: str) -> tuple[str, ...]:
     return tuple(phrases[f"held_out_{name}" if drawer.held_out else name])
 
 
-def _dressed(drawer: Drawer, questions: Sequence[str]) -> tuple[str, ...]:
-    """The questions; in the training mixture one of them, with words before and after it."""
+def _told(drawer: Drawer, table: str, name: str, rule: str) -> str:
+    """A phrase of a table; in the training mixture mostly one by a rule of the grammar."""
+    if drawer.phrasing == "mixed" and drawer.rng.random() < NEW:
+        return grammar.compound_statement(drawer.rng, rule, drawer.lexicon)
+    return drawer.rng.choice(_pick(drawer, table, name))
+
+
+def _asked(drawer: Drawer, table: str, name: str, rule: str) -> tuple[str, ...]:
+    """The questions of a table; in the training mixture one, mostly by a rule of the grammar, else one of the table
+    with words before and after it.
+    """
+    questions = _pick(drawer, table, name)
     if drawer.phrasing != "mixed":
-        return tuple(questions)
+        return questions
+    if drawer.rng.random() < NEW:
+        return (grammar.compound_question(drawer.rng, rule, drawer.lexicon),)
     return (grammar.dressed(drawer.rng, drawer.rng.choice(questions), drawer.lexicon),)
 
 
@@ -44,12 +57,16 @@ def repeated(drawer: Drawer, times: int) -> Item:
         value = drawer.brief_value()
         if value not in values:
             values.append(value)
-    templates = _pick(drawer, "repeated", "statements")
-    alike = rng.choice(templates) if rng.random() < 0.5 else None
-    statements = tuple(Statement(fill(alike or rng.choice(templates), relation, key, value)) for value in values)
+
+    def template() -> str:
+        return grammar.sentence(_told(drawer, "repeated", "statements", "repeated"))
+
+    alike = template() if rng.random() < 0.5 else None
+    statements = tuple(Statement(fill(alike or template(), relation, key, value)) for value in values)
 
     def asked(name: str) -> tuple[str, ...]:
-        return tuple(fill(q, relation, key) for q in _dressed(drawer, _pick(drawer, "repeated", name)))
+        questions = _asked(drawer, "repeated", name, f"{name}_question")
+        return tuple(fill(grammar.sentence(q), relation, key) for q in questions)
 
     return Item(
         statements,
@@ -70,7 +87,7 @@ def together(drawer: Drawer, items: Sequence[Item]) -> Query:
     """One question for the values of several facts with the same relation, answered in the order asked."""
     names = [item.key for item in items]
     listed = ", ".join(names[:-1]) + drawer.rng.choice((" and ", ", ", " and ")) + names[-1]
-    questions = _dressed(drawer, _pick(drawer, "together", "questions"))
+    questions = _asked(drawer, "together", "questions", "together")
     relation = items[0].relation
     asked = tuple(p.capital(q.replace("{r}", relation).replace("{list}", listed)) for q in questions)
     return Query("multiquery", asked, (), ", ".join(item.value for item in items), listed=True)
@@ -85,20 +102,29 @@ def _variable(rng: random.Random, lexicon: v.Lexicon) -> str:
     return lexicon.word(rng) if draw < 0.8 else f"{lexicon.word(rng)}_{rng.choice('abcxyz')}"
 
 
+def _assignment(drawer: Drawer) -> tuple[str, str]:
+    """How a variable {k} is given a value {v}, and the value of another variable {o}."""
+    rng = drawer.rng
+    if drawer.phrasing == "mixed" and rng.random() < NEW:
+        told = grammar.compound_statement(rng, "assignment", drawer.lexicon)
+        other = grammar.reference(rng, drawer.lexicon)
+        return told.replace("{x}", "{v}"), told.replace("{x}", other)
+    return rng.choice(tuple(zip(_pick(drawer, "chain", "values"), _pick(drawer, "chain", "links"), strict=True)))
+
+
 def chain(drawer: Drawer, hops: int) -> Item:
     """A value and `hops` variables after the first, each defined by the one before it."""
     rng = drawer.rng
-    kind = rng.randrange(len(_pick(drawer, "chain", "values")))
     value = v.digits(rng, 2, 6) if rng.random() < 0.8 else v.code(rng)
     names = [drawer.new_key(_variable) for _ in range(hops + 1)]
     line = rng.random() < 0.5
-    first = _pick(drawer, "chain", "values")[kind].format(k=names[0], v=value)
-    link = _pick(drawer, "chain", "links")[kind]
-    links = [link.format(k=name, o=other) for other, name in itertools.pairwise(names)]
-    questions = _pick(drawer, "chain", "questions")
+    told, link = _assignment(drawer)
+    first = told.replace("{k}", names[0]).replace("{v}", value)
+    links = [link.replace("{k}", name).replace("{o}", other) for other, name in itertools.pairwise(names)]
 
     def query(name: str, task: str) -> Query:
-        return Query(task, tuple(q.replace("{k}", name) for q in _dressed(drawer, questions)), (f"{name} =",), value)
+        questions = _asked(drawer, "chain", "questions", "chain_question")
+        return Query(task, tuple(q.replace("{k}", name).replace("{K}", name) for q in questions), (f"{name} =",), value)
 
     return Item(
         tuple(Statement(text, line) for text in (first, *links)),
@@ -128,10 +154,10 @@ def counted(drawer: Drawer, times: int) -> Item:
     rng = drawer.rng
     word = drawer.new_key(lambda rng, lexicon: lexicon.word(rng))
     marked = rng.choice(MARKS).format(word)
-    statements = _pick(drawer, "counted", "statements")
-    questions = tuple(q.replace("{m}", marked) for q in _dressed(drawer, _pick(drawer, "counted", "questions")))
+    questions = tuple(q.replace("{m}", marked) for q in _asked(drawer, "counted", "questions", "count_question"))
+    told = [_told(drawer, "counted", "statements", "marked") for _ in range(times)]
     return Item(
-        tuple(Statement(rng.choice(statements).replace("{m}", marked)) for _ in range(times)),
+        tuple(Statement(text.replace("{m}", marked)) for text in told),
         (Query("count", questions, (), str(times)),),
     )
 
@@ -148,10 +174,11 @@ def frequent(drawer: Drawer, size: int) -> Item:
         if word != top_word and word not in words:
             words += [word] * min(rng.randint(1, max(1, top // 2)), size - len(words))
     rng.shuffle(words)
-    text = rng.choice(_pick(drawer, "frequent", "lists")).replace("{t}", rng.choice((" ", ", ", "\n")).join(words))
+    listed = rng.choice((" ", ", ", "\n")).join(words)
+    text = _told(drawer, "frequent", "lists", "word_list").replace("{t}", listed)
     return Item(
         (Statement(text, line=True),),
-        (Query("frequent", _dressed(drawer, _pick(drawer, "frequent", "questions")), (), top_word),),
+        (Query("frequent", _asked(drawer, "frequent", "questions", "frequent_question"), (), top_word),),
     )
 
 
@@ -164,8 +191,8 @@ def passage(drawer: Drawer, words: int) -> Item:
 
     name = drawer.new_key(label)
     text = p.capital(" ".join(drawer.lexicon.word(rng) for _ in range(words))) + "."
-    template = rng.choice(_pick(drawer, "passage", "passages"))
-    questions = tuple(q.replace("{l}", name) for q in _dressed(drawer, _pick(drawer, "passage", "questions")))
+    template = _told(drawer, "passage", "passages", "labelled")
+    questions = tuple(q.replace("{l}", name) for q in _asked(drawer, "passage", "questions", "copy_question"))
     return Item(
         (Statement(template.replace("{l}", name).replace("{t}", text), line=True),),
         (Query("copy", questions, (), text),),

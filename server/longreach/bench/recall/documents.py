@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from . import compound
@@ -27,14 +28,16 @@ OTHERS = {
 TASKS = tuple(OTHERS)
 
 
-def compose(drawer: Drawer, task: str | None, items: int | None, length: int, size: float) -> list[Item]:
+def compose(
+    drawer: Drawer, task: str | None, items: int | None, length: int, size: float, chains: float = 0.14
+) -> list[Item]:
     """The items of a document of `length` tokens, the one to be asked for first.
 
-    With no task, `items` of all kinds in the proportions of training. `size` in (0, 1] shrinks everything, for
-    documents that would not fit otherwise.
+    With no task, `items` of all kinds in the proportions of training, `chains` the probability that all are chains.
+    `size` in (0, 1] shrinks everything, for documents that would not fit otherwise.
     """
     if task is None:
-        return _mixture(drawer, max(1, int((items or 1) * size)), length, size)
+        return _mixture(drawer, max(1, int((items or 1) * size)), length, size, chains)
     others = int((OTHERS[task] if items is None else items) * size)
     if task in ("multikey", "multiquery", "absent"):
         drawer.share_relation()
@@ -73,16 +76,19 @@ def _twice(make: Callable[[], Item]) -> tuple[Callable[[], Item], Callable[[], I
     return make, make
 
 
-def _mixture(drawer: Drawer, items: int, length: int, size: float) -> list[Item]:
+def _mixture(drawer: Drawer, items: int, length: int, size: float, chains: float) -> list[Item]:
     rng = drawer.rng
-    draw = rng.random()
-    if draw < 0.07:
+    if rng.random() < chains:
+        return [compound.chain(drawer, _hops(rng)) for _ in range(max(1, items // 3))]
+    if rng.random() < 0.08:
         template = compound.pair_template(drawer)
         return [compound.pair(drawer, template) for _ in range(max(1, min(items, int(size * length / 100))))]
-    if draw < 0.14:
-        return [compound.chain(drawer, rng.randint(0, 3)) for _ in range(max(1, items // 3))]
-    share = rng.choice((0.0, 0.2, 0.6))
+    share = rng.choice((0.0, 0.25, 0.65))
     return [_compound(drawer, length, size) if rng.random() < share else drawer.fact() for _ in range(items)]
+
+
+def _hops(rng: random.Random) -> int:
+    return rng.choices(range(4), (1, 3, 4, 1))[0]
 
 
 def _compound(drawer: Drawer, length: int, size: float) -> Item:
@@ -91,7 +97,7 @@ def _compound(drawer: Drawer, length: int, size: float) -> Item:
     if draw < 0.38:
         return compound.repeated(drawer, rng.randint(2, 4))
     if draw < 0.63:
-        return compound.chain(drawer, rng.randint(1, 3))
+        return compound.chain(drawer, max(1, _hops(rng)))
     if draw < 0.77:
         return compound.counted(drawer, rng.randint(1, max(2, int(9 * size))))
     if draw < 0.85:

@@ -1,7 +1,8 @@
 """Phrasings without end: statements, questions and records from a grammar, so that none can be learnt by heart.
 
-The rules are data, in `tables/grammar.toml`. Fixed words are now and then dropped, replaced or added to: what a model
-may rely on is the key, the relation, and what looks like a value beside them.
+The rules are data, in `tables/grammar.toml` and, for items of several statements, `tables/compound_grammar.toml`.
+Fixed words are now and then dropped, replaced or added to: what a model may rely on is the key, the relation, and what
+looks like a value beside them.
 """
 
 import random
@@ -66,7 +67,7 @@ class Grammar:
         return _NAME.sub(replace, text)
 
 
-_GRAMMAR = Grammar(load("grammar"))
+_GRAMMAR = Grammar(load("grammar") | load("compound_grammar"))
 
 
 def sentence(text: str) -> str:
@@ -120,6 +121,27 @@ def record(rng: random.Random, lexicon: Lexicon) -> str:
 def record_question(rng: random.Random, lexicon: Lexicon) -> str:
     """A question for the value of a record."""
     return rough(rng, sentence(_GRAMMAR.expand(rng, "$record_question", lexicon)), lexicon, 0.15)
+
+
+def compound_statement(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
+    """A piece of an item of several statements, by a rule of `tables/compound_grammar.toml`; its fields stay as they
+    are.
+    """
+    text = _GRAMMAR.expand(rng, f"${rule}", lexicon)
+    return text[:1].upper() + text[1:] if rng.random() < 0.8 else text
+
+
+def reference(rng: random.Random, lexicon: Lexicon) -> str:
+    """How one variable stands for the value of another, {o}."""
+    return _GRAMMAR.expand(rng, "$reference", lexicon)
+
+
+def compound_question(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
+    """A question about an item of several statements, at times without its mark or its capital."""
+    text = _GRAMMAR.expand(rng, f"${rule}", lexicon)
+    if rng.random() < 0.1:
+        text = text.rstrip("?.! ")
+    return text[:1].upper() + text[1:] if rng.random() < 0.9 else text
 
 
 def dressed(rng: random.Random, text: str, lexicon: Lexicon) -> str:

@@ -31,6 +31,7 @@ class Spec:
     absent: float = 0.0  # the share of questions about something that the document does not state
     turns: int = 1  # document parts, each followed by some of the questions
     early: bool = False
+    chains: float = 0.14  # without a task, the share of documents whose items are all chains
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Sampler:
     def _try(self, rng: random.Random, spec: Spec, size: float) -> Sample | None:
         """A sample with items and questions in number `size` of what is asked for, or None if they do not fit."""
         drawer = Drawer(rng, self.lexicon, spec.phrasing)
-        items = compose(drawer, spec.task, spec.items, spec.length, size)
+        items = compose(drawer, spec.task, spec.items, spec.length, size, spec.chains)
         questions = max(1, int(spec.questions * size))
         form = spec.form or rng.choices(FORMS, (0.3 if self.codec.chats else 0, 0.33, 0.25, 0.12))[0]
         turns = min(spec.turns, questions)
@@ -243,18 +243,19 @@ class Sampler:
         assembly.add(text[position:])
 
 
-def training_spec(rng: random.Random, length: int) -> Spec:
+def training_spec(rng: random.Random, length: int, chains: float = 0.14) -> Spec:
     """A draw of the training distribution: many facts and about as many questions, or a few in much text; some asked
-    midway, some before the document.
+    midway, some before the document; `chains` of them with chains alone.
     """
     most = max(2, min(256, length // 40))
     few = rng.random() < 0.3
     items = _log_uniform(rng, most) if few else rng.randint(max(2, most // 3), most)
     if rng.random() < 0.05:
-        return Spec(length, items=items, absent=0.08, early=True)
+        return Spec(length, items=items, absent=0.08, early=True, chains=chains)
     # Fewer questions than facts: one that was asked before is answered by looking it up among the answers.
     questions = rng.randint(max(1, items // 2), items)
-    return Spec(length, items=items, questions=questions, absent=0.08, turns=rng.choice((1, 1, 1, 2, 3)))
+    turns = rng.choice((1, 1, 1, 2, 3))
+    return Spec(length, items=items, questions=questions, absent=0.08, turns=turns, chains=chains)
 
 
 def _log_uniform(rng: random.Random, most: int) -> int:
