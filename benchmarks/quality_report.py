@@ -17,6 +17,11 @@ def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in result["curves"] if row["tokens"] in beside]
 
 
+def series(row: dict[str, Any]) -> str:
+    """What a setting is compared within: its policy, or the budgets for answers, which are about another cost."""
+    return "budget for answers" if row.get("keys_read") is not None else row["setting"].split()[0]
+
+
 def table(result: dict[str, Any]) -> str:
     """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold.
 
@@ -72,7 +77,7 @@ def _cells(row: dict[str, Any] | None, dense: dict[str, Any]) -> list[str]:
 
 
 def picks(result: dict[str, Any]) -> dict[str, str]:
-    """For each policy but dense the setting to prefer, over all lengths together: of those that keep `ENOUGH` of the
+    """For each series but dense the setting to prefer, over all lengths together: of those that keep `ENOUGH` of the
     answers that dense attention gets right, the one that takes the least time; if none does, the one with the most
     answers. Only settings that were run at every length count."""
     curves = compared(result)
@@ -85,7 +90,7 @@ def picks(result: dict[str, Any]) -> dict[str, str]:
     for name, rows in settings.items():
         if name != "dense" and {row["tokens"] for row in rows} == lengths:
             right, seconds = sum(sum(row["right"]) for row in rows), sum(row["ttft_s"] for row in rows)
-            whole.setdefault(name.split()[0], []).append((name, right, seconds))
+            whole.setdefault(series(rows[0]), []).append((name, right, seconds))
     picked = {}
     for policy, candidates in whole.items():
         good = [candidate for candidate in candidates if candidate[1] >= enough]
@@ -106,7 +111,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     lengths = sorted({row["tokens"] for row in curves})
     picked = set(picks(result).values())
     figure, axes = pyplot.subplots(2, len(lengths), figsize=(5 * len(lengths), 7), squeeze=False, layout="constrained")
-    policies = list(dict.fromkeys(row["setting"].split()[0] for row in curves))
+    policies = list(dict.fromkeys(series(row) for row in curves))
     for column, length in enumerate(lengths):
         rows = [row for row in curves if row["tokens"] == length]
         dense = next(row for row in rows if row["setting"] == "dense")
@@ -114,9 +119,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
             points = [
                 (dense["ttft_s"] / row["ttft_s"], _computed(row), _share(row), row)
                 for row in rows
-                if row["setting"].split()[0] == policy
+                if series(row) == policy
             ]
-            for axis, x in ((axes[0, column], 0), (axes[1, column], 1)):
+            of_prompt = [] if policy == "budget for answers" else [(axes[0, column], 0)]
+            for axis, x in (*of_prompt, (axes[1, column], 1)):
                 line = sorted(points, key=lambda point, x=x: point[x])
                 axis.plot(
                     [p[x] for p in line], [p[2] for p in line], marker=".", color=f"C{i}", label=policy, alpha=0.8
@@ -132,7 +138,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axis.set_ylabel("answered right")
             axis.set_ylim(-0.03, 1.03)
             axis.grid(visible=True, alpha=0.25)
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    axes[1, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{result['environment']['device']}; {result['environment']['date']}", fontsize=9, color="gray")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
