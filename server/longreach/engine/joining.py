@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
-from longreach_patches import RankLayout
+from longreach_patches import RankLayout, SmallSums
 from torch import distributed
 
 from .messages import EngineConfig
@@ -77,7 +77,10 @@ def join(config: EngineConfig, rank: int, rendezvous: str) -> Joined:
         timeout=timedelta(seconds=config.step_timeout),
         device_id=torch.device(config.device) if on_gpu else None,
     )
-    return Joined(_with_groups(layout), store)
+    layout = _with_groups(layout)
+    if on_gpu and layout.group is not None:  # all ranks are here now, and nothing is captured yet
+        layout = dataclasses.replace(layout, small_sums=SmallSums.of(layout.group, torch.device(config.device)))
+    return Joined(layout, store)
 
 
 def _with_groups(layout: RankLayout) -> RankLayout:
