@@ -37,7 +37,7 @@ class RankLayout:
         tensor_group: the ranks that have the other parts and this one's tokens.
         context_group: the ranks that have this one's weights.
         group: all ranks.
-        small_sums: what those add small tensors with; None if it is what they add large ones with.
+        small_sums: what those add small tensors with, if it is not what they add large ones with.
 
     Groups are None where there is one rank, or where nothing is computed, as in a plan.
     """

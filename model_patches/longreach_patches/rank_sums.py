@@ -1,4 +1,4 @@
-"""Sums over ranks: small ones of GPUs of one host through memory that all of them map, all others by NCCL or gloo.
+"""Sums over ranks: by NCCL or gloo, or, if asked, small ones of GPUs of one host through memory that all of them map.
 
 In a step of few tokens a sum is a few kilobytes, and takes as long as the ranks need to find each other. NCCL needs
 three times as long for that as one kernel that reads every rank's part where it lies (docs/adr/0038).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,20 +18,14 @@ from torch.distributed import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-MOST_RANKS = 8
 # Every rank reads every rank's part, so that the time grows with the number of them: what a rank may read in one sum.
 _READ_BYTES = 2 << 20
 _ALIGNMENT = 16  # the kernel's loads and stores
 _DTYPES = (torch.bfloat16, torch.float32)  # what the kernel adds; it does not know float16
 # NVLink multicast stays off. The buffer is an allocation of its own, and not part of a pool.
 _SETTINGS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TORCH_SYMMMEM_IMPLICIT_POOL": "0"}
-_FAILURES = (RuntimeError, ArithmeticError, AttributeError, ImportError, TypeError, ValueError)
 
 T = TypeVar("T")
-
-
-class _UnavailableError(Exception):
-    """One of the ranks cannot use symmetric memory; all of them raise this."""
 
 
 class SmallSums:
@@ -50,27 +43,21 @@ class SmallSums:
         self._group_name = group_name
 
     @classmethod
-    def of(cls, group: ProcessGroup, device: torch.device) -> SmallSums | None:
-        """What the ranks of `group`, this one on `device`, add small tensors with; None where that is NCCL or gloo.
+    def of(cls, group: ProcessGroup, device: torch.device) -> SmallSums:
+        """What the ranks of `group`, on GPUs of one host, this one on `device`, add small tensors with.
 
-        A collective operation, to be called before a graph is captured. Why GPUs have to do without is logged by the
-        first rank.
+        A collective operation, to be called before a graph is captured, and once in a process.
+
+        Raises:
+            ValueError: one of the ranks cannot; raised on all of them, with what that one says.
         """
-        if device.type != "cuda" or distributed.get_backend(group) != "nccl":
-            return None
         rank, size = distributed.get_rank(group), distributed.get_world_size(group)
-        nbytes = _READ_BYTES // size
-        try:
-            places = _gathered((socket.gethostname(), device.index), group)
-            _together(lambda: _check(places, rank), group)
-            buffer = _together(lambda: _allocate(nbytes, device), group)
-            _together(lambda: _meet(buffer, group), group)
-            sums = cls(buffer, group.group_name)
-            _together(lambda: sums._try(rank, size), group)
-        except _UnavailableError as error:
-            if rank == 0:
-                logger.warning("sums over GPUs are NCCL's, of small tensors too, which takes longer: %s", error)
-            return None
+        nbytes = _READ_BYTES // size // _ALIGNMENT * _ALIGNMENT
+        indices = _gathered(device.index, group)
+        buffer = _together(lambda: _allocate(nbytes, device, indices), group)
+        _together(lambda: _meet(buffer, group), group)
+        sums = cls(buffer, group.group_name)
+        _together(lambda: sums._try(rank, size), group)
         if rank == 0:
             logger.info("sums over GPUs of up to %d KiB go through symmetric memory", nbytes >> 10)
         return sums
@@ -138,29 +125,6 @@ class RankSum:
 _met = False  # of this process, as torch's count of exchanges is, by which ranks find each other's
 
 
-def _check(places: list[tuple[str, int]], rank: int) -> None:
-    """See whether GPUs at these hosts and indices, by rank, can map each other's memory.
-
-    Raises:
-        RuntimeError: they cannot, or not from this rank.
-    """
-    if not 2 <= len(places) <= MOST_RANKS:
-        raise RuntimeError(f"{len(places)} ranks, of 2 to {MOST_RANKS}")
-    if len({host for host, _ in places}) > 1:
-        raise RuntimeError("the ranks are on several hosts")
-    own = places[rank][1]
-    for other, (_, index) in enumerate(places):
-        if other != rank and not torch.cuda.can_device_access_peer(own, index):
-            raise RuntimeError(f"GPU {own} cannot read the memory of GPU {index}")
-    if not hasattr(torch.ops.symm_mem, "one_shot_all_reduce_out"):
-        raise RuntimeError("this torch has no symm_mem.one_shot_all_reduce_out")
-    if _met:
-        raise RuntimeError("this process has shared memory with other ranks before; a new one can do so")
-    os.environ.update(_SETTINGS)
-    if _has_multicast(own):
-        raise RuntimeError("NVLink multicast cannot be turned off")
-
-
 def _has_multicast(index: int) -> bool:
     from torch._C._autograd import DeviceType
     from torch._C._distributed_c10d import _SymmetricMemory
@@ -168,9 +132,22 @@ def _has_multicast(index: int) -> bool:
     return _SymmetricMemory.has_multicast_support(DeviceType.CUDA, index)
 
 
-def _allocate(nbytes: int, device: torch.device) -> Tensor:
+def _allocate(nbytes: int, device: torch.device, indices: list[int]) -> Tensor:
+    """A buffer that the ranks on the GPUs `indices`, this one's among them, can map.
+
+    Raises:
+        RuntimeError: they cannot, or not from this rank.
+    """
     import torch.distributed._symmetric_memory as symmetric_memory
 
+    if _met:
+        raise RuntimeError("this process has shared memory with other ranks before, and only a new one can")
+    for index in indices:
+        if index != device.index and not torch.cuda.can_device_access_peer(device.index, index):
+            raise RuntimeError(f"GPU {device.index} cannot read the memory of GPU {index}")
+    os.environ.update(_SETTINGS)
+    if _has_multicast(device.index):
+        raise RuntimeError("NVLink multicast cannot be turned off")
     symmetric_memory.set_backend("CUDA")
     return symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
 
@@ -190,17 +167,18 @@ def _together(act: Callable[[], T], group: ProcessGroup) -> T:
     """What `act` returns, once it has succeeded on all ranks: one that went on alone would wait for the others.
 
     Raises:
-        _UnavailableError: it failed on one of them; raised on all.
+        ValueError: it failed on one of them; raised on all.
     """
     result: T | None = None
-    problem = ""
+    problem: Exception | None = None
     try:
         result = act()
-    except _FAILURES as error:
-        problem = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-    for rank, said in enumerate(_gathered(problem, group)):
+    except Exception as error:  # noqa: BLE001 - whatever it was, the others have to hear of it
+        problem = error
+    mine = "" if problem is None else (str(problem).strip() or type(problem).__name__).splitlines()[0][:300]
+    for rank, said in enumerate(_gathered(mine, group)):
         if said:
-            raise _UnavailableError(f"{said} (rank {rank})")
+            raise ValueError(f"--symmetric-sums: rank {rank} cannot set them up; leave it out: {said}") from problem
     return result  # pyright: ignore[reportReturnType]
 
 

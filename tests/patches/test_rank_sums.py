@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +14,11 @@ from longreach_patches import RankLayout, SmallSums, rank_sums
 from longreach_patches.fused.weights import share_of, whole_weights
 from longreach_patches.rank_sums import RankSum
 from torch import distributed, multiprocessing
+from torch.distributed import _symmetric_memory as symmetric_memory
 
 from .conftest import build as build_model
 
 LIMIT = 1024
-GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -94,45 +92,42 @@ def test_only_the_sums_of_short_steps_go_through_the_buffer(small: SmallSums) ->
 
 
 class Host:
-    """Ranks that are not there, on GPUs that are not there, and what the first of them does."""
+    """Ranks that are not there, on GPUs that are not there, and what one of them does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ranks, self.rank, self.backend = 2, 0, "nccl"
-        self.hosts = ["a"] * 16
+        self.ranks, self.rank = 2, 0
         self.peers, self.multicast = True, False
         self.fails: str | None = None
         self.others_say = ""
         self.made: list[str] = []
         for name in rank_sums._SETTINGS:
             monkeypatch.delenv(name, raising=False)
-        for name in ("_allocate", "_meet"):
-            monkeypatch.setattr(rank_sums, name, self._step(name))
-        monkeypatch.setattr(SmallSums, "_try", self._step("_try"))
+        monkeypatch.setattr(symmetric_memory, "set_backend", lambda name: None)
+        monkeypatch.setattr(symmetric_memory, "empty", self._empty)
+        monkeypatch.setattr(rank_sums, "_meet", lambda buffer, group: self._do("_meet"))
+        monkeypatch.setattr(SmallSums, "_try", lambda sums, rank, size: self._do("_try"))
         monkeypatch.setattr(rank_sums, "_gathered", self._gathered)
         monkeypatch.setattr(rank_sums, "_has_multicast", self._has_multicast)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: self.peers)
-        monkeypatch.setattr(distributed, "get_backend", lambda group: self.backend)
         monkeypatch.setattr(distributed, "get_rank", lambda group: self.rank)
         monkeypatch.setattr(distributed, "get_world_size", lambda group: self.ranks)
 
-    def sums(self, device: torch.device = GPU) -> SmallSums | None:
-        return SmallSums.of(SimpleNamespace(group_name="0"), device)  # type: ignore[arg-type]
+    def sums(self) -> SmallSums:
+        return SmallSums.of(SimpleNamespace(group_name="0"), torch.device("cuda", self.rank))  # type: ignore[arg-type]
 
-    def _step(self, name: str) -> Callable[..., torch.Tensor]:
-        def step(*given: object) -> torch.Tensor:
-            self.made.append(name)
-            if self.fails == name:
-                raise RuntimeError(f"{name} failed\nand more")
-            return torch.zeros(given[0] if name == "_allocate" else 1, dtype=torch.uint8)  # type: ignore[call-overload]
+    def _do(self, name: str) -> None:
+        self.made.append(name)
+        if self.fails == name:
+            raise RuntimeError(f"{name} failed\nand more")
 
-        return step
+    def _empty(self, nbytes: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        self._do("empty")
+        return torch.zeros(nbytes, dtype=dtype)
 
     def _gathered(self, mine: Any, group: object) -> list[Any]:
-        if isinstance(mine, str):
-            said = [self.others_say] * self.ranks
-            said[self.rank] = mine
-            return said
-        return [(self.hosts[rank], rank) for rank in range(self.ranks)]
+        said: list[Any] = [self.others_say] * self.ranks if isinstance(mine, str) else list(range(self.ranks))
+        said[self.rank] = mine
+        return said
 
     def _has_multicast(self, index: int) -> bool:
         assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
@@ -145,65 +140,70 @@ def host(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> H
     return Host(monkeypatch)
 
 
-@pytest.mark.parametrize(("ranks", "nbytes"), [(2, 1 << 20), (4, 1 << 19), (8, 1 << 18)])
+@pytest.mark.parametrize(("ranks", "nbytes"), [(2, 1 << 20), (3, 699040), (4, 1 << 19), (8, 1 << 18)])
 def test_ranks_on_one_host_share_memory(host: Host, ranks: int, nbytes: int, caplog: pytest.LogCaptureFixture) -> None:
     host.ranks = ranks
-    sums = host.sums()
-    assert sums is not None
-    assert sums._buffer.nbytes == nbytes
-    assert host.made == ["_allocate", "_meet", "_try"]
-    assert [record.getMessage() for record in caplog.records] == [
+    assert host.sums()._buffer.nbytes == nbytes
+    host.rank = 1
+    assert host.sums()._buffer.nbytes == nbytes
+    assert host.made == ["empty", "_meet", "_try"] * 2
+    assert [record.getMessage() for record in caplog.records] == [  # of the first
         f"sums over GPUs of up to {nbytes >> 10} KiB go through symmetric memory"
     ]
 
 
-def test_a_cpu_has_nothing_to_share_and_says_nothing(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    assert host.sums(torch.device("cpu")) is None
-    host.backend = "gloo"
-    assert host.sums() is None
-    assert not host.made
-    assert not caplog.records
-
-
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("changes", "made", "why"),
     [
-        ({"ranks": 9}, 0, "9 ranks, of 2 to 8"),
-        ({"ranks": 1}, 0, "1 ranks, of 2 to 8"),
-        ({"hosts": ["a", "b"]}, 0, "on several hosts"),
-        ({"peers": False}, 0, "GPU 0 cannot read the memory of GPU 1"),
-        ({"multicast": True}, 0, "multicast cannot be turned off"),
-        ({"fails": "_allocate"}, 1, r"_allocate failed \(rank 0\)$"),
-        ({"fails": "_meet"}, 2, r"_meet failed \(rank 0\)$"),
-        ({"fails": "_try"}, 3, r"_try failed \(rank 0\)$"),
-        ({"others_say": "no memory"}, 0, r"no memory \(rank 1\)$"),
+        ({"peers": False}, 0, "rank {rank} .*: GPU {rank} cannot read the memory of GPU {other}"),
+        ({"multicast": True}, 0, "rank {rank} .*: NVLink multicast cannot be turned off"),
+        ({"fails": "empty"}, 1, "rank {rank} .*: empty failed"),
+        ({"fails": "_meet"}, 2, "rank {rank} .*: _meet failed"),
+        ({"fails": "_try"}, 3, "rank {rank} .*: _try failed"),
+        ({"others_say": "no memory"}, 1, "rank {other} .*: no memory"),
     ],
 )
-def test_what_fails_on_one_rank_leaves_all_with_the_library_and_is_logged_once(
-    host: Host, changes: dict[str, Any], made: int, why: str, caplog: pytest.LogCaptureFixture
+def test_what_fails_on_one_rank_is_an_error_on_all(
+    host: Host, rank: int, changes: dict[str, Any], made: int, why: str
 ) -> None:
+    host.rank = rank
     for name, value in changes.items():
         setattr(host, name, value)
-    assert host.sums() is None
+    expected = "^--symmetric-sums: " + why.format(rank=rank, other=1 - rank) + "$"
+    with pytest.raises(ValueError, match=expected) as caught:
+        host.sums()
+    assert "cannot set them up; leave it out" in str(caught.value)
     assert len(host.made) == made
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "NCCL" in record.getMessage()
-    assert re.search(why, record.getMessage())
 
 
-def test_only_the_first_rank_says_so(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    host.rank, host.peers = 1, False
-    assert host.sums() is None
-    assert not caplog.records
-
-
-def test_a_process_shares_memory_once(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_shares_memory_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_sums, "_met", True)
-    assert host.sums() is None
-    assert "this process has shared memory with other ranks before" in caplog.text
+    with pytest.raises(ValueError, match=r"rank 0 .*: this process has shared memory with other ranks before"):
+        host.sums()
+    assert not host.made
+
+
+def fail_on_the_second(rank: int, rendezvous: str) -> None:
+    store = distributed.FileStore(rendezvous, 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+    def act() -> int:
+        if rank == 1:
+            raise KeyError("what nobody expects")
+        return 3
+
+    with pytest.raises(ValueError, match=r"rank 1 .*: 'what nobody expects'$") as caught:
+        rank_sums._together(act, distributed.group.WORLD)
+    assert isinstance(caught.value.__cause__, KeyError) is (rank == 1)
+    assert rank_sums._together(lambda: rank, distributed.group.WORLD) == rank
+    distributed.barrier()
+    os._exit(0)  # as ranks of an engine end
+
+
+def test_processes_hear_what_failed_in_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    multiprocessing.spawn(fail_on_the_second, (str(tmp_path / "rendezvous"),), nprocs=2)
 
 
 GPUS = 2
@@ -224,9 +224,7 @@ def add_on_gpu(rank: int, rendezvous: str) -> None:
     store = distributed.FileStore(rendezvous, GPUS)
     distributed.init_process_group("nccl", store=store, rank=rank, world_size=GPUS, device_id=device)
     group = distributed.group.WORLD
-    small = SmallSums.of(group, device)
-    assert small is not None, "see the log for why"
-    ranks = RankSum(group, small)
+    ranks = RankSum(group, SmallSums.of(group, device))
     by_library: list[int] = []
     library = distributed.all_reduce
 
