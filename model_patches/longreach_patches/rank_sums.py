@@ -148,7 +148,6 @@ def _allocate(nbytes: int, device: torch.device, indices: list[int]) -> Tensor:
     os.environ.update(_SETTINGS)
     if _has_multicast(device.index):
         raise RuntimeError("NVLink multicast cannot be turned off")
-    symmetric_memory.set_backend("CUDA")
     return symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
 
 

@@ -102,7 +102,6 @@ class Host:
         self.made: list[str] = []
         for name in rank_sums._SETTINGS:
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(symmetric_memory, "set_backend", lambda name: None)
         monkeypatch.setattr(symmetric_memory, "empty", self._empty)
         monkeypatch.setattr(rank_sums, "_meet", lambda buffer, group: self._do("_meet"))
         monkeypatch.setattr(SmallSums, "_try", lambda sums, rank, size: self._do("_try"))
