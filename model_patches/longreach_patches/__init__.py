@@ -9,6 +9,7 @@ from .loader import LoadedModel, load_config, load_model, resolve_device, resolv
 from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
 from .patch import PatchedModel, patch
 from .policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
+from .rank_sums import SmallSums
 
 __all__ = [
     "FAMILIES",
@@ -25,6 +26,7 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "RankLayout",
+    "SmallSums",
     "StepGroup",
     "TileChoice",
     "UnsupportedModelError",

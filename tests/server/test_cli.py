@@ -62,6 +62,7 @@ FLAGS = [
     "--ssl-certfile",
     "--ssl-keyfile",
     "--step-timeout",
+    "--symmetric-sums",
     "--tensor-parallel-size",
     "--write-timeout",
 ]

@@ -10,7 +10,7 @@ from .capacity import bounded_layers
 from .density import PairCount
 from .engine import Engine
 from .host_pages import HostPages
-from .joining import Joined, join, layout_of, leave, on_rank
+from .joining import Joined, check_sums, join, layout_of, leave, on_rank
 from .messages import EngineConfig, Started
 from .pages import PagePool
 from .parts import Parts, build_parts, share_threads
@@ -28,6 +28,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
+    check_sums(config)
     layout = layout_of(config)
     if layout.size == 1:
         return _engine(config, build_parts(config, Joined(layout)))
