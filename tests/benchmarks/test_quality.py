@@ -99,6 +99,9 @@ def test_a_length_at_which_only_dense_attention_was_in_time_is_left_out(result: 
     longer = result | {"curves": [*result["curves"], dense | {"tokens": 4096}]}
     assert quality_report.table(longer) == quality_report.table(result)
     assert quality_report.picks(longer) == quality_report.picks(result) != {}
+    alone = result | {"curves": [dense]}
+    assert "| dense |" in quality_report.table(alone)
+    assert quality_report.picks(alone) == {}
 
 
 def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
