@@ -214,6 +214,27 @@ def test_held_out_phrasings_never_occur_in_training() -> None:
         assert any(p.fullmatch(sample.questions[0].text) for p in patterns), task
 
 
+def test_most_phrasings_of_several_statements_are_new_and_no_field_is_left() -> None:
+    tables = load("compound")
+    names = {"multivalue": ("repeated", "all"), "first": ("repeated", "first"), "last": ("repeated", "last")}
+    names |= {
+        "multiquery": ("together", "questions"),
+        "chain": ("chain", "questions"),
+        "count": ("counted", "questions"),
+    }
+    names |= {"frequent": ("frequent", "questions"), "copy": ("passage", "questions")}
+    for task, (table, name) in names.items():
+        patterns = [_pattern(template) for template in tables[table][name]]
+        fixed = 0
+        for seed in range(40):
+            sample = sampler().draw(random.Random(seed), Spec(700, task, phrasing="mixed"))
+            told = [statement.text for statement, _, _ in sample.spans]
+            question = sample.questions[0].text
+            assert not [text for text in (*told, question) if re.search(r"{\w+}|\$\w+", text)]
+            fixed += any(p.search(question) for p in patterns)
+        assert 2 <= fixed <= 28, (task, fixed)
+
+
 def test_unseen_text_shares_no_sentence_with_what_training_reads() -> None:
     assert not set(unseen.NOISE) & set(fiction.NOISE)
     rng = random.Random(2)
