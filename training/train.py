@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=131072, help="tokens a step")
-    parser.add_argument("--workers", type=int, default=14, help="processes that make batches")
+    parser.add_argument("--workers", type=int, default=15, help="processes that make batches")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of layers")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--mlp", type=int, default=448, help="width of the feed-forward layers")
