@@ -24,12 +24,15 @@ def series(row: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold.
+    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold. Of one
+    setting at one length, a row for each task.
 
     Where all settings are decode budgets, nothing is picked and no times are told: they are those of reading the
     prompt, on which a budget has no influence.
     """
     curves = compared(result)
+    if is_of_one_setting(result):
+        return f"{_by_task(*curves)}\n\n{_about(result)}\n"
     lengths = sorted({row["tokens"] for row in curves})
     found = {(row["setting"], row["tokens"]): row for row in curves}
     only_budgets = is_of_budgets(result)
@@ -45,6 +48,31 @@ def table(result: dict[str, Any]) -> str:
         for n in lengths:
             cells += _told(_cells(found.get((setting, n)), found["dense", n]), only_budgets)
         lines.append(cells)
+    return f"{_rows(lines)}\n\n{_about(result)}\n"
+
+
+def _rows(lines: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _by_task(dense: dict[str, Any], row: dict[str, Any]) -> str:
+    """Answers of one setting beside those of dense attention, by task."""
+    lines = [["task", "dense", row["setting"], "lost", "gained"], ["---", *["---:"] * 4]]
+    for task in [*dict.fromkeys(row["tasks"]), None]:
+        pairs = [
+            (d, r) for d, r, t in zip(dense["right"], row["right"], row["tasks"], strict=True) if task in (t, None)
+        ]
+        counts = (sum(d for d, _ in pairs), sum(r for _, r in pairs), *(sum(p == q for p in pairs) for q in _CHANGES))
+        lines.append([task or f"all {len(pairs):,}", *map(str, counts)])
+    seconds = [f"{r['ttft_s']:.3f} s" for r in (dense, row)]
+    return _rows([*lines, ["time to the first token", *seconds, "", ""]])
+
+
+_CHANGES = ((True, False), (False, True))  # of a pair of answers, dense first: lost, gained
+
+
+def _about(result: dict[str, Any]) -> str:
+    """What was run where."""
     plan, where = result["plan"], result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
     late = result["late"]
@@ -54,7 +82,12 @@ def table(result: dict[str, Any]) -> str:
         *([f"not run for lack of time: {missed}"] if late else []),
         *(where["device"], versions, where["date"]),
     ]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{'; '.join(said)}.\n"
+    return f"{'; '.join(said)}."
+
+
+def is_of_one_setting(result: dict[str, Any]) -> bool:
+    """Whether it is about one setting beside dense attention, at one length, and not about a budget."""
+    return len(result["curves"]) == 2 and not is_of_budgets(result)
 
 
 def is_of_budgets(result: dict[str, Any]) -> bool:

@@ -96,8 +96,10 @@ def answered(model: PreTrainedModel, codec: Codec, batch: list[Sample]) -> Itera
         asked = sample.questions[0]
         said = model.lm_head(hidden[row, asked.start - 1 : asked.end - 1]).argmax(-1).cpu()
         before = codec.decode(sample.ids[asked.start - 4 : asked.start])
-        unknown = int(codec.encode(gap(before) + NOT_STATED)[0])
-        alarm = asked.answer != NOT_STATED and int(said[0]) == unknown != int(sample.ids[asked.start])
+        unknown = codec.encode(gap(before) + NOT_STATED)
+        first = int(codec.blank[unknown[0]])  # the first token that says something
+        named, right = int(unknown[first]), int(sample.ids[asked.start + first])
+        alarm = asked.answer != NOT_STATED and int(said[first]) == named != right
         yield bool((said == torch.from_numpy(sample.ids[asked.start : asked.end])).all()), alarm
 
 

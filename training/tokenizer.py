@@ -1,8 +1,8 @@
 """A byte-level BPE tokenizer that takes any UTF-8 text, with single digits and a chat template.
 
-Each pre-token is a letter run with at most one space before it, one digit, one newline, a punctuation run, or spaces.
-A newline and a digit never merge with a neighbour, so text cut at a sentence or a line tokenizes to the same ids as
-the whole.
+Each pre-token is a letter run, one digit, one newline, a punctuation run, or a run of spaces. So a word has the same
+ids after a space, a line break, a quote or a bracket, and copying it is copying its ids; text cut at a sentence or a
+line tokenizes to the same ids as the whole.
 """
 
 import json
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 4096
 BOS_ID, EOS_ID, USER_ID, ASSISTANT_ID, PAD_ID = range(len(SPECIAL_TOKENS))
 
-SPLIT = r" ?\p{L}+|\p{N}|\r?\n| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?!\S)|\s"
+SPLIT = r"\p{L}+|\p{N}|\r?\n|[^\s\p{L}\p{N}]+|[^\S\r\n]+|\s"
 
 # The system message has no token of its own: it opens the first user turn.
 CHAT_TEMPLATE = """\

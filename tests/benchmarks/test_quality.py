@@ -104,6 +104,17 @@ def test_a_length_at_which_only_dense_attention_was_in_time_is_left_out(result: 
     assert quality_report.picks(alone) == {}
 
 
+def test_one_setting_is_told_by_task(result: dict[str, Any]) -> None:
+    dense, window, _ = result["curves"]
+    dense, window = ({**row, "right": right} for row, right in ((dense, [1, 1, 1, 0]), (window, [1, 0, 0, 1])))
+    told = quality_report.table(result | {"curves": [dense, window]}).splitlines()
+    assert [[cell.strip() for cell in row.split("|")[1:-1]] for row in told[2:5]] == [
+        ["single", "2", "1", "1", "0"],
+        ["many", "1", "1", "1", "1"],
+        ["all 4", "3", "2", "2", "1"],
+    ]
+
+
 def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
     late = result | {"late": ["strided at 1,024 tokens"]}
     assert "not run for lack of time: strided at 1,024 tokens;" in quality_report.table(late)

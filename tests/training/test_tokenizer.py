@@ -80,3 +80,10 @@ def test_committed_template_is_the_one_in_the_code(model_directory: Path) -> Non
 def test_training_needs_enough_text() -> None:
     with pytest.raises(ValueError, match="pass more varied texts"):
         bpe.build(["too little text"])
+
+
+@pytest.mark.parametrize("before", ["", " ", "\n", "    ", '"', "(", "a-", "x_", "7", ".\n"])
+@pytest.mark.parametrize("word", ["nebur", "Kettle", "satellite", "größe"])
+def test_a_word_has_the_same_tokens_wherever_it_stands(bare_tokenizer: Tokenizer, before: str, word: str) -> None:
+    alone, ids = (bare_tokenizer.encode(text, add_special_tokens=False).ids for text in (word, before + word))
+    assert ids[len(ids) - len(alone) :] == alone

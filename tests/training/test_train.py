@@ -122,9 +122,9 @@ def test_a_stage_warms_up_and_ends_by_its_share_or_its_gate() -> None:
     while not schedule.done:
         if schedule.advance():
             changes.append(schedule.step)
-            assert schedule.rate() == pytest.approx(5e-4 / WARM_UP)
+            assert schedule.rate() == pytest.approx(5e-4 * (0.01 + 0.99 * 0.6) / WARM_UP)
     assert changes == [2000]
-    assert schedule.rate() == pytest.approx(0.02 * 5e-4)
+    assert schedule.rate() == pytest.approx(0.01 * 5e-4)
 
     early = Schedule(5000, 1, STAGES)
     while not early.advance():

@@ -265,6 +265,32 @@ def test_what_cannot_be_drawn_is_an_error(spec: Spec, match: str) -> None:
         draw(0, spec)
 
 
+@pytest.mark.parametrize("same", ["document", "chain", "statement"])
+def test_chains_of_a_document_share_their_wording_or_do_not(same: str) -> None:
+    wordings = Counter[int]()
+    for seed in range(12):
+        drawer = Drawer(random.Random(seed), v.Lexicon())
+        drawer.same_wording = same
+        found = set()
+        for chain in [compound.chain(drawer, 2) for _ in range(4)]:
+            (value,) = {query.answer for query in chain.queries}
+            names = [stem.removesuffix(" =") for query in chain.queries for stem in query.stems]
+            told = [statement.text.replace(value, "X") for statement in chain.statements[1:]]
+            for name in sorted(names, key=len, reverse=True):
+                told = [re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "X", text) for text in told]
+            found.add(tuple(text.lower() for text in told))
+        wordings[len(found)] += 1
+        if same == "document":
+            assert all(one == other for one, other in found)
+    assert (max(wordings) == 1) == (same == "document")
+
+
+def test_wordings_are_shared_in_training_alone() -> None:
+    drawn = Counter(Drawer(random.Random(seed), v.Lexicon()).same_wording for seed in range(400))
+    assert {same: round(n / 400, 1) for same, n in drawn.items()} == {"document": 0.6, "chain": 0.2, "statement": 0.2}
+    assert {Drawer(random.Random(seed), v.Lexicon(), "plain").same_wording for seed in range(40)} == {"chain"}
+
+
 def test_chains_name_each_variable_once() -> None:
     drawer = Drawer(random.Random(3), v.Lexicon())
     chains = [compound.chain(drawer, 3) for _ in range(6)]

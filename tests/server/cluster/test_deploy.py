@@ -72,7 +72,7 @@ def test_a_stream_arrives_piece_by_piece_and_ends_as_ever(deployed: Deployed, ht
 
 
 def test_second_questions_are_answered_where_the_document_is(http: httpx2.Client) -> None:
-    documents = [prompt(400, seed) for seed in range(20)]
+    documents = [prompt(220, seed) for seed in range(20)]
     first = [ask(http, f"{text} Who is the keeper?") for text in documents]
     time.sleep(3)  # each ingress learns of the other's choices from the replicas, every second
     second = [ask(http, f"{text} What is silver?") for text in documents]

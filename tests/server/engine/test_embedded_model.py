@@ -27,7 +27,7 @@ SETTINGS = {
     "kv_cache_bytes": 1 << 28,
     "max_num_seqs": 8,
 }
-TOKEN_BYTES = 2 * 12 * 2 * 64 * 4  # keys and values of 12 layers of 2 heads of 64 channels
+TOKEN_BYTES = 2 * 10 * 2 * 64 * 4  # keys and values of 10 layers of 2 heads of 64 channels
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -57,13 +57,14 @@ def answers(engine: Engine, specs: list[Generate]) -> tuple[dict[str, list[int]]
 
 @pytest.fixture(scope="module")
 def prompts() -> dict[str, list[int]]:
-    """Three prompts about a long text with a fact in it, two of which begin alike; one asks for it to be repeated."""
+    """Three prompts about a long text with two facts in it, which begin alike; one asks for it to be repeated."""
     tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     text = "\n".join(topics.values())[:5000]
-    text = text[:2000] + "\nThe pass key for the silver lantern is 48213.\n" + text[2000:]
+    facts = "\nThe pass key for the silver lantern is 48213.\nThe pass key for the copper bell is 90517.\n"
+    text = text[:2000] + facts + text[2000:]
     return {
         "question": tokenizer.encode(text + QUESTION).ids,
-        "other": tokenizer.encode(text + "\nWhat is an assert statement?\nAnswer:").ids,
+        "other": tokenizer.encode(text + "\nWhat is the pass key for the copper bell?\nAnswer:").ids,
         "copy": tokenizer.encode(text + "\n" + text[:300]).ids,
     }
 
@@ -177,7 +178,7 @@ def test_a_fact_far_away_is_found_within_a_budget_of_keys(device: str) -> None:
     """The layers without a window read 1/29 of the prompt for each token; the first and the last block alone, which
     are always read, do not have the fact."""
     tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
-    text = "\n".join(topics.values())[:12500]
+    text = "\n".join(topics.values())[:9600]
     text = text[:4000] + "\nThe pass key for the silver lantern is 48213.\n" + text[4000:]
     prompt = tokenizer.encode(text + QUESTION).ids
     assert 3700 < len(prompt) < 4096

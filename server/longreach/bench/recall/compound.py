@@ -102,14 +102,18 @@ def _variable(rng: random.Random, lexicon: v.Lexicon) -> str:
     return lexicon.word(rng) if draw < 0.8 else f"{lexicon.word(rng)}_{rng.choice('abcxyz')}"
 
 
-def _assignment(drawer: Drawer) -> tuple[str, str]:
-    """How a variable {k} is given a value {v}, and the value of another variable {o}."""
+def _assignment(drawer: Drawer) -> tuple[bool, str, str]:
+    """Whether an assignment has a line of its own; how a variable {k} is given a value {v}, and the value of another
+    variable {o}.
+    """
     rng = drawer.rng
+    line = rng.random() < 0.5
     if drawer.phrasing == "mixed" and rng.random() < NEW:
         told = grammar.compound_statement(rng, "assignment", drawer.lexicon)
         other = grammar.reference(rng, drawer.lexicon)
-        return told.replace("{x}", "{v}"), told.replace("{x}", other)
-    return rng.choice(tuple(zip(_pick(drawer, "chain", "values"), _pick(drawer, "chain", "links"), strict=True)))
+        return line, told.replace("{x}", "{v}"), told.replace("{x}", other)
+    told, link = rng.choice(tuple(zip(_pick(drawer, "chain", "values"), _pick(drawer, "chain", "links"), strict=True)))
+    return line, told, link
 
 
 def chain(drawer: Drawer, hops: int) -> Item:
@@ -117,17 +121,21 @@ def chain(drawer: Drawer, hops: int) -> Item:
     rng = drawer.rng
     value = v.digits(rng, 2, 6) if rng.random() < 0.8 else v.code(rng)
     names = [drawer.new_key(_variable) for _ in range(hops + 1)]
-    line = rng.random() < 0.5
-    told, link = _assignment(drawer)
-    first = told.replace("{k}", names[0]).replace("{v}", value)
-    links = [link.replace("{k}", name).replace("{o}", other) for other, name in itertools.pairwise(names)]
+    wording = drawer.wording or _assignment(drawer)
+    if drawer.same_wording == "document":
+        drawer.wording = wording
+    line, told, _ = wording
+    statements = [Statement(told.replace("{k}", names[0]).replace("{v}", value), line)]
+    for other, name in itertools.pairwise(names):
+        line, _, link = _assignment(drawer) if drawer.same_wording == "statement" else wording
+        statements.append(Statement(link.replace("{k}", name).replace("{o}", other), line))
 
     def query(name: str, task: str) -> Query:
         questions = _asked(drawer, "chain", "questions", "chain_question")
         return Query(task, tuple(q.replace("{k}", name).replace("{K}", name) for q in questions), (f"{name} =",), value)
 
     return Item(
-        tuple(Statement(text, line) for text in (first, *links)),
+        tuple(statements),
         # The last variable first: it is the one that evaluation asks for.
         tuple(query(names[i], "chain" if i else "single") for i in range(hops, -1, -1)),
     )

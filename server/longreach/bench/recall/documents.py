@@ -96,10 +96,10 @@ def _compound(drawer: Drawer, length: int, size: float) -> Item:
     draw = rng.random()
     if draw < 0.38:
         return compound.repeated(drawer, rng.randint(2, 4))
-    if draw < 0.63:
+    if draw < 0.5:
         return compound.chain(drawer, max(1, _hops(rng)))
-    if draw < 0.77:
+    if draw < 0.7:
         return compound.counted(drawer, rng.randint(1, max(2, int(9 * size))))
-    if draw < 0.85:
-        return compound.frequent(drawer, rng.randint(10, max(12, int(min(300, length // 12) * size))))
+    if draw < 0.83:
+        return compound.frequent(drawer, rng.randint(10, max(12, int(min(300, length // 8) * size))))
     return compound.passage(drawer, rng.randint(4, max(5, int(24 * size))))

@@ -55,6 +55,12 @@ class Drawer:
         self.shared_relation = self.new_relation() if rng.random() < 0.5 else None
         self.shared_word = lexicon.adjective(rng) if rng.random() < 0.2 else None
         self.shared_value: Callable[[], str] | None = (lambda: v.digits(rng, 4, 7)) if rng.random() < 0.3 else None
+        # Whether all variables of the document are assigned in one wording, those of each chain in one, or each in its
+        # own: as long as every chain had its own, that, and not the names, was what a trained model followed.
+        self.same_wording = (
+            rng.choices(("document", "chain", "statement"), (6, 2, 2))[0] if phrasing == "mixed" else "chain"
+        )
+        self.wording: tuple[bool, str, str] | None = None
         self.keys: set[str] = set()
         self.relations_without_key: set[str] = set()
 

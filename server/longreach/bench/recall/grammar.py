@@ -7,6 +7,7 @@ looks like a value beside them.
 
 import random
 import re
+from bisect import bisect
 from collections.abc import Collection, Mapping
 from itertools import accumulate
 from typing import Any
@@ -58,7 +59,8 @@ class Grammar:
                 return lexicon.word(rng)
             if name == "words":
                 return " ".join(lexicon.word(rng) for _ in range(rng.randint(1, 5)))
-            alternative = rng.choices(self.texts[name], cum_weights=self.weights[name])[0]
+            weights = self.weights[name]  # what rng.choices does, in a third of the time
+            alternative = self.texts[name][bisect(weights, rng.random() * weights[-1], 0, len(weights) - 1)]
             result = self.expand(rng, alternative, lexicon, chosen, anew) if "$" in alternative else alternative
             if chosen is not None and name not in anew:
                 chosen[name] = result
@@ -127,7 +129,7 @@ def compound_statement(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
     """A piece of an item of several statements, by a rule of `tables/compound_grammar.toml`; its fields stay as they
     are.
     """
-    text = _GRAMMAR.expand(rng, f"${rule}", lexicon)
+    text = rough(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.15)
     return text[:1].upper() + text[1:] if rng.random() < 0.8 else text
 
 

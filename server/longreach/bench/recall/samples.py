@@ -123,7 +123,5 @@ class Assembly:
                 commas = np.flatnonzero(ids[question.start : question.end] == self.codec.comma)
                 firsts += (question.start + 1 + commas).tolist()
             for first in firsts:
-                lead[first] = True
-                if self.codec.blank[ids[first]]:
-                    lead[first + 1] = True
+                lead[first + bool(self.codec.blank[ids[first]])] = True
         return Sample(ids, target, lead, tuple(self.questions), tuple(self.spans))

@@ -148,7 +148,7 @@ class Sampler:
             item = known[0]
             return next((q for q in item.queries if q.task == spec.task), item.queries[0]), item
         item = rng.choices(known, [1 if item.value else 3 for item in known])[0]
-        return rng.choice(item.queries), item
+        return rng.choices(item.queries, [2 if query.listed else 1 for query in item.queries])[0], item
 
     def _ask(
         self,
