@@ -18,9 +18,9 @@ _TIMEOUT_SECONDS = 300
 
 def prompt() -> str:
     """A book that every Python has, the pass key at two fifths of it, and the question at the end."""
-    book = "\n".join(topics.values())[:70_000]
+    book = "\n".join(topics.values())[:50_000]
     fact = f"\nThe pass key for the silver lantern is {KEY}.\n"
-    return f"{book[:28_000]}{fact}{book[28_000:]}\nWhat is the pass key for the silver lantern?\nAnswer:"
+    return f"{book[:20_000]}{fact}{book[20_000:]}\nWhat is the pass key for the silver lantern?\nAnswer:"
 
 
 def main(url: str) -> int:

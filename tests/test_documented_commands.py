@@ -130,7 +130,7 @@ def test_a_make_target_exists_and_its_recipe_expands(command: Command) -> None:
 def test_the_readmes_example_finds_the_fact(url: str, tmp_path: Path) -> None:
     readme = ROOT / "README.md"
     make_book, ask = (text for block in blocks(readme, "bash") for text in split(block) if "book.json" in text)
-    make_book = make_book.replace("70_000", "9_000").replace("25_000", "3_000")  # 22K tokens take a minute here
+    make_book = make_book.replace("50_000", "6_000").replace("18_000", "2_000")  # 21K tokens take a minute here
     for text in (make_book, ask.replace("http://127.0.0.1:8000", url)):
         done = subprocess.run(
             ["bash", "-ec", text], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
