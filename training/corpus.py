@@ -29,6 +29,7 @@ from longreach.bench.recall.filler import GENERATORS, tokenized
 from longreach.bench.recall.vocabulary import Lexicon
 
 from training import tokenizer as bpe
+from training.invented import INVENTED
 from training.model import MAX_LENGTH
 
 SEED = 20260101
@@ -83,7 +84,17 @@ TRAINING_SOURCES = (
     Source("fastapi", "MIT"),
 )
 
-POOLS = {"prose": 4_000_000, "code": 2_000_000, "story": 1_500_000, "records": 2_000_000, "scripts": 400_000}
+POOLS = {
+    "prose": 4_000_000,
+    "code": 2_000_000,
+    "story": 1_500_000,
+    "records": 2_000_000,
+    "scripts": 400_000,
+    "tongues": 1_500_000,
+    "lines": 1_500_000,
+    "tales": 1_500_000,
+}
+MADE = {**GENERATORS, **INVENTED}
 
 
 def _is_notice(text: str) -> bool:
@@ -156,7 +167,7 @@ def stream(pool: str, lexicon: Lexicon, seed: int = SEED) -> Iterator[str]:
     rng = random.Random(f"{seed} {pool}")
     if pool in ("prose", "code"):
         return _round_robin([texts(source, pool, rng) for source in TRAINING_SOURCES])
-    return GENERATORS[pool](rng, lexicon)
+    return MADE[pool](rng, lexicon)
 
 
 def common_words(texts_: list[str]) -> tuple[str, ...]:
@@ -189,7 +200,7 @@ def main() -> None:
             {"name": s.name, "version": s.version, "licence": s.licence, "files": len(s.files())}
             for s in TRAINING_SOURCES
         ],
-        "generated": [pool for pool in POOLS if pool in GENERATORS],
+        "generated": [pool for pool in POOLS if pool in MADE],
         "pools": {
             pool: {"tokens": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
             for pool, ids in pools.items()

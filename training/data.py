@@ -4,7 +4,8 @@ A batch is a function of the seed and its step alone, so a run that is resumed s
 """
 
 import random
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from longreach.bench.recall.filler import TRAINING_MIX, UNSEEN_MIX, Filler
 from longreach.bench.recall.samples import Sample, Spec
 from longreach.bench.recall.tasks import Sampler, training_spec
 from longreach.bench.recall.vocabulary import Lexicon
+from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
 
 LEAD_WEIGHT = 4.0  # finding the place is the hard part: the first token that says something counts this much
@@ -89,6 +91,36 @@ class Job:
     chains: float = 0.14  # of documents have chains alone
 
 
+class FastRandom(random.Random):
+    """Draws that cost a third of the time, uneven by less than 2^-40: the processes that make batches set the pace."""
+
+    def choice(self, seq: Sequence[Any]) -> Any:
+        return seq[int(self.random() * len(seq))]
+
+    def randint(self, a: int, b: int) -> int:
+        return a + int(self.random() * (b - a + 1)) if b - a < 1 << 12 else super().randint(a, b)
+
+
+class PieceCodec(Codec):
+    """A codec that remembers the tokens of every ASCII pre-token: a third of the time of asking the tokenizer."""
+
+    _PIECES = re.compile(r"[A-Za-z]+|[0-9]|\r?\n|[^\sA-Za-z0-9]+|[^\S\r\n]+|\s", re.ASCII)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> np.ndarray:
+        if not text.isascii() or "<|" in text:
+            return super().encode(text)
+        known, ids = self._known, []
+        for piece in self._PIECES.findall(text):
+            if piece not in known:
+                known[piece] = self.tokenizer.encode(piece, add_special_tokens=False).ids
+            ids += known[piece]
+        return np.array(ids, np.int64)
+
+
 def load_lexicon(corpus: Path) -> Lexicon:
     """The word list that `training.corpus` wrote."""
     return Lexicon(tuple((corpus / "words.txt").read_text().split()))
@@ -103,7 +135,7 @@ class Batches(Dataset[Batch]):
 
     def _sampler(self, unseen: bool) -> Sampler:
         if unseen not in self._samplers:
-            codec = Codec.load(self.corpus / "tokenizer")
+            codec = PieceCodec.load(self.corpus / "tokenizer")
             if unseen:
                 filler = Filler.build(codec, UNSEEN_MIX, UNSEEN_TOKENS, 0)
             else:
@@ -112,7 +144,7 @@ class Batches(Dataset[Batch]):
         return self._samplers[unseen]
 
     def __getitem__(self, job: Job) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride] - jobs are its indices
-        rng, sampler = random.Random(job.seed), self._sampler(job.unseen)
+        rng, sampler = FastRandom(job.seed), self._sampler(job.unseen)
         rows = max(1, self.tokens // job.length)
         specs = (job.spec or training_spec(rng, job.length, job.chains) for _ in range(rows))
         return collate([sampler.draw(rng, spec) for spec in specs], job.seed)

@@ -35,7 +35,7 @@ from training.trainer import Trainer
 Write = Callable[..., None]
 
 LOG_EVERY = 25
-SCORES = 16  # looks at the fixed prompts in the whole training
+SCORES = 12  # looks at the fixed prompts in the whole training
 NEEDLES = ("single", "many", "multikey", "uuid")
 COMPOUND = ("multivalue", "multiquery", "chain", "count", "first", "last", "copy", "frequent")
 

@@ -27,6 +27,9 @@ class Trainer:
         self, net: SmolLM3ForCausalLM, device: torch.device, *, attention: str = "longreach", compiled: bool = True
     ) -> None:
         self.net, self.device = net, device
+        # The patched layers hold their masks. Given none, transformers looks for packed sequences in the position ids,
+        # and waits for the GPU to tell.
+        self.masks = dict.fromkeys(net.config.layer_types or ()) if attention == "longreach" else None
         nn.Module.to(net, device)
         self.optimizer = MasterMuon(net, torch.bfloat16 if device.type == "cuda" else torch.float32)
         if attention == "longreach":
@@ -42,7 +45,7 @@ class Trainer:
 
     def outputs(self, batch: Batch) -> torch.Tensor:
         """Final hidden states (B * L, C) of a batch."""
-        hidden = self.net.model(input_ids=batch.ids, use_cache=False).last_hidden_state
+        hidden = self.net.model(input_ids=batch.ids, attention_mask=self.masks, use_cache=False).last_hidden_state
         return hidden.reshape(-1, hidden.shape[-1])
 
     def backward(self, batch: Batch) -> dict[str, torch.Tensor]:

@@ -102,6 +102,8 @@ def longreach_attention(
     _refuse_unsupported(dropout, kwargs)
     if paged_step is not None:
         return _paged(layer, module.layer_idx, query, key, value, scaling, paged_step), None  # pyright: ignore[reportArgumentType]
+    if attention_mask is None and _side_by_side(query, key):
+        return _uniform(layer, query, key, value, scaling), None
     if attention_mask is None:
         out = attention(query, key, value, layer.mask, scale=scaling, backend=layer.backend.name)
         return out.transpose(1, 2), None
@@ -142,6 +144,25 @@ def _paged(
     options["batch_invariant"] = layer.batch_invariant
     out = step_attention(q_thd, layer_index, layer.mask, step, scale=scaling, **options)
     return out.unsqueeze(0)
+
+
+def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether these are several whole sequences as projections leave them, the heads of a token beside each other."""
+    return query.shape[0] > 1 and query.shape[2] == key.shape[2] and query.stride(1) < query.stride(2)
+
+
+def _uniform(
+    layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """Attention of sequences of one length that lie side by side, as a ragged batch: the tensor memory accelerator has
+    one stride for the heads of all sequences of a dense one, so these, and their gradients, would be copied.
+    """
+    batch, heads, length, _ = query.shape
+    q_thd, k_thd, v_thd = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
+    options = {"scale": scaling, "backend": layer.backend.name}
+    out = ragged_attention(q_thd, k_thd, v_thd, starts, starts, layer.mask, **options)
+    return out.view(batch, length, heads, -1)
 
 
 def _padded(

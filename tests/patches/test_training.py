@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from longreach_kernels import Window, attention, ragged_attention, resolve_backend
 from longreach_patches import UnsupportedModelError, patch
+from longreach_patches import attention as attention_module
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -133,3 +135,25 @@ def test_dropout_set_after_patching_is_refused() -> None:
     model.model.layers[1].self_attn.attention_dropout = 0.1
     with pytest.raises(UnsupportedModelError, match="attention dropout"):
         train_step(model, targets(prompt(8)))
+
+
+def test_sequences_side_by_side_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, ...]] = []
+
+    def spy(*tensors: Tensor, **options: object) -> Tensor:
+        seen.append(tensors)
+        return ragged_attention(*tensors, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    monkeypatch.setattr(attention_module, "ragged_attention", spy)
+    layer = attention_module.LayerAttention(Window(5), resolve_backend("cpu", torch.device("cpu"), torch.float64))
+    module = torch.nn.Module()
+    setattr(module, attention_module.LAYER_ATTRIBUTE, layer)
+    q, k, v = (torch.randn(3, 20, heads, 8, dtype=torch.float64).transpose(1, 2) for heads in (4, 2, 2))
+    out, _ = attention_module.longreach_attention(module, q, k, v, None)
+    assert [given.data_ptr() for given in seen[0][:3]] == [x.data_ptr() for x in (q, k, v)]
+    assert seen[0][3].tolist() == [0, 20, 40, 60]
+    expected = attention(q.contiguous(), k.contiguous(), v.contiguous(), Window(5), backend="reference")
+    torch.testing.assert_close(out, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+    attention_module.longreach_attention(module, *(x.contiguous() for x in (q, k, v)), None)
+    attention_module.longreach_attention(module, q[:, :, -1:], k, v, None)
+    assert len(seen) == 1  # other layouts, and queries at the end of more keys, are a dense batch

@@ -10,6 +10,7 @@ from longreach.config import EMBEDDED_MODEL
 from tokenizers import Tokenizer
 
 from training import tokenizer as bpe
+from training.invented import INVENTED
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +27,11 @@ def bare_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `training.corpus` writes, with stories in the place of installed packages' text."""
+    """What `training.corpus` writes, with stories in the place of installed packages' text and of invented kinds."""
     directory = tmp_path_factory.mktemp("corpus")
     codec = Codec.load(EMBEDDED_MODEL)
     pools = dict(Filler.build(codec, TRAINING_MIX, 3000, 1).pools)
-    pools |= {"prose": pools["story"], "code": pools["records"]}
+    pools |= {"prose": pools["story"], "code": pools["records"]} | dict.fromkeys(INVENTED, pools["story"])
     np.savez(directory / "pools.npz", **pools)
     (directory / "words.txt").write_text("lantern\nharbor\nmeadow\n")
     bpe.save(codec.tokenizer, directory / "tokenizer", 1024)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.samples import Spec
 from longreach.bench.recall.tasks import training_spec
 
-from training.data import LEAD_WEIGHT, Batches, Job, collate, loader
+from training.data import LEAD_WEIGHT, Batches, FastRandom, Job, PieceCodec, collate, loader
 
 
 def test_collate_points_at_the_position_before_each_answer_token(corpus: Path) -> None:
@@ -41,3 +42,21 @@ def test_a_batch_is_a_function_of_its_job(corpus: Path) -> None:
                 one, two = getattr(batch, field.name), getattr(other, field.name)
                 assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
     assert not torch.equal(straight[0].ids, Batches(corpus, 1024)[Job("2 0", 512)].ids)
+
+
+def test_remembered_pieces_are_the_tokenizers_own(corpus: Path) -> None:
+    codec, plain = PieceCodec.load(corpus / "tokenizer"), Codec.load(corpus / "tokenizer")
+    rng = random.Random(3)
+    texts = ["", "a\r\n b\r c\n\n", "x\x1c\x0by\t\t z", "<|eos|> and <|", "snake_case 12,345.6!?", "naïve Ж 東 ½"]
+    texts += ["".join(rng.choices("ab7 _-\n\t\r.<|>eoséß", k=rng.randint(1, 40))) for _ in range(500)]
+    for text in texts:
+        assert codec.encode(text).tolist() == plain.encode(text).tolist(), text
+        assert codec.encode(text).dtype == np.int64
+
+
+def test_fast_draws_reach_every_value_and_no_other() -> None:
+    rng = FastRandom("seed")
+    assert {rng.choice("abc") for _ in range(200)} == set("abc")
+    assert {rng.randint(-1, 2) for _ in range(200)} == {-1, 0, 1, 2}
+    assert max(rng.randint(0, 1 << 40) for _ in range(50)) > 1 << 35
+    assert [FastRandom(5).randint(0, 9) for _ in range(3)] == [FastRandom(5).randint(0, 9)] * 3

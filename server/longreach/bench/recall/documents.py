@@ -8,6 +8,7 @@ from collections.abc import Callable
 from . import compound
 from .facts import Drawer
 from .items import Item
+from .samples import Spec
 
 # Items beside the one asked for, where nothing else is said.
 OTHERS = {
@@ -28,17 +29,15 @@ OTHERS = {
 TASKS = tuple(OTHERS)
 
 
-def compose(
-    drawer: Drawer, task: str | None, items: int | None, length: int, size: float, chains: float = 0.14
-) -> list[Item]:
-    """The items of a document of `length` tokens, the one to be asked for first.
+def compose(drawer: Drawer, spec: Spec, size: float) -> list[Item]:
+    """The items of a document, the one to be asked for first.
 
-    With no task, `items` of all kinds in the proportions of training, `chains` the probability that all are chains.
-    `size` in (0, 1] shrinks everything, for documents that would not fit otherwise.
+    `size` in (0, 1] shrinks everything, for documents that would not fit otherwise; what they are made of stays.
     """
+    task, length = spec.task, spec.length
     if task is None:
-        return _mixture(drawer, max(1, int((items or 1) * size)), length, size, chains)
-    others = int((OTHERS[task] if items is None else items) * size)
+        return _mixture(drawer, spec, max(1, int((spec.items or 1) * size)), size)
+    others = int((OTHERS[task] if spec.items is None else spec.items) * size)
     if task in ("multikey", "multiquery", "absent"):
         drawer.share_relation()
     first, other = _makers(drawer, task, length, size)
@@ -76,15 +75,16 @@ def _twice(make: Callable[[], Item]) -> tuple[Callable[[], Item], Callable[[], I
     return make, make
 
 
-def _mixture(drawer: Drawer, items: int, length: int, size: float, chains: float) -> list[Item]:
+def _mixture(drawer: Drawer, spec: Spec, items: int, size: float) -> list[Item]:
     rng = drawer.rng
-    if rng.random() < chains:
+    if spec.family == "chains":
         return [compound.chain(drawer, _hops(rng)) for _ in range(max(1, items // 3))]
-    if rng.random() < 0.08:
+    if spec.family == "pairs":
         template = compound.pair_template(drawer)
-        return [compound.pair(drawer, template) for _ in range(max(1, min(items, int(size * length / 100))))]
-    share = rng.choice((0.0, 0.25, 0.65))
-    return [_compound(drawer, length, size) if rng.random() < share else drawer.fact() for _ in range(items)]
+        return [compound.pair(drawer, template) for _ in range(max(1, min(items, int(size * spec.length / 100))))]
+    return [
+        _compound(drawer, spec.length, size) if rng.random() < spec.compounds else drawer.fact() for _ in range(items)
+    ]
 
 
 def _hops(rng: random.Random) -> int:
@@ -94,12 +94,12 @@ def _hops(rng: random.Random) -> int:
 def _compound(drawer: Drawer, length: int, size: float) -> Item:
     rng = drawer.rng
     draw = rng.random()
-    if draw < 0.38:
+    if draw < 0.36:
         return compound.repeated(drawer, rng.randint(2, 4))
-    if draw < 0.5:
+    if draw < 0.48:
         return compound.chain(drawer, max(1, _hops(rng)))
-    if draw < 0.7:
+    if draw < 0.65:
         return compound.counted(drawer, rng.randint(1, max(2, int(9 * size))))
-    if draw < 0.83:
+    if draw < 0.76:
         return compound.frequent(drawer, rng.randint(10, max(12, int(min(300, length // 8) * size))))
     return compound.passage(drawer, rng.randint(4, max(5, int(24 * size))))

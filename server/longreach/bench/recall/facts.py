@@ -62,6 +62,7 @@ class Drawer:
         )
         self.wording: tuple[bool, str, str] | None = None
         self.keys: set[str] = set()
+        self.posed: set[int] = set()  # ids of the queries that were asked for
         self.relations_without_key: set[str] = set()
 
     def share_relation(self) -> None:

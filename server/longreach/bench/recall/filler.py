@@ -15,14 +15,18 @@ from . import fiction, records, unseen
 from .codec import Codec
 from .vocabulary import Lexicon
 
-# `prose` and `code` come from installed packages (`training/corpus.py`); the rest is made here.
+# `prose` and `code` come from installed packages (`training/corpus.py`), `tongues`, `lines` and
+# `tales` from `training/invented.py`; the rest is made here.
 TRAINING_MIX = {
-    "prose": 0.30,
-    "story": 0.25,
-    "code": 0.12,
-    "records": 0.12,
-    "scripts": 0.05,
-    "noise": 0.12,
+    "prose": 0.21,
+    "story": 0.16,
+    "code": 0.11,
+    "records": 0.10,
+    "tongues": 0.08,
+    "lines": 0.09,
+    "tales": 0.09,
+    "scripts": 0.04,
+    "noise": 0.08,
     "random": 0.04,
 }
 GENERATED_MIX = {"story": 0.5, "records": 0.25, "noise": 0.25}

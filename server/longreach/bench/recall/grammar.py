@@ -94,6 +94,18 @@ def rough(rng: random.Random, template: str, lexicon: Lexicon, share: float) -> 
     return " ".join(words)
 
 
+def interrupted(rng: random.Random, template: str, lexicon: Lexicon, share: float) -> str:
+    """The template itself, or in `share` of the cases one with up to three more words in it: `rough` could take away
+    what tells the first of several values from the last.
+    """
+    if rng.random() >= share:
+        return template
+    words = template.split(" ")
+    for _ in range(rng.randint(1, 3)):
+        words.insert(rng.randint(0, len(words) - 1), lexicon.word(rng))
+    return " ".join(words)
+
+
 def statement(rng: random.Random, lexicon: Lexicon, *, keyed: bool = True) -> str:
     """A statement of a relation; without `keyed` it names no key."""
     text = _GRAMMAR.expand(rng, "$statement" if keyed else "$keyless_statement", lexicon)
@@ -140,7 +152,7 @@ def reference(rng: random.Random, lexicon: Lexicon) -> str:
 
 def compound_question(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
     """A question about an item of several statements, at times without its mark or its capital."""
-    text = _GRAMMAR.expand(rng, f"${rule}", lexicon)
+    text = interrupted(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.2)
     if rng.random() < 0.1:
         text = text.rstrip("?.! ")
     return text[:1].upper() + text[1:] if rng.random() < 0.9 else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -10,15 +11,18 @@ from .codec import Codec
 from .facts import Phrasing
 from .items import Item, Query, Statement
 
+Family = Literal["facts", "chains", "pairs"]
+
 
 @dataclass(frozen=True)
 class Spec:
     """What to draw: `length` in tokens, answers included.
 
     With a `task` of `TASKS`, one question about what `compose` puts first, and `items` is how many others there are
-    (None: as many as the task usually has). Without one, `items` of every kind and up to `questions` of them asked for;
-    this is what training uses. `depth` in [0, 1] is where the first statement asked for stands. `early` puts the
-    question before the document.
+    (None: as many as the task usually has). Without one, `items` of the `family` and up to `questions` of them asked
+    for; this is what training uses. A family is `facts` of all kinds, `compounds` of them of several statements, or
+    `chains` of variables alone, or `pairs` of UUIDs alone. `depth` in [0, 1] is where the first statement asked for
+    stands. `early` puts the question before the document.
     """
 
     length: int
@@ -31,7 +35,8 @@ class Spec:
     absent: float = 0.0  # the share of questions about something that the document does not state
     turns: int = 1  # document parts, each followed by some of the questions
     early: bool = False
-    chains: float = 0.14  # without a task, the share of documents whose items are all chains
+    family: Family = "facts"
+    compounds: float = 0.3
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from .items import Item, Query, Statement
 from .samples import Asked, Assembly, Placed, Sample, Spec
 from .vocabulary import Lexicon
 
+COMPOUNDS = (0.0, 0.4, 0.8)  # shares of items of several statements, in training
+REDRAWS = 3  # of a question that was asked before: its answer stands there, and it teaches nothing
 NEAR = 200  # tokens that a statement may move to stand at the end of a sentence or line
 
 
@@ -65,7 +68,7 @@ class Sampler:
     def _try(self, rng: random.Random, spec: Spec, size: float) -> Sample | None:
         """A sample with items and questions in number `size` of what is asked for, or None if they do not fit."""
         drawer = Drawer(rng, self.lexicon, spec.phrasing)
-        items = compose(drawer, spec.task, spec.items, spec.length, size, spec.chains)
+        items = compose(drawer, spec, size)
         questions = max(1, int(spec.questions * size))
         form = spec.form or rng.choices(FORMS, (0.3 if self.codec.chats else 0, 0.33, 0.25, 0.12))[0]
         turns = min(spec.turns, questions)
@@ -147,8 +150,19 @@ class Sampler:
         if spec.task is not None or (number == 0 and spec.depth is not None):
             item = known[0]
             return next((q for q in item.queries if q.task == spec.task), item.queries[0]), item
-        item = rng.choices(known, [1 if item.value else 3 for item in known])[0]
-        return rng.choices(item.queries, [2 if query.listed else 1 for query in item.queries])[0], item
+        weights = [1 if item.value else 4 for item in known]
+
+        def drawn() -> tuple[Query, Item]:
+            item = rng.choices(known, weights)[0]
+            return rng.choices(item.queries, [2 if query.listed else 1 for query in item.queries])[0], item
+
+        query, item = drawn()
+        for _ in range(REDRAWS):
+            if id(query) not in drawer.posed:
+                break
+            query, item = drawn()
+        drawer.posed.add(id(query))
+        return query, item
 
     def _ask(
         self,
@@ -247,15 +261,17 @@ def training_spec(rng: random.Random, length: int, chains: float = 0.14) -> Spec
     """A draw of the training distribution: many facts and about as many questions, or a few in much text; some asked
     midway, some before the document; `chains` of them with chains alone.
     """
-    most = max(2, min(256, length // 40))
+    family = rng.choices(("chains", "pairs", "facts"), (chains, 0.07, 0.93 - chains))[0]
+    mixture = Spec(length, absent=0.08, family=family, compounds=rng.choice(COMPOUNDS))
+    most = max(2, int(min(384, length // 40) * (1 - mixture.compounds / 2)))  # about what fits
     few = rng.random() < 0.3
     items = _log_uniform(rng, most) if few else rng.randint(max(2, most // 3), most)
     if rng.random() < 0.05:
-        return Spec(length, items=items, absent=0.08, early=True, chains=chains)
+        return replace(mixture, items=items, early=True)
     # Fewer questions than facts: one that was asked before is answered by looking it up among the answers.
     questions = rng.randint(max(1, items // 2), items)
     turns = rng.choice((1, 1, 1, 2, 3))
-    return Spec(length, items=items, questions=questions, absent=0.08, turns=turns, chains=chains)
+    return replace(mixture, items=items, questions=questions, turns=turns)
 
 
 def _log_uniform(rng: random.Random, most: int) -> int:
