@@ -10,13 +10,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from longreach.bench.recall import compound, fiction, phrasings, unseen
+from longreach.bench.recall import compound, fiction, grammar, phrasings, unseen
 from longreach.bench.recall import vocabulary as v
 from longreach.bench.recall.documents import TASKS
 from longreach.bench.recall.facts import Drawer
 from longreach.bench.recall.forms import FORMS
 from longreach.bench.recall.items import NOT_STATED, Query
-from longreach.bench.recall.samples import Sample, Spec
+from longreach.bench.recall.samples import Family, Sample, Spec
 from longreach.bench.recall.tables import load
 from longreach.bench.recall.tasks import training_spec
 
@@ -295,3 +295,37 @@ def test_chains_name_each_variable_once() -> None:
     drawer = Drawer(random.Random(3), v.Lexicon())
     chains = [compound.chain(drawer, 3) for _ in range(6)]
     assert len({query.stems for item in chains for query in item.queries}) == 24
+
+
+@pytest.mark.parametrize("size", [12, 60])  # the second does not fit and is drawn again, smaller
+def test_what_a_document_is_made_of_is_what_its_spec_says(size: int) -> None:
+    def asked(family: Family, compounds: float) -> Counter[str]:
+        spec = Spec(512, items=size, questions=size, family=family, compounds=compounds)
+        return Counter(q.query.task for seed in range(30) for q in draw(f"{family} {seed}", spec).questions)
+
+    assert set(asked("chains", 0)) == {"chain", "single"}
+    assert set(asked("pairs", 0)) == {"uuid"}
+    assert set(asked("facts", 0)) <= {"single", "multiquery"}
+    several = asked("facts", 1)
+    assert set(several) > {"multivalue", "first", "last", "chain", "count", "copy"}
+    assert several["single"] < 0.15 * several.total()  # the first variables of chains
+
+
+def test_few_questions_are_asked_twice() -> None:
+    shares = []
+    for seed in range(60):
+        rng = random.Random(seed)
+        posed = [id(question.query) for question in sampler().draw(rng, training_spec(rng, 2048)).questions]
+        shares.append(1 - len(set(posed)) / len(posed))
+    assert sum(shares) / len(shares) < 0.12  # 0.2 and more where nobody looks
+
+
+def test_words_put_into_a_question_leave_it_whole() -> None:
+    rng, changed = random.Random(4), 0
+    for _ in range(200):
+        text = grammar.interrupted(rng, "what was the last {r} of {k}?", v.Lexicon(), 0.5)
+        words = iter(text.split(" "))
+        assert all(word in words for word in ["what", "was", "the", "last", "{r}", "of", "{k}?"])
+        assert text.endswith("{k}?")
+        changed += text != "what was the last {r} of {k}?"
+    assert 70 < changed < 130
