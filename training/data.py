@@ -92,7 +92,7 @@ class Job:
 
 
 class FastRandom(random.Random):
-    """Draws that cost a third of the time, uneven by less than 2^-40: the processes that make batches set the pace."""
+    """Draws in half the time, uneven by less than 2^-40: those who make batches set the pace of short prompts."""
 
     def choice(self, seq: Sequence[Any]) -> Any:
         return seq[int(self.random() * len(seq))]
@@ -102,7 +102,7 @@ class FastRandom(random.Random):
 
 
 class PieceCodec(Codec):
-    """A codec that remembers the tokens of every ASCII pre-token: a third of the time of asking the tokenizer."""
+    """A codec that remembers the tokens of every ASCII pre-token, in half the time of asking the tokenizer."""
 
     _PIECES = re.compile(r"[A-Za-z]+|[0-9]|\r?\n|[^\sA-Za-z0-9]+|[^\S\r\n]+|\s", re.ASCII)
 
