@@ -198,7 +198,7 @@ def passage(drawer: Drawer, words: int) -> Item:
         return lexicon.word(rng).capitalize() if rng.random() < 0.3 else v.shaped(rng, rng.choice(LABELS))
 
     name = drawer.new_key(label)
-    text = p.capital(" ".join(drawer.lexicon.word(rng) for _ in range(words))) + "."
+    text = p.capital(" ".join(drawer.passage_word() for _ in range(words))) + "."
     template = _told(drawer, "passage", "passages", "labelled")
     questions = tuple(q.replace("{l}", name) for q in _asked(drawer, "passage", "questions", "copy_question"))
     return Item(

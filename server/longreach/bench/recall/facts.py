@@ -18,6 +18,7 @@ Phrasing = Literal["mixed", "plain", "held_out"]
 
 _TABLES = load("facts")
 
+FEW_WORDS = 0.5  # of the documents of the mixture have passages of a few words only
 MENTIONS = tuple(_TABLES["mentions"])
 
 
@@ -61,9 +62,17 @@ class Drawer:
             rng.choices(("document", "chain", "statement"), (6, 2, 2))[0] if phrasing == "mixed" else "chain"
         )
         self.wording: tuple[bool, str, str] | None = None
+        # Passages of few words: as long as hardly one came twice, the word before told the next one, and a trained
+        # model went on from the wrong one of two places with the same word.
+        few = phrasing == "mixed" and rng.random() < FEW_WORDS
+        self.words = tuple(lexicon.word(rng) for _ in range(rng.randint(4, 40))) if few else ()
         self.keys: set[str] = set()
         self.posed: set[int] = set()  # ids of the queries that were asked for
         self.relations_without_key: set[str] = set()
+
+    def passage_word(self) -> str:
+        """A word of a passage."""
+        return self.rng.choice(self.words) if self.words else self.lexicon.word(self.rng)
 
     def share_relation(self) -> None:
         """Let all facts from now on share one relation."""
