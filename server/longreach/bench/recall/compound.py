@@ -119,7 +119,7 @@ def _assignment(drawer: Drawer) -> tuple[bool, str, str]:
 def chain(drawer: Drawer, hops: int) -> Item:
     """A value and `hops` variables after the first, each defined by the one before it."""
     rng = drawer.rng
-    value = v.digits(rng, 2, 6) if rng.random() < 0.8 else v.code(rng)
+    value = drawer.number(2, 6) if rng.random() < 0.8 else v.code(rng)
     names = [drawer.new_key(_variable) for _ in range(hops + 1)]
     wording = drawer.wording or _assignment(drawer)
     if drawer.same_wording == "document":

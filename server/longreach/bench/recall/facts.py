@@ -18,6 +18,7 @@ Phrasing = Literal["mixed", "plain", "held_out"]
 
 _TABLES = load("facts")
 
+FEW_DIGITS = 0.35  # of the documents of the mixture have numbers of a few digits only
 FEW_WORDS = 0.5  # of the documents of the mixture have passages of a few words only
 MENTIONS = tuple(_TABLES["mentions"])
 
@@ -55,7 +56,11 @@ class Drawer:
         self.held_out = phrasing == "held_out"
         self.shared_relation = self.new_relation() if rng.random() < 0.5 else None
         self.shared_word = lexicon.adjective(rng) if rng.random() < 0.2 else None
-        self.shared_value: Callable[[], str] | None = (lambda: v.digits(rng, 4, 7)) if rng.random() < 0.3 else None
+        # Numbers of few digits, for the same reason as passages of few words (below): a value that was found by a chain
+        # of variables was gone on with from another value that begins with the same digit.
+        few = phrasing == "mixed" and rng.random() < FEW_DIGITS
+        self.digits = rng.sample("0123456789", rng.randint(2, 4)) if few else []
+        self.shared_value: Callable[[], str] | None = (lambda: self.number(4, 7)) if rng.random() < 0.3 else None
         # Whether all variables of the document are assigned in one wording, those of each chain in one, or each in its
         # own: as long as every chain had its own, that, and not the names, was what a trained model followed.
         self.same_wording = (
@@ -118,7 +123,14 @@ class Drawer:
 
     def brief_value(self) -> str:
         """A number or a word: what can be one of a list."""
-        return v.digits(self.rng, 3, 7) if self.rng.random() < 0.7 else self.lexicon.word(self.rng)
+        return self.number(3, 7) if self.rng.random() < 0.7 else self.lexicon.word(self.rng)
+
+    def number(self, least: int, most: int) -> str:
+        """A number of `least` to `most` digits with no leading zero."""
+        if not self.digits:
+            return v.digits(self.rng, least, most)
+        text = "".join(self.rng.choices(self.digits, k=self.rng.randint(max(least, 3), most)))
+        return text if text[0] != "0" else self.rng.choice("123456789") + text[1:]
 
     def fact(self) -> Item:
         """A fresh fact of any kind."""
