@@ -192,7 +192,6 @@ def frequent(drawer: Drawer, size: int) -> Item:
 
 def passage(drawer: Drawer, words: int) -> Item:
     """A labelled passage of `words` words, to be copied."""
-    rng = drawer.rng
 
     def label(rng: random.Random, lexicon: v.Lexicon) -> str:
         return lexicon.word(rng).capitalize() if rng.random() < 0.3 else v.shaped(rng, rng.choice(LABELS))
