@@ -1,8 +1,8 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 16082
-    python -m training.train .scratch/corpus OUT --steps 16082 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 16082 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT --steps 21500
+    python -m training.train .scratch/corpus OUT --steps 21500 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 21500 --resume OUT/state                 # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
 exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
     parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
-    parser.add_argument("--steps", type=int, default=16082)
+    parser.add_argument("--steps", type=int, default=21500)
     parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)

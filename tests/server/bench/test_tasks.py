@@ -7,13 +7,14 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from longreach.bench.recall import compound, fiction, grammar, phrasings, unseen
 from longreach.bench.recall import vocabulary as v
 from longreach.bench.recall.documents import TASKS
-from longreach.bench.recall.facts import Drawer
+from longreach.bench.recall.facts import Drawer, Phrasing
 from longreach.bench.recall.forms import FORMS
 from longreach.bench.recall.items import NOT_STATED, Query
 from longreach.bench.recall.samples import Family, Sample, Spec
@@ -329,3 +330,44 @@ def test_words_put_into_a_question_leave_it_whole() -> None:
         assert text.endswith("{k}?")
         changed += text != "what was the last {r} of {k}?"
     assert 70 < changed < 130
+
+
+def _share_of_documents(holds: Callable[[Drawer], bool], phrasing: Phrasing) -> float:
+    drawers = (Drawer(random.Random(f"{seed}"), v.Lexicon(), phrasing) for seed in range(400))
+    return sum(map(holds, drawers)) / 400
+
+
+def _few_digits(drawer: Drawer) -> bool:
+    return len(set("".join(drawer.number(3, 7)[1:] for _ in range(12)))) <= 4  # the first replaces a zero
+
+
+def _words_again(drawer: Drawer) -> bool:
+    first, *others = (set(compound.passage(drawer, 20).queries[0].answer[:-1].lower().split()) for _ in range(4))
+    return len(first & set().union(*others)) > 5
+
+
+def _words_of_any_kind_for_a_relation(drawer: Drawer) -> bool:
+    relation = drawer.new_relation()
+    return " " in relation and not relation.endswith((*v.RELATIONS, "code", "number", "key", "name", "word"))
+
+
+def _another_case(drawer: Drawer) -> bool:
+    fact = drawer.relation()
+    told = fact.statements[0].text
+    return fact.key not in told and phrasings.capital(fact.key) not in told
+
+
+@pytest.mark.parametrize(
+    ("holds", "mixed", "plain"),
+    [
+        (_few_digits, 0.35, 0),
+        (_words_again, 0.5, 0),
+        (_words_of_any_kind_for_a_relation, 0.15, 0),
+        (_another_case, 0.12, 0.03),  # of 0.3 and 0.08: most keys have few letters to change
+    ],
+)
+def test_what_is_easily_confused_is_more_often_in_training(
+    holds: Callable[[Drawer], bool], mixed: float, plain: float
+) -> None:
+    for phrasing, share in (("mixed", mixed), ("plain", plain)):
+        assert abs(_share_of_documents(holds, phrasing) - share) < 0.06, phrasing

@@ -18,8 +18,13 @@ Phrasing = Literal["mixed", "plain", "held_out"]
 
 _TABLES = load("facts")
 
-FEW_DIGITS = 0.35  # of the documents of the mixture have numbers of a few digits only
-FEW_WORDS = 0.5  # of the documents of the mixture have passages of a few words only
+# Of the mixture: documents whose numbers and invented words have a few digits and syllables only, documents whose
+# passages have a few words only, relations of any two or three words, keys that the question writes in another case.
+FEW_CHARACTERS = 0.35
+FEW_WORDS = 0.5
+ANY_RELATION = 0.15
+OTHER_CASE = 0.3
+OTHER_CASE_ASKED = 0.08  # where a model is tested
 MENTIONS = tuple(_TABLES["mentions"])
 
 
@@ -56,10 +61,11 @@ class Drawer:
         self.held_out = phrasing == "held_out"
         self.shared_relation = self.new_relation() if rng.random() < 0.5 else None
         self.shared_word = lexicon.adjective(rng) if rng.random() < 0.2 else None
-        # Numbers of few digits, for the same reason as passages of few words (below): a value that was found by a chain
-        # of variables was gone on with from another value that begins with the same digit.
-        few = phrasing == "mixed" and rng.random() < FEW_DIGITS
+        # Few digits and letters, for the same reason as passages of few words (below): a value that was found by a
+        # chain of variables was gone on with from another value that begins with the same digit.
+        few = phrasing == "mixed" and rng.random() < FEW_CHARACTERS
         self.digits = rng.sample("0123456789", rng.randint(2, 4)) if few else []
+        self.syllables = tuple(v.syllables(rng, 1, 1) for _ in range(rng.randint(2, 5))) if few else ()
         self.shared_value: Callable[[], str] | None = (lambda: self.number(4, 7)) if rng.random() < 0.3 else None
         # Whether all variables of the document are assigned in one wording, those of each chain in one, or each in its
         # own: as long as every chain had its own, that, and not the names, was what a trained model followed.
@@ -86,6 +92,8 @@ class Drawer:
     def new_relation(self) -> str:
         """A relation such as `pass key` or `silver code`."""
         rng = self.rng
+        if self.phrasing == "mixed" and rng.random() < ANY_RELATION:
+            return " ".join(self.lexicon.word(rng) for _ in range(rng.choice((2, 2, 3))))
         if self.held_out and rng.random() < 0.5:
             return rng.choice(v.HELD_OUT_RELATIONS)
         draw = rng.random()
@@ -119,11 +127,17 @@ class Drawer:
         return self.new_key(v.key)
 
     def _value(self) -> str:
-        return self.shared_value() if self.shared_value else v.value(self.rng, self.lexicon)
+        if self.shared_value:
+            return self.shared_value()
+        return self.brief_value() if self.digits and self.rng.random() < 0.5 else v.value(self.rng, self.lexicon)
 
     def brief_value(self) -> str:
         """A number or a word: what can be one of a list."""
-        return self.number(3, 7) if self.rng.random() < 0.7 else self.lexicon.word(self.rng)
+        if self.rng.random() < 0.7:
+            return self.number(3, 7)
+        if self.syllables and self.rng.random() < 0.7:
+            return "".join(self.rng.choices(self.syllables, k=self.rng.randint(2, 4)))
+        return self.lexicon.word(self.rng)
 
     def number(self, least: int, most: int) -> str:
         """A number of `least` to `most` digits with no leading zero."""
@@ -188,7 +202,7 @@ class Drawer:
         questions = self.asked(p.QUESTIONS, p.HELD_OUT_QUESTIONS, lambda: grammar.question(rng, lexicon))
         stems = self.asked(p.STEMS, p.STEMS, lambda: grammar.stem(rng, lexicon))
         told = fill(statement, relation, key, value)
-        if rng.random() < 0.08:  # the question may be written in another case than the statement
+        if rng.random() < (OTHER_CASE if self.phrasing == "mixed" else OTHER_CASE_ASKED):
             key = key.title() if rng.random() < 0.5 else key.lower()
         return _single(key, relation, value, told, questions, stems)
 

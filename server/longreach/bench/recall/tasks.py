@@ -32,7 +32,7 @@ from .items import Item, Query, Statement
 from .samples import Asked, Assembly, Placed, Sample, Spec
 from .vocabulary import Lexicon
 
-COMPOUNDS = (0.0, 0.4, 0.8)  # shares of items of several statements, in training
+COMPOUNDS = (0.1, 0.45, 0.85)  # shares of items of several statements, in training
 REDRAWS = 3  # of a question that was asked before: its answer stands there, and it teaches nothing
 NEAR = 200  # tokens that a statement may move to stand at the end of a sentence or line
 
