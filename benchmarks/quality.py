@@ -1,6 +1,7 @@
 """Recall against speed for every attention policy and budget, of the embedded model, through the server.
 
     python benchmarks/quality.py --lengths 16384,32768 --out result.json
+    python benchmarks/quality.py --join part.json other.json --out result.json   # settings shared by processes
 
 A setting is a policy with its parameters. Each one answers the same prompts, of all tasks of `longreach bench recall`,
 several at a time; then other prompts one at a time, for the time to the first token. No prompt comes twice under a
@@ -133,6 +134,30 @@ def run(
     return result
 
 
+def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several that shared the settings of one plan, each with its own dense attention: the first one's is
+    kept, and what none of them ran is named under ``late``.
+
+    Raises:
+        ValueError: the results are of different plans or places, or their dense answers differ.
+    """
+    first = results[0]
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    for result in results:
+        if any(result[part] != first[part] for part in ("plan", "environment")):
+            raise ValueError("--join: the results differ in plan or environment: join those of one run")
+        for row in result["curves"]:
+            kept = rows.setdefault((row["tokens"], row["setting"]), row)
+            if row["setting"] == "dense" and row["right"] != kept["right"]:
+                raise ValueError("--join: dense answers differ: the results are not of the same weights")
+    parsed = [{"policy": text} if text == "dense" else json.loads(text) for text in SETTINGS]
+    order = [(n, label(Policy(p["policy"], p))) for n in first["plan"]["lengths"] for p in parsed]
+    late = [f"{name} at {n:,} tokens" for n, name in order if (n, name) not in rows]
+    places = {cell: place for place, cell in enumerate(order)}
+    curves = sorted(rows.values(), key=lambda row: places.get((row["tokens"], row["setting"]), len(places)))
+    return first | {"curves": curves, "late": late}
+
+
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
     density = "" if row["density"] is None else f", density {row['density']:.3f}"
@@ -154,6 +179,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8, help="prompts in flight where nothing is timed")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no further setting begins after so many")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="RESULT", help="run nothing: make one of these results")
     arguments = parser.parse_args()
 
     def save(result: dict[str, Any]) -> None:
@@ -161,6 +187,11 @@ def main() -> None:
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
     try:
+        if arguments.join:
+            result = joined([json.loads(path.read_text()) for path in arguments.join])
+            save(result)
+            print(table(result))
+            return
         lengths = whole_numbers("--lengths", arguments.lengths)
         plan = Plan(tasks=some_tasks(arguments.tasks), lengths=lengths, count=arguments.count)
         if arguments.repeats < 1 or arguments.at_once < 1:

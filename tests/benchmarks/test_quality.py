@@ -177,3 +177,16 @@ def test_of_budgets_alone_no_times_are_told() -> None:
     assert "| dynamic recall 1 decode_budget 64 | 15 of 20 | 0 / 0 (1) | 0.012 |" in text
     assert quality_report.is_of_budgets(told)
     assert not quality_report.is_of_budgets(told | {"curves": [*rows, made("window size 64", 9, 1.0)]})
+
+
+def test_settings_that_processes_shared_are_joined(quality: ModuleType, result: dict[str, Any]) -> None:
+    dense, window, dynamic = result["curves"]
+    one, other = result | {"curves": [dense, dynamic]}, result | {"curves": [dense | {"ttft_s": 9.0}, window]}
+    found = quality.joined([one, other])
+    assert found["curves"] == [dense, dynamic, window]  # in the order of the settings; this window is none of them
+    assert "window size 1024 at 1,024 tokens" in found["late"]
+    assert not any("recall 0.95 at" in name and "pooled" not in name for name in found["late"])
+    with pytest.raises(ValueError, match="plan"):
+        quality.joined([one, other | {"plan": {}}])
+    with pytest.raises(ValueError, match="dense answers differ"):
+        quality.joined([one, other | {"curves": [dense | {"right": []}]}])
