@@ -159,8 +159,10 @@ class DynamicPolicy(Policy):
     speedup: Annotated[float, Range(1, 16)] | None = Field(
         None, description="How many times faster attention should be, estimate included; the third possible target."
     )
-    estimator: Literal["antidiagonal", "pooled"] = Field(
-        "antidiagonal", description="antidiagonal is the surer one, pooled the cheaper."
+    estimator: Literal["antidiagonal", "moments", "pooled"] = Field(
+        "antidiagonal",
+        description="antidiagonal compares mixtures of keys, moments their means and variances, which also shows a key "
+        "that a single query looks for, and pooled their means alone, which is the cheapest.",
     )
 
     @model_validator(mode="after")

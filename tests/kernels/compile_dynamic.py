@@ -16,7 +16,7 @@ from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel,
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
-from longreach_kernels.dynamic.pooled import mean_kernel, pooled_kernel
+from longreach_kernels.dynamic.pooled import moments_kernel, pooled_kernel
 from longreach_kernels.portable.arguments import padded
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -24,9 +24,24 @@ from triton.compiler import ASTSource
 from .sass import facts
 
 _TYPES = dict.fromkeys(("CuQ", "ContextLens", "Table", "Mass"), "*i32")
-_TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | dict.fromkeys(("Q", "K", "Means"), "*bf16")
-_TYPES |= {"scale_log2": "fp32", "softcap_log2": "fp32", "k_strides": ("i32", "i32", "i32")}
-_ALIGNED = ("Q", "K", "Means", "Sums", "Maxima", "Mass", "Bounds", "Logits", "Best", "stride_qt", "stride_qh")
+_TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | dict.fromkeys(
+    ("Q", "K", "Means", "Variances"), "*bf16"
+)
+_TYPES |= {"scale": "fp32", "scale_log2": "fp32", "softcap_log2": "fp32", "k_strides": ("i32", "i32", "i32")}
+_ALIGNED = (
+    "Q",
+    "K",
+    "Means",
+    "Variances",
+    "Sums",
+    "Maxima",
+    "Mass",
+    "Bounds",
+    "Logits",
+    "Best",
+    "stride_qt",
+    "stride_qh",
+)
 _OPTIONS = {"WINDOWED": True, "SOFTCAP": False, "KV_SCALES": False, "PRECISION": "tf32"}
 
 
@@ -59,9 +74,10 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             constants = shape | fold | _OPTIONS | options
             found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
         found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
-    found["mean"] = compile_kernel(mean_kernel, shape, {}, num_warps=4)
-    pooled = shape | _OPTIONS | {"BLOCK_N": 64}
-    found["pooled"] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, num_warps=8, num_stages=2)
+    for name, block, second in (("pooled", shape["TILE_K"], False), ("second order", 64, True)):
+        pooled = shape | _OPTIONS | {"BLOCK_N": 64, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.9}
+        found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, {}, num_warps=4)
+        found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, num_warps=8, num_stages=2)
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
     blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}
     for dtype in ("*bf16", "*fp8e4nv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from longreach_kernels import Causal, PagedBatch, Window, debug, list_tiles, pag
 from longreach_kernels.dynamic import (
     Antidiagonal,
     Density,
+    Moments,
     Pooled,
     Recall,
     Speedup,
@@ -25,6 +27,7 @@ from longreach_kernels.dynamic import (
 from longreach_kernels.dynamic import antidiagonal as folded
 from longreach_kernels.dynamic.lists import lists_of_choice
 from longreach_kernels.dynamic.query_tiles import query_tiles
+from longreach_kernels.dynamic.select import masses
 from longreach_kernels.dynamic.specification import Logits
 from longreach_kernels.dynamic.targets import PARTS, choose, density_of
 from longreach_kernels.listed_mask import listed_masks
@@ -107,8 +110,63 @@ def test_the_pooled_estimate_is_what_it_says(window: int | None) -> None:
         assert not got[:, expected.shape[1] :].any()
 
 
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("block", "scale"), [(16, 0.7), (32, 0.1)])
+def test_the_moments_estimate_is_what_it_says(block: int, scale: float, window: int | None) -> None:
+    q, k_pages, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    mass = specification.moments_mass(q, k_pages, batch, tiles, Logits(scale, None, None), block)
+    limit, frozen = math.sqrt(2 * math.log(block)), 0
+    for slot in tiles.exists.nonzero().flatten().tolist():
+        b, first, last = int(tiles.seq[slot]), int(tiles.first[slot]), int(tiles.last[slot])
+        begin = int(batch.cu_seqlens_q[b]) + int(tiles.tile[slot]) * 32
+        shares = []
+        for head in range(4):
+            k = keys_of(k_pages, batch, b)[: (last // 32 + 1) * 32, head // 2].double()
+            rows = []
+            for position, query in enumerate(q[begin : begin + last - first + 1, head].double(), first):
+                logits = torch.full((-(-len(k) // block),), float("-inf"), dtype=torch.float64)
+                for number, keys in enumerate(k.split(block)):
+                    seen = window is None or (number + 1) * block > position - window + 1
+                    if number * block <= position and seen:
+                        # The variance as if channels were independent.
+                        deviation = scale * ((query * (keys - keys.mean(0))) ** 2).sum(-1).mean().sqrt()
+                        frozen += int(deviation > limit)
+                        excess = deviation**2 / 2 if deviation <= limit else limit * deviation - math.log(block)
+                        logits[number] = scale * query @ keys.mean(0) + excess
+                rows.append(torch.softmax(logits, 0))
+            shares.append(torch.stack([torch.stack([t.sum() for t in row.split(32 // block)]) for row in rows]))
+        expected = torch.stack(shares).unflatten(0, (2, 2)).square().mean((1, 2)).sqrt()
+        got = mass[:, slot].double() / PARTS
+        torch.testing.assert_close(got[:, : expected.shape[1]], expected, atol=1e-6, rtol=0)
+        assert not got[:, expected.shape[1] :].any()
+    assert (frozen > 0) == (scale > 0.5), "both sides of the limit are looked at"
+
+
+def test_the_excess_of_a_block_is_its_second_cumulant() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(1, 16, generator=generator), torch.randn(4096, 16, generator=generator) * 0.3 + 0.1
+    mean, variance = q @ k.mean(0), q.square() @ k.var(0, unbiased=False)
+    exact = torch.logsumexp(q @ k.T, -1) - math.log(4096)
+    assert abs(exact - mean - variance / 2) < 0.1 * abs(exact - mean)
+
+
+def test_one_key_that_one_query_looks_for_is_found() -> None:
+    q, k_pages, _, batch = long_batch()
+    direction = torch.nn.functional.normalize(torch.randn(16), dim=0)
+    q[9 * 128 + 77] = 6 * direction
+    page = int(batch.page_table[0, (5 * 128 + 40) // 16])
+    k_pages[page, (5 * 128 + 40) % 16] = 8 * direction
+    options = {"target": Density(0.6), "local": 0, "tail": 0, "dense_below": 0}
+    found = {
+        estimator: bool(kept(select_tiles(q, k_pages, batch, estimator=estimator, **options), batch, 0)[:, 9, 5].all())
+        for estimator in (Moments(32), Pooled(), Antidiagonal(16))
+    }
+    assert found[Moments(32)], found
+
+
 @pytest.mark.parametrize("options", [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}], ids=str)
-@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Pooled()], ids=repr)
+@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(32), Pooled()], ids=repr)
 def test_the_kernels_agree_with_the_specification(estimator, options: dict, device: torch.device) -> None:
     options = dict(options)
     window, softcap = options.pop("window", None), options.pop("softcap", None)
@@ -128,24 +186,26 @@ def test_the_kernels_agree_with_the_specification(estimator, options: dict, devi
     if isinstance(estimator, Pooled):
         got = pooled.pooled_mass(*here, batch, there, logits)
         expected = specification.pooled_mass(q, k_pages, on_host, tiles, logits)
+    elif isinstance(estimator, Moments):
+        got = pooled.pooled_mass(*here, batch, there, logits, estimator.block)
+        expected = specification.moments_mass(q, k_pages, on_host, tiles, logits, estimator.block)
     else:
         got = folded.antidiagonal_mass(*here, batch, there, logits, estimator.stride)
         expected = specification.antidiagonal_mass(q, k_pages, on_host, tiles, logits, estimator.stride)
     torch.testing.assert_close(got.cpu().double() / PARTS, expected.double() / PARTS, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("estimator", [Antidiagonal(8), Pooled()], ids=repr)
-def test_8_bit_keys_are_scaled(estimator) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("estimator", [Antidiagonal(8), Moments(16), Pooled()], ids=repr)
+def test_8_bit_keys_are_scaled(estimator, backend: str) -> None:
     q, k_pages, _, batch = batch_of()
     scales = torch.tensor([0.5, 3.0])
     tiles, logits = query_tiles(batch, len(q), 32, 32, None), Logits(0.7, None, scales)
     quantized = (k_pages / scales[:, None]).to(torch.float8_e4m3fn)
     exact = quantized.float() * scales[:, None]
-    for make in (specification, folded if isinstance(estimator, Antidiagonal) else pooled):
-        name, more = ("antidiagonal_mass", (8,)) if isinstance(estimator, Antidiagonal) else ("pooled_mass", ())
-        got = getattr(make, name)(q, quantized, batch, tiles, logits, *more)
-        want = getattr(make, name)(q, exact, batch, tiles, Logits(0.7, None, None), *more)
-        torch.testing.assert_close(got.double() / PARTS, want.double() / PARTS, atol=1e-5, rtol=0)
+    got = masses(q, quantized, batch, tiles, logits, estimator, backend)
+    want = masses(q, exact, batch, tiles, Logits(0.7, None, None), estimator, backend)
+    torch.testing.assert_close(got.double() / PARTS, want.double() / PARTS, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 50, 130])
@@ -199,7 +259,7 @@ def long_batch(length: int = 1600, chunk: int | None = None, device: str = "cpu"
     return q, k_pages, v_pages, batch
 
 
-@pytest.mark.parametrize("estimator", [Antidiagonal(16), Antidiagonal(8), Pooled()], ids=repr)
+@pytest.mark.parametrize("estimator", [Antidiagonal(16), Antidiagonal(8), Moments(64), Pooled()], ids=repr)
 @pytest.mark.parametrize("target", [Recall(0.8), Density(0.5), Threshold(0.5), Speedup(2.0)], ids=repr)
 def test_a_place_that_matters_is_found(target, estimator) -> None:
     q, k_pages, _, batch = long_batch()
@@ -228,9 +288,12 @@ def test_what_is_always_kept() -> None:
 
 
 CHUNKED = [
-    ("cpu", target, x) for target in (Recall(0.6), Density(0.5), Threshold(0.7)) for x in (Antidiagonal(4), Pooled())
+    ("cpu", target, x)
+    for target in (Recall(0.6), Density(0.5), Threshold(0.7))
+    for x in (Antidiagonal(4), Moments(16), Pooled())
 ]
 CHUNKED += [("triton", Recall(0.6), Antidiagonal(4)), ("triton", Density(0.5), Pooled())]
+CHUNKED += [("triton", Recall(0.6), Moments(16))]
 
 
 @pytest.mark.parametrize(("backend", "target", "estimator"), CHUNKED, ids=str)
@@ -319,6 +382,8 @@ def test_bad_arguments_are_named(options: dict, named: str) -> None:
         Speedup(0.5)
     with pytest.raises(ValueError, match=r"^stride: "):
         Antidiagonal(5)
+    with pytest.raises(ValueError, match=r"^block: "):
+        Moments(48)
     with pytest.raises(ValueError, match=r"^q: "):
         select_tiles(q[0], k_pages, batch, target=Recall(0.9))
     with pytest.raises(ValueError, match=r"^k_pages: "):
@@ -334,11 +399,11 @@ def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 14
+    assert len(compiled) == 17
     for name, facts in compiled.items():
         assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
         assert facts["spills"] == 0, (name, facts)
-        assert (facts["wgmma"] > 0) == ("folded" in name or "pooled" in name), (name, facts)
+        assert (facts["wgmma"] > 0) == ("folded" in name or "pooled" in name or "second" in name), (name, facts)
 
 
 @pytest.mark.gpu
@@ -349,7 +414,7 @@ class TestOnGpu:
         return paged(*self.LENGTHS, page_size, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=1)
 
     @pytest.mark.parametrize("window", [None, 600])
-    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(64), Pooled()], ids=repr)
     @pytest.mark.parametrize("head_dim", [64, 128, 256])
     @pytest.mark.parametrize("backend", ["triton", "auto"])
     def test_attention_over_what_was_chosen(self, backend: str, head_dim: int, estimator, window: int | None) -> None:
@@ -368,26 +433,20 @@ class TestOnGpu:
             check(*own, q[rows].cpu().transpose(0, 1)[None], k, v, meant)
 
     @pytest.mark.parametrize("page_size", [16, 128])
-    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(64), Pooled()], ids=repr)
     def test_the_kernels_agree_with_the_specification(self, estimator, page_size: int) -> None:
         q, k_pages, _, batch = self.inputs(page_size=page_size)
         on_host = PagedBatch(
             *(x.cpu() for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)), 1500, 3000, 1
         )
-        logits = Logits(0.3, None, None)
-        sizes = (len(q), 128, 128, None)
-        if isinstance(estimator, Pooled):
-            got = pooled.pooled_mass(q, k_pages, batch, query_tiles(batch, *sizes), logits)
-            want = specification.pooled_mass(q.cpu(), k_pages.cpu(), on_host, query_tiles(on_host, *sizes), logits)
-        else:
-            stride = estimator.stride
-            got = folded.antidiagonal_mass(q, k_pages, batch, query_tiles(batch, *sizes), logits, stride)
-            tiles = query_tiles(on_host, *sizes)
-            want = specification.antidiagonal_mass(q.cpu(), k_pages.cpu(), on_host, tiles, logits, stride)
+        logits, sizes = Logits(0.3, None, None), (len(q), 128, 128, None)
+        got = masses(q, k_pages, batch, query_tiles(batch, *sizes), logits, estimator, "auto")
+        tiles = query_tiles(on_host, *sizes)
+        want = masses(q.cpu(), k_pages.cpu(), on_host, tiles, logits, estimator, "reference")
         torch.testing.assert_close(got.cpu().double() / PARTS, want.double() / PARTS, atol=1e-4, rtol=1e-3)
 
     @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4), Threshold(0.3)], ids=repr)
-    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(64), Pooled()], ids=repr)
     @pytest.mark.parametrize("backend", ["triton", "auto"])
     def test_nothing_waits_for_the_device(self, backend: str, estimator, target) -> None:
         q, k_pages, v_pages, batch = self.inputs()
@@ -407,7 +466,7 @@ class TestOnGpu:
         assert torch.equal(out, expected)
 
     @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4)], ids=repr)
-    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(64), Pooled()], ids=repr)
     def test_chunks_change_no_bit(self, estimator, target) -> None:
         q, k_pages, v_pages, batch = paged([6000], [6000], 128, 8, 2, 128, torch.bfloat16, "cuda")
         lens = batch.context_lens

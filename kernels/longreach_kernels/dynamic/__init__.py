@@ -5,7 +5,7 @@ they leave out is not known before it is measured, by `kept_mass`. For decodes: 
 from bounds that `write_bounds` keeps beside the pages; what they leave out has a bound, `BlockChoice.missed`.
 """
 
-from .estimators import Antidiagonal, Estimator, Pooled
+from .estimators import Antidiagonal, Estimator, Moments, Pooled
 from .kept_mass import kept_mass, kept_share
 from .page_bounds import BLOCK, new_bounds, write_bounds
 from .page_selection import BlockChoice, block_attention, keys_read, select_blocks
@@ -18,6 +18,7 @@ __all__ = [
     "BlockChoice",
     "Density",
     "Estimator",
+    "Moments",
     "Pooled",
     "Recall",
     "Speedup",

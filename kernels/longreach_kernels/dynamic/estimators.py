@@ -37,4 +37,32 @@ class Pooled:
         return 1 / tile_k
 
 
-Estimator = Antidiagonal | Pooled
+@dataclass(frozen=True)
+class Moments:
+    """Every query against the mean and the variance of the keys in a block of ``block``.
+
+    If the logits of n keys have mean m and variance v, the sum of their exponentials is about n exp(m + v / 2), which
+    ends the expansion of its logarithm in cumulants after the second. Of n normal draws that holds up to a deviation s
+    of sqrt(2 ln n); beyond it the largest of them has most of the sum, and s sqrt(2 ln n) - ln n takes the place of
+    s^2 / 2 (the random energy model, Derrida 1981). Variances are those of channels, as if these were independent. A
+    single key that a query looks for raises the variance in its direction, where a mean alone loses it.
+
+    The mass of a key tile is the root of the mean square over the queries of a tile and the heads of a group: one query
+    that needs it is not lost among all those that do not.
+
+    Raises:
+        ValueError: ``block`` is not 16, 32, 64 or 128.
+    """
+
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        if self.block not in (16, 32, 64, 128):
+            raise ValueError(f"block: must be 16, 32, 64 or 128 keys, got {self.block!r}")
+
+    def cost(self, tile_k: int) -> float:
+        """Its products, two for each block, computed twice, over those of dense attention."""
+        return 2 / min(self.block, tile_k)
+
+
+Estimator = Antidiagonal | Moments | Pooled

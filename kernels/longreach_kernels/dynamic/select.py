@@ -12,7 +12,7 @@ from longreach_kernels.checks import check_softcap, kv_scale_of, scale_of
 from longreach_kernels.tile_lists import TileLists
 
 from . import specification
-from .estimators import Antidiagonal, Estimator, Pooled
+from .estimators import Antidiagonal, Estimator, Moments, Pooled
 from .lists import lists_of_choice
 from .query_tiles import QueryTiles, query_tiles
 from .specification import Logits
@@ -54,7 +54,7 @@ def select_tiles(
         k_pages: (num_pages, page_size, Hkv, D), in the dtype of q or float8_e4m3fn.
         batch: as in `paged_attention`; its ``max_context_len`` bounds the memory of the lists.
         target: how much is kept: `Recall`, `Density`, `Speedup` or `Threshold`.
-        estimator: `Antidiagonal` or `Pooled`.
+        estimator: `Antidiagonal`, `Moments` or `Pooled`.
         scale, softcap: as in `paged_attention`.
         k_scale: (Hkv,) fp32, of fp8 pages.
         window: keys that a query sees, itself counted, for layers with a sliding window; the lists keep to it.
@@ -99,17 +99,21 @@ def masses(
     backend: str,
 ) -> Tensor:
     """(Hkv, Q, K) int32, the estimated mass of each key tile, in `targets.PARTS`."""
-    if resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference"):
-        if isinstance(estimator, Pooled):
-            return specification.pooled_mass(q, k_pages, batch, tiles, logits)
-        return specification.antidiagonal_mass(q, k_pages, batch, tiles, logits, estimator.stride)
-    if isinstance(estimator, Pooled):
+    plain = resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference")
+    given = (q, k_pages, batch, tiles, logits)
+    if isinstance(estimator, Antidiagonal):
+        if plain:
+            return specification.antidiagonal_mass(*given, estimator.stride)
+        from .antidiagonal import antidiagonal_mass
+
+        return antidiagonal_mass(*given, estimator.stride)
+    # A tile of the specification's, or of the interpreter's, may be smaller than a block.
+    block = min(estimator.block, tiles.tile_k) if isinstance(estimator, Moments) else None
+    if not plain:
         from .pooled import pooled_mass
 
-        return pooled_mass(q, k_pages, batch, tiles, logits)
-    from .antidiagonal import antidiagonal_mass
-
-    return antidiagonal_mass(q, k_pages, batch, tiles, logits, estimator.stride)
+        return pooled_mass(*given, block)
+    return specification.pooled_mass(*given) if block is None else specification.moments_mass(*given, block)
 
 
 def forced_tiles(tiles: QueryTiles, prompt_lens: Tensor, local: int, tail: int, dense_below: int) -> Tensor:
@@ -145,8 +149,8 @@ def _check(
             raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
     if not isinstance(target, (Recall, Density, Speedup, Threshold)):
         raise ValueError(f"target: needs Recall, Density, Speedup or Threshold, got {target!r}")
-    if not isinstance(estimator, (Antidiagonal, Pooled)):
-        raise ValueError(f"estimator: needs Antidiagonal() or Pooled(), got {estimator!r}")
+    if not isinstance(estimator, (Antidiagonal, Moments, Pooled)):
+        raise ValueError(f"estimator: needs Antidiagonal(), Moments() or Pooled(), got {estimator!r}")
     if window is not None and window < 1:
         raise ValueError(f"window: must be at least 1, the query itself, or None, got {window}")
     if prompt_lens is not None and (

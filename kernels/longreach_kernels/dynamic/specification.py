@@ -6,6 +6,7 @@ it comes in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -27,7 +28,10 @@ class Logits(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """One query tile: rows (Hq, tile_q, D) padded with zeros, how many there are, and keys up to its end."""
+    """One query tile: rows (Hq, tile_q, D) padded with zeros, how many there are, and keys up to its end.
+
+    ``summaries`` is one dict for all tiles of a sequence, for what is made of ``all_keys`` once.
+    """
 
     slot: int
     queries: Tensor
@@ -35,6 +39,8 @@ class _Tile(NamedTuple):
     first: int
     keys: Tensor  # (Hkv, n, D), n a multiple of tile_k, zeros beyond the sequence's end
     num_keys: int
+    all_keys: Tensor
+    summaries: dict[int, tuple[Tensor, Tensor]]
 
 
 def _each_tile(q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles, logits: Logits) -> Iterator[_Tile]:
@@ -50,13 +56,15 @@ def _each_tile(q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles,
             k = k * logits.k_scale[:, None, None]
         k = torch.nn.functional.pad(k, (0, 0, 0, -num_keys % tiles.tile_k)).contiguous()
         slot = (starts[b] - starts[0]) // tiles.tile_q + b
+        summaries: dict[int, tuple[Tensor, Tensor]] = {}
         for i in range(-(-num_queries // tiles.tile_q)):
             rows = q[starts[b] + i * tiles.tile_q : starts[b] + min((i + 1) * tiles.tile_q, num_queries)]
             first = num_keys - num_queries + i * tiles.tile_q
             stop = max(0, first + len(rows))
             rows = torch.nn.functional.pad(rows.float(), (0, 0, 0, 0, 0, tiles.tile_q - len(rows))).transpose(0, 1)
             num_rows = min(tiles.tile_q, num_queries - i * tiles.tile_q)
-            yield _Tile(slot + i, rows, num_rows, first, k[:, : -(-stop // tiles.tile_k) * tiles.tile_k], num_keys)
+            seen = k[:, : -(-stop // tiles.tile_k) * tiles.tile_k]
+            yield _Tile(slot + i, rows, num_rows, first, seen, num_keys, k, summaries)
 
 
 def _masses(
@@ -66,9 +74,11 @@ def _masses(
     tiles: QueryTiles,
     logits: Logits,
     rows_of: Callable[[_Tile], tuple[Tensor, Tensor, Tensor]],
+    *,
+    squared: bool = False,
 ) -> Tensor:
-    """(Hkv, Q, K) int32 in `PARTS`. ``rows_of``: products (Hkv, G, R, n), which of them count (R, n), and which rows
-    are real (R,); n a multiple of the key tiles."""
+    """(Hkv, Q, K) int32 in `PARTS`, the mean over rows and heads, or the root of the mean square. ``rows_of``: products
+    (Hkv, G, R, n), which of them count (R, n), and which rows are real (R,); n a multiple of the key tiles."""
     heads = k_pages.shape[2]
     masses = torch.zeros(heads, len(tiles.seq), tiles.key_tiles, dtype=torch.int32)
     for tile in _each_tile(q, k_pages, batch, tiles, logits):
@@ -79,7 +89,8 @@ def _masses(
         scores = scores.masked_fill(~allowed, float("-inf"))
         weights = torch.softmax(scores, -1).nan_to_num(0.0)[:, :, real]
         key_tiles = tile.keys.shape[1] // tiles.tile_k
-        mass = weights.unflatten(-1, (key_tiles, -1)).sum(-1).mean((1, 2))
+        shares = weights.unflatten(-1, (key_tiles, -1)).sum(-1)
+        mass = shares.square().mean((1, 2)).sqrt() if squared else shares.mean((1, 2))
         masses[:, tile.slot, :key_tiles] = (mass.double() * PARTS).round().int()
     return masses
 
@@ -113,18 +124,61 @@ def antidiagonal_mass(
 
 def pooled_mass(q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles, logits: Logits) -> Tensor:
     """`estimators.Pooled`: as `antidiagonal_mass`."""
-    kv_heads = k_pages.shape[2]
 
     def rows_of(tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
-        starts = torch.arange(0, tile.keys.shape[1], tiles.tile_k)
-        real = (tile.num_keys - starts).clamp(max=tiles.tile_k)
-        means = tile.keys.unflatten(1, (-1, tiles.tile_k)).sum(2) / real[:, None]
-        products = tile.queries.reshape(kv_heads, -1, means.shape[-1]) @ means.to(q.dtype).float().mT
-        rows = torch.arange(tiles.tile_q)
-        position = (tile.first + rows)[:, None]
-        allowed = starts <= position
-        if tiles.window is not None:
-            allowed &= starts + tiles.tile_k > position - tiles.window + 1
-        return products.view(kv_heads, -1, len(rows), len(starts)), allowed, rows < tile.num_rows
+        means, _ = _moments(tile, tiles.tile_k)
+        return _by_block(tile, tiles, tiles.tile_k, tile.queries, means.to(q.dtype).float())
 
     return _masses(q, k_pages, batch, tiles, logits, rows_of)
+
+
+def moments_mass(
+    q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles, logits: Logits, block: int
+) -> Tensor:
+    """`estimators.Moments`: as `antidiagonal_mass`, but the root of the mean square over rows and heads.
+
+    ``block``, keys of a block, divides those of a tile.
+    """
+    squares, frozen = squares_dtype(q.dtype), math.sqrt(2 * math.log(block))
+
+    def rows_of(tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
+        means, variances = _moments(tile, block)
+        products, allowed, real = _by_block(tile, tiles, block, tile.queries, means.to(q.dtype).float())
+        spread = tile.queries.square().to(squares).float(), variances.to(squares).float()
+        deviation = _by_block(tile, tiles, block, *spread)[0].clamp(min=0).sqrt() * logits.scale
+        excess = torch.where(deviation < frozen, deviation**2, frozen * (2 * deviation - frozen))
+        return products + excess * (0.5 / logits.scale), allowed, real
+
+    return _masses(q, k_pages, batch, tiles, logits, rows_of, squared=True)
+
+
+def squares_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of squared channels and variances: half precision could not hold those of channels above 256."""
+    return dtype if dtype == torch.float32 else torch.bfloat16
+
+
+def _moments(tile: _Tile, block: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance (Hkv, n / block, D) of the keys that each block has, up to the end of the tile's."""
+    if block not in tile.summaries:
+        keys = tile.all_keys.unflatten(1, (-1, block))
+        real = (tile.num_keys - torch.arange(0, tile.all_keys.shape[1], block)).clamp(0, block)
+        count = real.clamp(min=1)[:, None]
+        means = keys.sum(2) / count
+        there = (torch.arange(block) < real[:, None])[..., None]
+        tile.summaries[block] = means, ((keys - means[:, :, None]) * there).square().sum(2) / count
+    means, variances = tile.summaries[block]
+    blocks = tile.keys.shape[1] // block
+    return means[:, :blocks], variances[:, :blocks]
+
+
+def _by_block(
+    tile: _Tile, tiles: QueryTiles, block: int, queries: Tensor, of_blocks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `_masses` asks for: products of each query (Hq, R, D) with (Hkv, n, D), blocks that it sees, real rows."""
+    products = queries.reshape(len(of_blocks), -1, of_blocks.shape[-1]) @ of_blocks.mT
+    starts, rows = torch.arange(0, tile.keys.shape[1], block), torch.arange(tiles.tile_q)
+    position = (tile.first + rows)[:, None]
+    allowed = starts <= position
+    if tiles.window is not None:
+        allowed &= starts + block > position - tiles.window + 1
+    return products.view(len(of_blocks), -1, len(rows), len(starts)), allowed, rows < tile.num_rows

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from longreach_kernels import Mask, PagedBatch
 from longreach_kernels.block_rules import BLOCK, BlockRule, for_heads
-from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup, keys_read
+from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Speedup, keys_read
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.tile_counts import TILE, TileCount, tile_count
 from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, TileChoice, chosen_layers, masks_under
@@ -24,7 +24,7 @@ from .transfer import upload
 # Policies come from callers: so many are remembered, with what was made of them.
 _REMEMBERED = 64
 _TARGETS = {"recall": Recall, "density": Density, "speedup": Speedup}
-_ESTIMATORS = {"antidiagonal": Antidiagonal(), "pooled": Pooled()}
+_ESTIMATORS = {"antidiagonal": Antidiagonal(), "moments": Moments(), "pooled": Pooled()}
 # A dynamic policy needs a step to hold some whole tiles beside the answers that are being written.
 _LEAST_STEP = 4 * TILE
 
