@@ -74,8 +74,8 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             constants = shape | fold | _OPTIONS | options
             found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
         found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
-    for name, block, second in (("pooled", shape["TILE_K"], False), ("second order", 64, True)):
-        pooled = shape | _OPTIONS | {"BLOCK_N": 64, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.9}
+    for name, block, second in (("pooled", shape["TILE_K"], False), ("second order", 32, True)):
+        pooled = shape | _OPTIONS | {"BLOCK_N": 64, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
         found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, {}, num_warps=4)
         found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, num_warps=8, num_stages=2)
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -152,21 +153,24 @@ def test_the_excess_of_a_block_is_its_second_cumulant() -> None:
 
 
 def test_one_key_that_one_query_looks_for_is_found() -> None:
-    q, k_pages, _, batch = long_batch()
-    direction = torch.nn.functional.normalize(torch.randn(16), dim=0)
-    q[9 * 128 + 77] = 6 * direction
-    page = int(batch.page_table[0, (5 * 128 + 40) // 16])
-    k_pages[page, (5 * 128 + 40) % 16] = 8 * direction
-    options = {"target": Density(0.6), "local": 0, "tail": 0, "dense_below": 0}
-    found = {
-        estimator: bool(kept(select_tiles(q, k_pages, batch, estimator=estimator, **options), batch, 0)[:, 9, 5].all())
-        for estimator in (Moments(32), Pooled(), Antidiagonal(16))
-    }
-    assert found[Moments(32)], found
+    options = {"target": Density(0.4), "local": 0, "tail": 0, "dense_below": 0}
+    found: Counter[str] = Counter()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        q, k_pages, _, batch = long_batch()
+        direction = torch.nn.functional.normalize(torch.randn(16), dim=0)
+        q[9 * 128 + 77] = 6 * direction
+        page, place = divmod(5 * 128 + 40, 16)
+        k_pages[batch.page_table[0, page], place] = 8 * direction
+        for estimator in (Moments(), Pooled(), Antidiagonal(16)):
+            lists = select_tiles(q, k_pages, batch, estimator=estimator, **options)
+            found[type(estimator).__name__] += bool(kept(lists, batch, 0)[:, 9, 5].all())
+    assert found["Moments"] == 4, found
+    assert found["Antidiagonal"] < 4, "as hard for one as it was meant to be"
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}], ids=str)
-@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(32), Pooled()], ids=repr)
+@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(), Pooled()], ids=repr)
 def test_the_kernels_agree_with_the_specification(estimator, options: dict, device: torch.device) -> None:
     options = dict(options)
     window, softcap = options.pop("window", None), options.pop("softcap", None)
@@ -259,7 +263,7 @@ def long_batch(length: int = 1600, chunk: int | None = None, device: str = "cpu"
     return q, k_pages, v_pages, batch
 
 
-@pytest.mark.parametrize("estimator", [Antidiagonal(16), Antidiagonal(8), Moments(64), Pooled()], ids=repr)
+@pytest.mark.parametrize("estimator", [Antidiagonal(16), Antidiagonal(8), Moments(), Pooled()], ids=repr)
 @pytest.mark.parametrize("target", [Recall(0.8), Density(0.5), Threshold(0.5), Speedup(2.0)], ids=repr)
 def test_a_place_that_matters_is_found(target, estimator) -> None:
     q, k_pages, _, batch = long_batch()
@@ -414,7 +418,7 @@ class TestOnGpu:
         return paged(*self.LENGTHS, page_size, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=1)
 
     @pytest.mark.parametrize("window", [None, 600])
-    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(64), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(), Pooled()], ids=repr)
     @pytest.mark.parametrize("head_dim", [64, 128, 256])
     @pytest.mark.parametrize("backend", ["triton", "auto"])
     def test_attention_over_what_was_chosen(self, backend: str, head_dim: int, estimator, window: int | None) -> None:
@@ -433,7 +437,7 @@ class TestOnGpu:
             check(*own, q[rows].cpu().transpose(0, 1)[None], k, v, meant)
 
     @pytest.mark.parametrize("page_size", [16, 128])
-    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(64), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(), Pooled()], ids=repr)
     def test_the_kernels_agree_with_the_specification(self, estimator, page_size: int) -> None:
         q, k_pages, _, batch = self.inputs(page_size=page_size)
         on_host = PagedBatch(
@@ -446,7 +450,7 @@ class TestOnGpu:
         torch.testing.assert_close(got.cpu().double() / PARTS, want.double() / PARTS, atol=1e-4, rtol=1e-3)
 
     @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4), Threshold(0.3)], ids=repr)
-    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(64), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(), Pooled()], ids=repr)
     @pytest.mark.parametrize("backend", ["triton", "auto"])
     def test_nothing_waits_for_the_device(self, backend: str, estimator, target) -> None:
         q, k_pages, v_pages, batch = self.inputs()
@@ -466,7 +470,7 @@ class TestOnGpu:
         assert torch.equal(out, expected)
 
     @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4)], ids=repr)
-    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(64), Pooled()], ids=repr)
+    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(), Pooled()], ids=repr)
     def test_chunks_change_no_bit(self, estimator, target) -> None:
         q, k_pages, v_pages, batch = paged([6000], [6000], 128, 8, 2, 128, torch.bfloat16, "cuda")
         lens = batch.context_lens

@@ -54,7 +54,7 @@ class Moments:
         ValueError: ``block`` is not 16, 32, 64 or 128.
     """
 
-    block: int = 128
+    block: int = 32
 
     def __post_init__(self) -> None:
         if self.block not in (16, 32, 64, 128):
