@@ -11,7 +11,7 @@ import pytest
 from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, Failed
 from longreach.policies import policy_of
 from longreach_kernels import Causal, Window
-from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Speedup
+from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Speedup
 from longreach_kernels.tile_counts import tile_count
 from longreach_patches import policy_step
 
@@ -27,6 +27,7 @@ OTHERS = {
     "recall": policy_of("dynamic").resolve(),
     "pooled": policy_of({"policy": "dynamic", "density": 0.3, "estimator": "pooled"}).resolve(),
     "speedup": policy_of({"policy": "dynamic", "speedup": 3}).resolve(),
+    "moments": policy_of({"policy": "dynamic", "recall": 0.9, "estimator": "moments"}).resolve(),
 }
 
 
@@ -108,6 +109,7 @@ def test_targets_and_estimators_reach_the_kernels(
         OTHERS["recall"]: (Recall(0.95), Antidiagonal()),
         OTHERS["pooled"]: (Density(0.3), Pooled()),
         OTHERS["speedup"]: (Speedup(3), Antidiagonal()),
+        OTHERS["moments"]: (Recall(0.9), Moments()),
     }[policy]
     assert how["prompt_lens"].tolist() == [LENGTH]
     assert uses["a"].tiles <= uses["a"].dense_tiles
