@@ -1,0 +1,185 @@
+"""Estimates of how much attention lies in each key tile: what they say, and that kernels and specification agree."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from longreach_kernels import PagedBatch
+from longreach_kernels.dynamic import Antidiagonal, Moments, Pooled, pooled, specification
+from longreach_kernels.dynamic import antidiagonal as folded
+from longreach_kernels.dynamic.query_tiles import query_tiles
+from longreach_kernels.dynamic.select import masses
+from longreach_kernels.dynamic.specification import Logits
+from longreach_kernels.dynamic.targets import PARTS
+from torch import Tensor
+
+from .accuracy import paged
+from .test_dynamic import BACKENDS, batch_of, keys_of
+
+
+def by_definition(q: Tensor, k: Tensor, first: int, stride: int, window: int | None, tile_k: int) -> Tensor:
+    """Antidiagonal mass of one query tile and head, q (n, D), k (N, D) up to its end, pair by pair in fp64."""
+    logits = q.double() @ k.double().T * 0.7
+    shares = []
+    for start in range(0, len(q), stride):
+        row = torch.full((-(-len(k) // stride),), float("-inf"), dtype=torch.float64)
+        for column in range(len(row)):
+            pairs = [(start + stride - 1 - i, column * stride + i) for i in range(stride)]
+            total = sum(logits[a, b] for a, b in pairs if a < len(q) and b < len(k))
+            near = window is None or (column + 1) * stride > first + start - window + 1
+            if column * stride <= first + start and near:
+                row[column] = total / stride
+        shares.append(torch.softmax(row, 0))
+    mass = torch.stack(shares).mean(0)
+    return torch.stack([part.sum() for part in mass.split(tile_k // stride)])
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("stride", [4, 16])
+def test_the_antidiagonal_estimate_is_what_it_says(stride: int, window: int | None) -> None:
+    q, k_pages, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    mass = specification.antidiagonal_mass(q, k_pages, batch, tiles, Logits(0.7, None, None), stride)
+    for slot in tiles.exists.nonzero().flatten().tolist():
+        b, first, last = int(tiles.seq[slot]), int(tiles.first[slot]), int(tiles.last[slot])
+        begin = int(batch.cu_seqlens_q[b]) + int(tiles.tile[slot]) * 32
+        for kv_head in range(2):
+            k = keys_of(k_pages, batch, b)[: (last // 32 + 1) * 32, kv_head]
+            rows = q[begin : begin + last - first + 1]
+            shares = [by_definition(rows[:, h], k, first, stride, window, 32) for h in (2 * kv_head, 2 * kv_head + 1)]
+            expected = torch.stack(shares).mean(0)
+            got = mass[kv_head, slot].double() / PARTS
+            torch.testing.assert_close(got[: len(expected)], expected, atol=1e-6, rtol=0)
+            assert not got[len(expected) :].any()
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_the_pooled_estimate_is_what_it_says(window: int | None) -> None:
+    q, k_pages, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    mass = specification.pooled_mass(q, k_pages, batch, tiles, Logits(0.7, None, None))
+    for slot in tiles.exists.nonzero().flatten().tolist():
+        b, first, last = int(tiles.seq[slot]), int(tiles.first[slot]), int(tiles.last[slot])
+        begin = int(batch.cu_seqlens_q[b]) + int(tiles.tile[slot]) * 32
+        shares = []
+        for head in range(4):
+            k = keys_of(k_pages, batch, b)[: (last // 32 + 1) * 32, head // 2].double()
+            means = torch.stack([tile.mean(0) for tile in k.split(32)])
+            logits = q[begin : begin + last - first + 1, head].double() @ means.T * 0.7
+            positions, starts = first + torch.arange(len(logits))[:, None], torch.arange(len(means)) * 32
+            unseen = starts > positions
+            if window is not None:
+                unseen |= starts + 32 <= positions - window + 1
+            logits = logits.masked_fill(unseen, float("-inf"))
+            shares.append(torch.softmax(logits, -1).mean(0))
+        expected = torch.stack(shares).view(2, 2, -1).mean(1)
+        got = mass[:, slot].double() / PARTS
+        torch.testing.assert_close(got[:, : expected.shape[1]], expected, atol=1e-6, rtol=0)
+        assert not got[:, expected.shape[1] :].any()
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("block", "scale"), [(16, 0.7), (32, 0.1)])
+def test_the_moments_estimate_is_what_it_says(block: int, scale: float, window: int | None) -> None:
+    q, k_pages, _, batch = batch_of()
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    mass = specification.moments_mass(q, k_pages, batch, tiles, Logits(scale, None, None), block)
+    limit, frozen = math.sqrt(2 * math.log(block)), 0
+    for slot in tiles.exists.nonzero().flatten().tolist():
+        b, first, last = int(tiles.seq[slot]), int(tiles.first[slot]), int(tiles.last[slot])
+        begin = int(batch.cu_seqlens_q[b]) + int(tiles.tile[slot]) * 32
+        shares = []
+        for head in range(4):
+            k = keys_of(k_pages, batch, b)[: (last // 32 + 1) * 32, head // 2].double()
+            rows = []
+            for position, query in enumerate(q[begin : begin + last - first + 1, head].double(), first):
+                logits = torch.full((-(-len(k) // block),), float("-inf"), dtype=torch.float64)
+                for number, keys in enumerate(k.split(block)):
+                    seen = window is None or (number + 1) * block > position - window + 1
+                    if number * block <= position and seen:
+                        # The variance as if channels were independent.
+                        deviation = scale * ((query * (keys - keys.mean(0))) ** 2).sum(-1).mean().sqrt()
+                        frozen += int(deviation > limit)
+                        excess = deviation**2 / 2 if deviation <= limit else limit * deviation - math.log(block)
+                        logits[number] = scale * query @ keys.mean(0) + excess
+                rows.append(torch.softmax(logits, 0))
+            shares.append(torch.stack([torch.stack([t.sum() for t in row.split(32 // block)]) for row in rows]))
+        expected = torch.stack(shares).unflatten(0, (2, 2)).square().mean((1, 2)).sqrt()
+        got = mass[:, slot].double() / PARTS
+        torch.testing.assert_close(got[:, : expected.shape[1]], expected, atol=1e-6, rtol=0)
+        assert not got[:, expected.shape[1] :].any()
+    assert (frozen > 0) == (scale > 0.5), "both sides of the limit are looked at"
+
+
+def test_the_excess_of_a_block_is_its_second_cumulant() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(1, 16, generator=generator), torch.randn(4096, 16, generator=generator) * 0.3 + 0.1
+    mean, variance = q @ k.mean(0), q.square() @ k.var(0, unbiased=False)
+    exact = torch.logsumexp(q @ k.T, -1) - math.log(4096)
+    assert abs(exact - mean - variance / 2) < 0.1 * abs(exact - mean)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}], ids=str)
+@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(), Pooled()], ids=repr)
+def test_the_kernels_agree_with_the_specification(estimator, options: dict, device: torch.device) -> None:
+    options = dict(options)
+    window, softcap = options.pop("window", None), options.pop("softcap", None)
+    q, k_pages, _, batch = batch_of(**options)
+    on_host = batch
+    tiles = query_tiles(batch, len(q), 32, 32, window)
+    logits = Logits(0.7, softcap, None)
+    here = [x.to(device) for x in (q, k_pages)]
+    if device.type != "cpu":
+        batch = PagedBatch(
+            *(x.to(device) for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)),
+            batch.max_seqlen_q,
+            batch.max_context_len,
+            batch.num_decodes,
+        )
+    there = query_tiles(batch, len(q), 32, 32, window)
+    if isinstance(estimator, Pooled):
+        got = pooled.pooled_mass(*here, batch, there, logits)
+        expected = specification.pooled_mass(q, k_pages, on_host, tiles, logits)
+    elif isinstance(estimator, Moments):
+        got = pooled.pooled_mass(*here, batch, there, logits, estimator.block)
+        expected = specification.moments_mass(q, k_pages, on_host, tiles, logits, estimator.block)
+    else:
+        got = folded.antidiagonal_mass(*here, batch, there, logits, estimator.stride)
+        expected = specification.antidiagonal_mass(q, k_pages, on_host, tiles, logits, estimator.stride)
+    torch.testing.assert_close(got.cpu().double() / PARTS, expected.double() / PARTS, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("estimator", [Antidiagonal(8), Moments(16), Pooled()], ids=repr)
+def test_8_bit_keys_are_scaled(estimator, backend: str) -> None:
+    q, k_pages, _, batch = batch_of()
+    scales = torch.tensor([0.5, 3.0])
+    tiles, logits = query_tiles(batch, len(q), 32, 32, None), Logits(0.7, None, scales)
+    quantized = (k_pages / scales[:, None]).to(torch.float8_e4m3fn)
+    exact = quantized.float() * scales[:, None]
+    got = masses(q, quantized, batch, tiles, logits, estimator, backend)
+    want = masses(q, exact, batch, tiles, Logits(0.7, None, None), estimator, backend)
+    torch.testing.assert_close(got.double() / PARTS, want.double() / PARTS, atol=1e-5, rtol=0)
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    LENGTHS = ([1, 700, 1500, 256], [900, 2000, 1500, 3000])
+
+    def inputs(self, head_dim: int = 128, page_size: int = 128):
+        return paged(*self.LENGTHS, page_size, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=1)
+
+    @pytest.mark.parametrize("page_size", [16, 128])
+    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(), Pooled()], ids=repr)
+    def test_the_kernels_agree_with_the_specification(self, estimator, page_size: int) -> None:
+        q, k_pages, _, batch = self.inputs(page_size=page_size)
+        on_host = PagedBatch(
+            *(x.cpu() for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)), 1500, 3000, 1
+        )
+        logits, sizes = Logits(0.3, None, None), (len(q), 128, 128, None)
+        got = masses(q, k_pages, batch, query_tiles(batch, *sizes), logits, estimator, "auto")
+        tiles = query_tiles(on_host, *sizes)
+        want = masses(q.cpu(), k_pages.cpu(), on_host, tiles, logits, estimator, "reference")
+        torch.testing.assert_close(got.cpu().double() / PARTS, want.double() / PARTS, atol=1e-4, rtol=1e-3)
