@@ -16,7 +16,7 @@ from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel,
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
-from longreach_kernels.dynamic.pooled import moments_kernel, pooled_kernel
+from longreach_kernels.dynamic.pooled import moments_kernel, pooled_config, pooled_kernel
 from longreach_kernels.portable.arguments import padded
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -75,9 +75,10 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
         found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
     for name, block, second in (("pooled", shape["TILE_K"], False), ("second order", 32, True)):
-        pooled = shape | _OPTIONS | {"BLOCK_N": 64, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
+        config = pooled_config(head_dim, torch.bfloat16, 90, 128, second)
+        pooled = shape | _OPTIONS | {"BLOCK_N": config.block_n, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
         found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, {}, num_warps=4)
-        found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, num_warps=8, num_stages=2)
+        found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, **config.options())
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
     blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}
     for dtype in ("*bf16", "*fp8e4nv"):

@@ -252,11 +252,12 @@ def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 17
+    assert len(compiled) == 16
     for name, facts in compiled.items():
         assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
         assert facts["spills"] == 0, (name, facts)
-        assert (facts["wgmma"] > 0) == ("folded" in name or "pooled" in name or "second" in name), (name, facts)
+        multiplies = any(kind in name for kind in ("folded", "pooled", "second order")) and "moments" not in name
+        assert (facts["wgmma"] > 0) == multiplies, (name, facts)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.portable.arguments import logit_scales, padded, page_strides
-from longreach_kernels.portable.config import capability, launch
+from longreach_kernels.portable.config import Config, capability, launch
 from longreach_kernels.portable.primitives import find_sequence, load_rows, logits_log2, tile_pointers
 
 from . import specification
@@ -209,6 +209,18 @@ def pooled_kernel(
         tl.store(at, mass, mask=tile * PER < end)
 
 
+def pooled_config(head_dim: int, dtype: torch.dtype, arch: int, tile_q: int, second: bool) -> Config:
+    """Queries of a tile, blocks of a step. At D=256 on sm_90 the queries, their squares and two stages of the means and
+    variances of 32 blocks take 192 KB."""
+    warps = 8 if tile_q >= 128 else 4
+    if arch == 0:
+        return Config(tile_q, 16, warps, 1)
+    if second and head_dim > 128 and not 90 <= arch < 120:
+        return Config(tile_q, 16, warps, 1)
+    narrow = dtype == torch.float32 or (second and (head_dim > 128 or not 90 <= arch < 120))
+    return Config(tile_q, 32 if narrow else 64, warps, 2)
+
+
 def pooled_mass(
     q: Tensor,
     k_pages: Tensor,
@@ -227,6 +239,7 @@ def pooled_mass(
     slots, key_tiles = len(tiles.seq), tiles.key_tiles
     second, block_k = block is not None, block or tiles.tile_k
     blocks = key_tiles * (tiles.tile_k // block_k)
+    config = pooled_config(head_dim, q.dtype, capability(q.device), tiles.tile_q, second)
     means = torch.empty((batch.size, kv_heads, blocks, head_dim), dtype=q.dtype, device=q.device)
     variances = means.new_empty(means.shape, dtype=specification.squares_dtype(q.dtype)) if second else means
     mass = torch.zeros((heads, slots, key_tiles), dtype=torch.float32, device=q.device)
@@ -270,7 +283,7 @@ def pooled_mass(
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_D=padded(head_dim),
-        BLOCK_N=16 if capability(q.device) == 0 else 32 if q.dtype == torch.float32 else 64,
+        BLOCK_N=config.block_n,
         TILE_Q=tiles.tile_q,
         TILE_K=tiles.tile_k,
         BLOCK_K=block_k,
@@ -280,8 +293,7 @@ def pooled_mass(
         FROZEN=math.sqrt(2 * math.log(block_k)),
         KV_SCALES=logits.k_scale is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=8 if tiles.tile_q >= 128 else 4,
-        num_stages=2,
+        **config.options(),
     )
     by_group = mass.unflatten(0, (kv_heads, -1)).mean(1)
     if second:

@@ -100,7 +100,7 @@ NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash,
         ({"policy": "dynamic", "decode_budget": 64.5}, "attention.decode_budget", "must be a valid integer"),
         ("dynamic:0.9:16", "attention.decode_budget", "must be from 32 to 16777216, got 16"),
         ("dynamic:0.9:64", "attention.decode_budget", "it has to be started with --page-bounds"),
-        ({"policy": "dynamic", "estimator": "guess"}, "attention.estimator", "'antidiagonal' or 'pooled'"),
+        ({"policy": "dynamic", "estimator": "guess"}, "attention.estimator", "'antidiagonal', 'moments' or 'pooled'"),
         ({"policy": "no"}, "attention.policy", f"must be one of {NAMES}"),
         ({}, "attention.policy", f"must be one of {NAMES}"),
         ("no", "attention.policy", f"must be one of {NAMES}"),
@@ -155,7 +155,11 @@ def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: Live
             assert parameter["description"]
             for bound, step in (("minimum", -1), ("maximum", 1)):
                 if bound not in parameter:
-                    assert parameter["type"] == "boolean" or len(parameter["values"]) == 2
+                    assert parameter["type"] == "boolean" or parameter["values"] == [
+                        "antidiagonal",
+                        "moments",
+                        "pooled",
+                    ]
                     continue
                 wrap: Callable[[Any], Any] = (lambda x: [x]) if parameter["type"].startswith("list") else (lambda x: x)
                 at, beyond = wrap(parameter[bound]), wrap(parameter[bound] + step)
