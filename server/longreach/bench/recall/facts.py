@@ -21,6 +21,7 @@ _TABLES = load("facts")
 # Of the mixture: documents whose numbers and invented words have a few digits and syllables only, documents whose
 # passages have a few words only, relations of any two or three words, keys that the question writes in another case.
 FEW_CHARACTERS = 0.35
+FEW_IN_CHAINS = 0.6  # where all of the document is chains
 FEW_WORDS = 0.5
 ANY_RELATION = 0.15
 OTHER_CASE = 0.3
@@ -56,14 +57,16 @@ class Drawer:
     from the grammar), `plain` (the fixed templates alone), or `held_out` (those that training never uses).
     """
 
-    def __init__(self, rng: random.Random, lexicon: Lexicon, phrasing: Phrasing = "mixed") -> None:
+    def __init__(
+        self, rng: random.Random, lexicon: Lexicon, phrasing: Phrasing = "mixed", few_characters: float = FEW_CHARACTERS
+    ) -> None:
         self.rng, self.lexicon, self.phrasing = rng, lexicon, phrasing
         self.held_out = phrasing == "held_out"
         self.shared_relation = self.new_relation() if rng.random() < 0.5 else None
         self.shared_word = lexicon.adjective(rng) if rng.random() < 0.2 else None
         # Few digits and letters, for the same reason as passages of few words (below): a value that was found by a
         # chain of variables was gone on with from another value that begins with the same digit.
-        few = phrasing == "mixed" and rng.random() < FEW_CHARACTERS
+        few = phrasing == "mixed" and rng.random() < few_characters
         self.digits = rng.sample("0123456789", rng.randint(2, 4)) if few else []
         self.syllables = tuple(v.syllables(rng, 1, 1) for _ in range(rng.randint(2, 5))) if few else ()
         self.shared_value: Callable[[], str] | None = (lambda: self.number(4, 7)) if rng.random() < 0.3 else None

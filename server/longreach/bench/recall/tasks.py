@@ -25,7 +25,7 @@ from . import compound
 from . import phrasings as p
 from .codec import Codec
 from .documents import TASKS, compose
-from .facts import Drawer
+from .facts import FEW_CHARACTERS, FEW_IN_CHAINS, Drawer
 from .filler import Filler
 from .forms import EARLY, EARLY_CUES, ENDINGS, FORMS, SEPARATORS, gap
 from .items import Item, Query, Statement
@@ -67,7 +67,8 @@ class Sampler:
 
     def _try(self, rng: random.Random, spec: Spec, size: float) -> Sample | None:
         """A sample with items and questions in number `size` of what is asked for, or None if they do not fit."""
-        drawer = Drawer(rng, self.lexicon, spec.phrasing)
+        few = FEW_IN_CHAINS if spec.family == "chains" else FEW_CHARACTERS
+        drawer = Drawer(rng, self.lexicon, spec.phrasing, few)
         items = compose(drawer, spec, size)
         questions = max(1, int(spec.questions * size))
         form = spec.form or rng.choices(FORMS, (0.3 if self.codec.chats else 0, 0.33, 0.25, 0.12))[0]
@@ -143,7 +144,7 @@ class Sampler:
         """What to ask: the task's own query, else one about any known item, or about what is nowhere stated."""
         if spec.task == "absent" or rng.random() < spec.absent:
             return drawer.absent(known), None
-        if spec.task == "multiquery" or (spec.task is None and rng.random() < 0.12):
+        if spec.task == "multiquery" or (spec.task is None and rng.random() < 0.15):
             joined = [item for item in known if compound.can_join(item) and item.relation == drawer.shared_relation]
             if len(joined) > 1:
                 return compound.together(drawer, rng.sample(joined, min(rng.randint(2, 4), len(joined)))), None
