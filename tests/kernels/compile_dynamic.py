@@ -66,6 +66,7 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
     for stride in (8, 16):
         config = folded_config(head_dim, torch.bfloat16, 90, stride)
         fold = {"FOLD": stride, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PARTS": 1 << 28}
+        fold |= {"BLOCK_D": 64, "CHUNKS": padded(head_dim) // 64}
         fold |= {"ROWS": 4 * 128 // stride, "TILES": config.block_n * stride // shape["TILE_K"]}
         for name, options, types in (
             ("bf16", {}, {}),
