@@ -46,6 +46,7 @@ SETTINGS = (
     *(setting("dynamic", recall=recall) for recall in (0.8, 0.9, 0.95, 0.98)),
     *(setting("dynamic", density=density) for density in (0.1, 0.3)),
     *(setting("dynamic", estimator="pooled", recall=recall) for recall in (0.8, 0.95)),
+    *(setting("dynamic", estimator="moments", recall=recall) for recall in (0.8, 0.95)),
     *(setting("dynamic", recall=1, decode_budget=budget) for budget in (64, 128, 256, 512, 1024, 2048)),
     *(setting("window", size=size) for size in (1024, 4096, 8192)),
     *(setting("strided", stride=stride) for stride in (512, 1024, 2048, 4096)),
@@ -134,9 +135,9 @@ def run(
     return result
 
 
-def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(results: Sequence[dict[str, Any]], settings: Sequence[str] = SETTINGS) -> dict[str, Any]:
     """One result of several that shared the settings of one plan, each with its own dense attention: the first one's is
-    kept, and what none of them ran is named under ``late``.
+    kept, and which of `settings` none of them ran is named under ``late``.
 
     Raises:
         ValueError: the results are of different plans or places, or their dense answers differ.
@@ -150,7 +151,7 @@ def joined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             kept = rows.setdefault((row["tokens"], row["setting"]), row)
             if row["setting"] == "dense" and row["right"] != kept["right"]:
                 raise ValueError("--join: dense answers differ: the results are not of the same weights")
-    parsed = [{"policy": text} if text == "dense" else json.loads(text) for text in SETTINGS]
+    parsed = [{"policy": text} if text == "dense" else json.loads(text) for text in settings]
     order = [(n, label(Policy(p["policy"], p))) for n in first["plan"]["lengths"] for p in parsed]
     late = [f"{name} at {n:,} tokens" for n, name in order if (n, name) not in rows]
     places = {cell: place for place, cell in enumerate(order)}
@@ -188,7 +189,7 @@ def main() -> None:
 
     try:
         if arguments.join:
-            result = joined([json.loads(path.read_text()) for path in arguments.join])
+            result = joined([json.loads(path.read_text()) for path in arguments.join], arguments.attention or SETTINGS)
             save(result)
             print(table(result))
             return

@@ -9,6 +9,7 @@ ENOUGH = 0.95  # of the answers that dense attention gets right
 
 
 NAMED = 5  # settings that were not run for lack of time are named if there are no more
+_MANY = 25  # prompts of each task, from which on answers are told by task
 
 
 def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -24,14 +25,14 @@ def series(row: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold. Of one
-    setting at one length, a row for each task.
+    """A row for each setting, a group of columns for each length; the picked setting of each policy is in bold. Of many
+    prompts at one length, a row for each task.
 
     Where all settings are decode budgets, nothing is picked and no times are told: they are those of reading the
     prompt, on which a budget has no influence.
     """
     curves = compared(result)
-    if is_of_one_setting(result):
+    if is_by_task(result):
         return f"{_by_task(*curves)}\n\n{_about(result)}\n"
     lengths = sorted({row["tokens"] for row in curves})
     found = {(row["setting"], row["tokens"]): row for row in curves}
@@ -55,20 +56,25 @@ def _rows(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _by_task(dense: dict[str, Any], row: dict[str, Any]) -> str:
-    """Answers of one setting beside those of dense attention, by task."""
-    lines = [["task", "dense", row["setting"], "lost", "gained"], ["---", *["---:"] * 4]]
-    for task in [*dict.fromkeys(row["tasks"]), None]:
-        pairs = [
-            (d, r) for d, r, t in zip(dense["right"], row["right"], row["tasks"], strict=True) if task in (t, None)
-        ]
-        counts = (sum(d for d, _ in pairs), sum(r for _, r in pairs), *(sum(p == q for p in pairs) for q in _CHANGES))
-        lines.append([task or f"all {len(pairs):,}", *map(str, counts)])
-    seconds = [f"{r['ttft_s']:.3f} s" for r in (dense, row)]
-    return _rows([*lines, ["time to the first token", *seconds, "", ""]])
-
-
-_CHANGES = ((True, False), (False, True))  # of a pair of answers, dense first: lost, gained
+def _by_task(dense: dict[str, Any], *others: dict[str, Any]) -> str:
+    """Answers of some settings beside those of dense attention, by task."""
+    head = ["task", "dense"]
+    for row in others:
+        head += [row["setting"], "lost / gained"]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    tasks = dense["tasks"]
+    for task in [*dict.fromkeys(tasks), None]:
+        of_task = [i for i, name in enumerate(tasks) if task in (name, None)]
+        cells = [task or f"all {len(of_task):,}", str(sum(dense["right"][i] for i in of_task))]
+        for row in others:
+            pairs = [(dense["right"][i], row["right"][i]) for i in of_task]
+            lost, gained = pairs.count((True, False)), pairs.count((False, True))
+            cells += [str(sum(right for _, right in pairs)), f"{lost} / {gained}"]
+        lines.append(cells)
+    seconds = ["time to the first token", f"{dense['ttft_s']:.3f} s"]
+    for row in others:
+        seconds += [f"{row['ttft_s']:.3f} s", ""]
+    return _rows([*lines, seconds])
 
 
 def _about(result: dict[str, Any]) -> str:
@@ -85,9 +91,10 @@ def _about(result: dict[str, Any]) -> str:
     return f"{'; '.join(said)}."
 
 
-def is_of_one_setting(result: dict[str, Any]) -> bool:
-    """Whether it is about one setting beside dense attention, at one length, and not about a budget."""
-    return len(result["curves"]) == 2 and not is_of_budgets(result)
+def is_by_task(result: dict[str, Any]) -> bool:
+    """Whether there are enough prompts, all of one length, to tell what is lost on each task; not of budgets."""
+    at_one_length = len({row["tokens"] for row in result["curves"]}) == 1
+    return at_one_length and result["plan"]["count"] >= _MANY and not is_of_budgets(result)
 
 
 def is_of_budgets(result: dict[str, Any]) -> bool:

@@ -137,7 +137,7 @@ PICTURES = {
 
 def _is_told_in_words(result: dict) -> bool:
     """Whether there is nothing to draw, as of budgets, which have no speed-up, or of a single setting."""
-    return "curves" in result and (quality_report.is_of_budgets(result) or quality_report.is_of_one_setting(result))
+    return "curves" in result and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result))
 
 
 def insert(page: str, name: str, text: str) -> str:

@@ -104,14 +104,15 @@ def test_a_length_at_which_only_dense_attention_was_in_time_is_left_out(result: 
     assert quality_report.picks(alone) == {}
 
 
-def test_one_setting_is_told_by_task(result: dict[str, Any]) -> None:
-    dense, window, _ = result["curves"]
-    dense, window = ({**row, "right": right} for row, right in ((dense, [1, 1, 1, 0]), (window, [1, 0, 0, 1])))
-    told = quality_report.table(result | {"curves": [dense, window]}).splitlines()
+def test_answers_to_many_prompts_are_told_by_task(result: dict[str, Any]) -> None:
+    answers = ([1, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 1])
+    rows = [{**row, "right": right} for row, right in zip(result["curves"], answers, strict=True)]
+    many = result | {"curves": rows, "plan": result["plan"] | {"count": 100}}
+    told = quality_report.table(many).splitlines()
     assert [[cell.strip() for cell in row.split("|")[1:-1]] for row in told[2:5]] == [
-        ["single", "2", "1", "1", "0"],
-        ["many", "1", "1", "1", "1"],
-        ["all 4", "3", "2", "2", "1"],
+        ["single", "2", "1", "1 / 0", "2", "0 / 0"],
+        ["many", "1", "1", "1 / 1", "2", "0 / 1"],
+        ["all 4", "3", "2", "2 / 1", "4", "0 / 1"],
     ]
 
 
@@ -185,7 +186,8 @@ def test_settings_that_processes_shared_are_joined(quality: ModuleType, result: 
     found = quality.joined([one, other])
     assert found["curves"] == [dense, dynamic, window]  # in the order of the settings; this window is none of them
     assert "window size 1024 at 1,024 tokens" in found["late"]
-    assert not any("recall 0.95 at" in name and "pooled" not in name for name in found["late"])
+    assert "dynamic recall 0.95 at 1,024 tokens" not in found["late"]
+    assert quality.joined([one, other], ["dense", '{"policy": "dynamic", "recall": 0.95}'])["late"] == []
     with pytest.raises(ValueError, match="plan"):
         quality.joined([one, other | {"plan": {}}])
     with pytest.raises(ValueError, match="dense answers differ"):
