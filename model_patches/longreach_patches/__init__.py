@@ -6,7 +6,7 @@ from .families import FAMILIES, layer_masks
 from .footprint import Footprint
 from .layout import SINGLE, RankLayout, check_layout
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
-from .pages import KVPages, KVScales, PagedStep, PageShape, resolve_kv_dtype
+from .pages import KVPages, KVScales, PagedStep, PageShape, WantedRows, resolve_kv_dtype
 from .patch import PatchedModel, patch
 from .policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
 from .rank_sums import SmallSums
@@ -30,6 +30,7 @@ __all__ = [
     "StepGroup",
     "TileChoice",
     "UnsupportedModelError",
+    "WantedRows",
     "check_layout",
     "check_ranks",
     "chosen_layers",

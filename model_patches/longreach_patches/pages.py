@@ -10,7 +10,8 @@ page ids, and a *slot* (`page * page_size + offset`) says where one token's key 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
@@ -183,6 +184,14 @@ def _room(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
     return make(size, dtype=torch.uint8 if dtype == FP8 else dtype, device=device).view(dtype)
 
 
+class WantedRows(NamedTuple):
+    """The rows of a step whose results are wanted: `rows` (R,) int64, ascending, the last ones of each of some of its
+    sequences, and those sequences with these queries alone, as `batch`; None if there are none."""
+
+    rows: torch.Tensor
+    batch: PagedBatch | None
+
+
 @dataclass(frozen=True)
 class PagedStep:
     """One forward pass over the pages, handed to a patched model as the keyword argument `paged_step`.
@@ -192,12 +201,22 @@ class PagedStep:
     their earlier keys lie. `mask_placeholder` must be passed as the model's `attention_mask`.
 
     Where sequences differ in how they compute attention, `groups` has all of them, in order, and stands for `batch`.
+
+    The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
+    then gives R rows for T. It must be one whose layers are fused, and the step one without groups.
     """
 
     pages: KVPages
     batch: PagedBatch
     slots: torch.Tensor
     groups: tuple[StepGroup, ...] = ()
+    wanted: WantedRows | None = None
+
+    def of_wanted(self) -> PagedStep:
+        """The step of the wanted rows alone, of which there must be some."""
+        assert self.wanted is not None
+        assert self.wanted.batch is not None
+        return replace(self, batch=self.wanted.batch, slots=self.slots[self.wanted.rows], wanted=None)
 
     @property
     def mask_placeholder(self) -> torch.Tensor:

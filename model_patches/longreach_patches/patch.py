@@ -72,7 +72,8 @@ class PatchedModel:
             invariance.check_ranks(layout)
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
         for layer in layers if not self._layers else ():
-            layer.forward = functools.partial(_layer_forward, layer, FusedLayer(layer, layout))
+            fused = FusedLayer(layer, layout, is_last=layer is layers[-1])
+            layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
 
     def undo(self) -> None:

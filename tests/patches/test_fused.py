@@ -77,6 +77,25 @@ def test_layers_of_kernels_match_eager(name: str) -> None:
 
 
 @torch.no_grad()
+def test_the_last_layer_computes_what_is_wanted_alone(eager_model: PreTrainedModel) -> None:
+    sequences = [prompt(n, seed=n)[0] for n in (70, 33, 48)]
+    expected = [eager_model(ids[None]).logits[0] for ids in sequences]
+    handle = patch(eager_model, "cpu")
+    handle.fuse_layers()
+    paged = PagedSequences(eager_model, sequences)
+    rows: list[int] = []
+    eager_model.model.norm.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
+    # A chunk of which nothing is wanted, its last row, its last three, and again nothing of all.
+    for lengths, last in (([40, 1, 5], [0, 1, 3]), ([20, 31, 42], [0, 0, 0]), ([10, 1, 1], [10, 1, 1])):
+        got = paged.step(lengths, last)
+        for b, actual in enumerate(got):
+            assert len(actual) == last[b]
+            end = paged.done[b]
+            torch.testing.assert_close(actual, expected[b][end - last[b] : end], **TOLERANCE)
+    assert rows == [4, 0, 12]
+
+
+@torch.no_grad()
 def test_biases_are_added() -> None:
     model = build("llama-biases")
     for name, parameter in model.named_parameters():

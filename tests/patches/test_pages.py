@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import SINGLE, KVPages, KVScales, PagedStep, PageShape, RankLayout, patch
+from longreach_patches import SINGLE, KVPages, KVScales, PagedStep, PageShape, RankLayout, WantedRows, patch
 from transformers import PreTrainedModel
 
 from .conftest import build
@@ -29,8 +29,9 @@ class PagedSequences:
         shape = PageShape.of(model.config, model.dtype, PAGE, layout)
         self.pages = KVPages(shape, len(order), torch.device("cpu"))
 
-    def step(self, lengths: list[int]) -> list[torch.Tensor]:
-        """Compute `lengths[b]` more tokens of each sequence in one forward pass; their logits."""
+    def step(self, lengths: list[int], last: list[int] | None = None) -> list[torch.Tensor]:
+        """Compute `lengths[b]` more tokens of each sequence in one forward pass; their logits, or with `last` those of
+        the last so many of each alone."""
         taking = [(b, self.done[b], self.done[b] + n) for b, n in enumerate(lengths) if n]
         positions = torch.cat([torch.arange(start, end) for _, start, end in taking])
         owners = torch.cat([torch.full((end - start,), b) for b, start, end in taking])
@@ -43,7 +44,7 @@ class PagedSequences:
             max_seqlen_q=int(counts.max()),
             max_context_len=max(end for *_, end in taking),
         )
-        step = PagedStep(self.pages, batch, slots)
+        step = PagedStep(self.pages, batch, slots, wanted=None if last is None else _wanted(batch, last))
         ids = torch.cat([self.sequences[b][start:end] for b, start, end in taking])
         logits = self.model(
             ids[None],
@@ -54,7 +55,7 @@ class PagedSequences:
         ).logits[0]
         for b, _, end in taking:
             self.done[b] = end
-        return list(logits.split(counts.tolist()))
+        return list(logits.split(counts.tolist() if last is None else last))
 
     def steps(self, schedule: list[list[int]]) -> list[torch.Tensor]:
         """Take a step for each of `schedule`; all logits of each sequence."""
@@ -65,6 +66,23 @@ class PagedSequences:
                 if length:
                     got[b].append(next(pieces))
         return [torch.cat(pieces) for pieces in got]
+
+
+def _wanted(batch: PagedBatch, last: list[int]) -> WantedRows:
+    ends = batch.cu_seqlens_q[1:].tolist()
+    rows = torch.tensor([row for end, n in zip(ends, last, strict=True) for row in range(end - n, end)]).long()
+    kept = [b for b, n in enumerate(last) if n]
+    if not kept:
+        return WantedRows(rows, None)
+    counts = torch.tensor([last[b] for b in kept])
+    alone = PagedBatch(
+        cu_seqlens_q=torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(),
+        context_lens=batch.context_lens[kept],
+        page_table=batch.page_table[kept],
+        max_seqlen_q=int(counts.max()),
+        max_context_len=batch.max_context_len,
+    )
+    return WantedRows(rows, alone)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -44,7 +44,7 @@ class FusedLayer:
     twice and the layer's own forward stays as it was. With several ranks there is no forward of its own any more.
     """
 
-    def __init__(self, layer: nn.Module, layout: RankLayout = SINGLE) -> None:
+    def __init__(self, layer: nn.Module, layout: RankLayout = SINGLE, *, is_last: bool = False) -> None:
         """Join the projections of `layer`, whose weights are those of `layout`'s rank.
 
         Raises:
@@ -58,6 +58,7 @@ class FusedLayer:
         self._backend = cast("str", attention.longreach_attention.backend.name)
         self._invariant = cast("bool", attention.longreach_attention.batch_invariant)
         self._index = cast("int", attention.layer_idx)
+        self._is_last = is_last
         self._scale = cast("float", attention.scaling)
         self._heads = attention.o_proj.in_features // attention.head_dim // layout.context_size
         # SmolLM3 does not encode positions in some layers.
@@ -76,15 +77,14 @@ class FusedLayer:
         """Add this layer to the residual stream `hidden` (1, n, C), in place; returns it.
 
         The n tokens are all T of the step, or this rank's (`RankLayout.token_sizes`). `rope` are the cosines and sines
-        (1, T, D) of all positions.
+        (1, T, D) of all positions. The last layer returns the R rows that are wanted, (1, R, C), if the step says so.
         """
-        stream = hidden[0]
         sizes = self._layout.token_sizes(step.slots.shape[0])
         weights = self._share if sizes is None else self._whole
-        own = self._own_product(stream)
-        self._attend(stream, rope, step, weights, sizes, own)
-        self._transform(stream, weights, own)
-        return hidden
+        stream = self._attend(hidden[0], rope, step, weights, sizes)
+        if len(stream):
+            self._transform(stream, weights)
+        return stream[None]
 
     def _own_product(self, stream: Tensor) -> Product | None:
         """Which of our products computes a step of these rows; None for the matrix library's."""
@@ -99,8 +99,9 @@ class FusedLayer:
         step: PagedStep,
         weights: LayerWeights,
         sizes: Sequence[int] | None,
-        own: Product | None,
-    ) -> None:
+    ) -> Tensor:
+        """Add attention to `stream`, or to a copy of its wanted rows; returns what it was added to."""
+        own = self._own_product(stream)
         x = self._norm(self._input_norm, stream)
         if sizes is not None:
             qkv = self._own_heads(x, weights.qkv, sizes)
@@ -123,6 +124,12 @@ class FusedLayer:
         )
         del qkv
         step.pages.bound_keys(self._index, step.slots, self._backend)
+        if self._is_last and step.wanted is not None:
+            rows = step.wanted.rows
+            stream, q = stream[rows], q[rows]
+            if not len(rows):
+                return stream
+            step, own = step.of_wanted(), self._own_product(stream)
         out = step_attention(
             q,
             self._index,
@@ -137,6 +144,7 @@ class FusedLayer:
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
         self._add_product(stream, out.flatten(1), weights, weights.output, own)
+        return stream
 
     def _own_heads(self, x: Tensor, qkv: Projection, sizes: Sequence[int]) -> Tensor:
         """Queries, keys and values of this rank's heads for all T tokens, (T, outputs / R), from its own x (n, C)."""
@@ -148,7 +156,8 @@ class FusedLayer:
                 place.add_(block.bias)
         return packed_to_heads(send, sizes, self._layout.context_group)
 
-    def _transform(self, stream: Tensor, weights: LayerWeights, own: Product | None) -> None:
+    def _transform(self, stream: Tensor, weights: LayerWeights) -> None:
+        own = self._own_product(stream)
         x = self._norm(self._post_norm, stream)
         if own is not None and self._silu:
             inner = own(x, *weights.gate_up, gated=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,34 @@ class HostBatch:
         """(B,) of how many of its last tokens each sequence wants the logits."""
         owners = np.searchsorted(self.cu_seqlens_q, self.logit_rows, side="right") - 1
         return np.bincount(owners, minlength=len(self.rows))
+
+    def of_wanted(self, *, lone_as_decodes: bool) -> HostBatch:
+        """The step of `logit_rows` alone, of which there must be some; `groups` are not looked at.
+
+        With `lone_as_decodes` leading sequences of one row are decodes, otherwise those alone that are so here.
+        """
+        wanted = self.rows_wanted
+        kept = np.flatnonzero(wanted)
+        counts = wanted[kept]
+        longest = int(counts.max())
+        lone = int(np.argmax(counts > 1)) if longest > 1 else len(counts)
+        decodes = lone if lone_as_decodes else int((kept < self.num_decodes).sum())
+        rows = self.logit_rows
+        return replace(
+            self,
+            input_ids=self.input_ids[rows],
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            rows=self.rows[kept],
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            context_lens=self.context_lens[kept],
+            page_table=self.page_table[kept],
+            logit_rows=np.arange(len(rows)),
+            num_decodes=decodes,
+            max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
+            max_context_len=int(self.context_lens[kept].max()),
+            groups=(),
+        )
 
 
 class BatchBuilder:

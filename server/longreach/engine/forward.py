@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup
+from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup, WantedRows
 from torch import distributed
 
 from .batch import HostBatch
@@ -23,9 +23,13 @@ from .policies import LayerPolicies
 from .policy_graphs import PolicyGraphs, Replayed
 from .transfer import upload
 
+# Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
+_WORTH_LEAVING_OUT = 256
+
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
-    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,).
+    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,), which are
+    the step's wanted ones if it has any.
 
     Of a long step each context rank has some of the tokens; all have all logits.
     """
@@ -36,7 +40,7 @@ def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, posit
         position_ids=positions[None],
         attention_mask=step.mask_placeholder,
         use_cache=False,
-        logits_to_keep=rows,
+        logits_to_keep=rows if step.wanted is None else 0,  # 0: all that the last layer gives
         paged_step=step,
     )
     return output.logits[0]
@@ -158,6 +162,17 @@ class ForwardPass:
             return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.groups)
         return self._eager(batch, plan)
 
+    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
+        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""
+        unwanted = len(batch.input_ids) - len(batch.logit_rows)
+        if batch.groups or unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+            return None
+        if not len(batch.logit_rows):
+            return WantedRows(logit_rows, None)
+        alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
+        arrays = upload([alone.cu_seqlens_q, alone.context_lens, alone.page_table.reshape(-1)], logit_rows.device)
+        return WantedRows(logit_rows, _on_device(alone, *arrays))
+
     @torch.inference_mode()
     def move(self, moves: PageMoves) -> None:
         """As `isolation.StepRunner.move`, for this rank's pages."""
@@ -183,23 +198,29 @@ class ForwardPass:
         if batch.has_pending:
             for tokens, sequences in _lone(batch):
                 input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self.drawn)
-        paged = PagedBatch(
-            cu_seqlens_q=cu_seqlens_q,
-            context_lens=context_lens,
-            page_table=page_table.view(batch.page_table.shape),
-            max_seqlen_q=batch.max_seqlen_q,
-            max_context_len=batch.max_context_len,
-            num_decodes=batch.num_decodes,
-        )
+        paged = _on_device(batch, cu_seqlens_q, context_lens, page_table)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
-        step = PagedStep(self.pages, paged, slots, groups)
+        step = PagedStep(self.pages, paged, slots, groups, self._wanted(batch, logit_rows))
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         if self.loaded.layout.size > 1:
             _add_visited(groups)
         if samples is not None:
             samples.collect(groups)
         return logits, samples
+
+
+def _on_device(
+    batch: HostBatch, cu_seqlens_q: torch.Tensor, context_lens: torch.Tensor, page_table: torch.Tensor
+) -> PagedBatch:
+    return PagedBatch(
+        cu_seqlens_q=cu_seqlens_q,
+        context_lens=context_lens,
+        page_table=page_table.view(batch.page_table.shape),
+        max_seqlen_q=batch.max_seqlen_q,
+        max_context_len=batch.max_context_len,
+        num_decodes=batch.num_decodes,
+    )
 
 
 def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:

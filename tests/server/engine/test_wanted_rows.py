@@ -1,0 +1,101 @@
+"""The last layer computes the rows whose logits are wanted alone, and requests get what they got from all rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from longreach.engine import forward
+from longreach.engine.batch import BatchBuilder, HostBatch
+from longreach.engine.forward import ForwardPass
+from longreach.engine.messages import Generate, Sampling
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
+from longreach_patches import WantedRows
+
+from .conftest import ids
+from .driving import build, drain, spec
+
+PAGE = 16
+
+
+def batch_of(*chunks: tuple[int, int, int, int], batch_invariant: bool = False) -> HostBatch:
+    """A step of chunks (prompt, start, length, drafts)."""
+    made, page = [], 1
+    for index, (prompt, start, length, drafts) in enumerate(chunks):
+        of_request = Generate(
+            request_id=str(index), prompt=list(range(3, 3 + prompt)), max_tokens=9, sampling=Sampling(temperature=0)
+        )
+        request = Request.of(of_request, 1, 0.0)
+        request.row, request.computed = index, start
+        if start >= prompt:  # it writes its answer
+            request.tokens.extend([3] * (1 + start - prompt))
+        request.pages = list(range(page, page + -(-(start + length) // PAGE)))
+        page += len(request.pages)
+        made.append(Chunk.of(request, length, (3,) * drafts, batch_invariant=batch_invariant))
+    return BatchBuilder(8, 64, PAGE).build(StepPlan.of(made))
+
+
+def test_the_step_of_what_is_wanted() -> None:
+    # An answer's token, the middle of a prompt, an answer with two drafts, the end of a prompt.
+    batch = batch_of((20, 20, 1, 0), (90, 10, 40, 0), (30, 30, 3, 2), (50, 32, 18, 0))
+    assert batch.rows.tolist() == [0, 2, 1, 3]
+    assert batch.rows_wanted.tolist() == [1, 3, 0, 1]
+    alone = batch.of_wanted(lone_as_decodes=True)
+    assert alone.cu_seqlens_q.tolist() == [0, 1, 4, 5]
+    assert alone.context_lens.tolist() == [21, 33, 50]
+    assert alone.positions.tolist() == [20, 30, 31, 32, 49]
+    assert alone.rows.tolist() == [0, 2, 3]
+    assert (alone.page_table == batch.page_table[[0, 1, 3]]).all()
+    assert (alone.num_decodes, alone.max_seqlen_q, alone.max_context_len) == (1, 3, 50)
+    assert alone.cu_seqlens_q.dtype == alone.context_lens.dtype == np.int32
+
+
+def test_lone_rows_are_decodes_but_where_bits_must_not_depend_on_the_cut() -> None:
+    batch = batch_of((20, 20, 1, 0), (50, 32, 18, 0))
+    alone = batch.of_wanted(lone_as_decodes=True)
+    assert (alone.num_decodes, alone.max_seqlen_q) == (2, 1)
+    batch = batch_of((20, 20, 3, 2), (50, 32, 18, 0), batch_invariant=True)
+    assert batch.num_decodes == 3
+    alone = batch.of_wanted(lone_as_decodes=False)
+    assert alone.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
+    assert alone.context_lens.tolist() == [21, 22, 23, 50]
+    assert (alone.num_decodes, alone.max_seqlen_q) == (3, 2)
+
+
+@pytest.mark.parametrize("step", [24, 512])
+def test_answers_are_those_of_all_rows(model_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    requests = [
+        spec("a", ids(70, seed=1)),
+        spec("scored", ids(50, seed=2), logprobs=2, prompt_logprobs=1),
+        spec("b", ids(90, seed=3) * 2, temperature=1.0),
+        spec("c", ids(11, seed=4) * 3, speculate=3),
+    ]
+    asked: list[WantedRows | None] = []
+    wanted = ForwardPass._wanted
+
+    def recorded(self: ForwardPass, *arguments: object) -> WantedRows | None:
+        asked.append(wanted(self, *arguments))  # type: ignore[arg-type]
+        return asked[-1]
+
+    monkeypatch.setattr(ForwardPass, "_wanted", recorded)
+    found: list[dict[str, list[int]]] = []
+    scores: list[list[float]] = []
+    for worth in (1 << 30, 1):
+        monkeypatch.setattr(forward, "_WORTH_LEAVING_OUT", worth)
+        asked.clear()
+        engine, _ = build(model_dir, max_batched_tokens=step)
+        for one in requests:
+            engine.submit(one)
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        found.append(tokens)
+        scores.append([one.logprob for update in updates["scored"] for one in update.prompt_logprobs + update.logprobs])
+        left_out = [rows for rows in asked if rows is not None]
+        assert bool(left_out) == (worth == 1)
+    # Where steps are short, there are some of which nothing is wanted.
+    assert {rows.batch is None for rows in left_out} == ({True, False} if step == 24 else {False})
+    assert found[0] == found[1]
+    assert len(scores[0]) == 49 + 12
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
