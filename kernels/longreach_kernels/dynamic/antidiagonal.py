@@ -22,7 +22,6 @@ from .query_tiles import QueryTiles
 from .specification import Logits
 from .targets import PARTS
 
-
 # Channels of a product: the loads of smaller ones can be further ahead of it.
 _CHUNK = 64
 
@@ -66,8 +65,8 @@ def folded_kernel(
     KV_SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (GROUP * blocks of queries, blocks of keys, Hkv), so that programs side by side share their keys. Products are
-    summed over CHUNKS of BLOCK_D channels.
+    """Grid (GROUP * blocks of queries, blocks of keys, Hkv), so that programs side by side share their keys. Their
+    products are summed over CHUNKS of BLOCK_D channels.
 
     Writes Sums (Hq, slots, TILE_Q // FOLD, key_tiles) and Maxima (Hq, slots, TILE_Q // FOLD, key_blocks), log2 units.
     """
