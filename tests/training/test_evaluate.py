@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from longreach.bench.recall.samples import Sample
 from longreach.bench.recall.suite import Plan, sampler_of, samples
 
 from training import evaluate
@@ -16,6 +17,7 @@ PLAN = Plan(tasks=("single", "chain"), lengths=(512,), depths=2, count=6, phrasi
 def test_a_forward_pass_agrees_with_greedy_decoding(model_directory: Path) -> None:
     codec, model = evaluate._codec(model_directory), evaluate.load(model_directory, torch.device("cpu"))
     drawn = [s for task in PLAN.tasks for s, _ in samples(sampler_of(codec, PLAN), PLAN, task, 512)]
+    drawn.append(_with_another_answer(drawn[0]))
     found = [right for right, _ in evaluate.answered(model, codec, drawn)]
     for sample, right in zip(drawn, found, strict=True):
         question = sample.questions[0]
@@ -23,7 +25,15 @@ def test_a_forward_pass_agrees_with_greedy_decoding(model_directory: Path) -> No
         prompt = torch.from_numpy(sample.ids[None, : question.start])
         said = model.generate(prompt, max_new_tokens=len(target))  # type: ignore[operator]
         assert (said[0, question.start :].tolist() == target) == right
-    assert 0 < sum(found) < len(found)
+    assert found[0]
+    assert not found[-1]
+
+
+def _with_another_answer(sample: Sample) -> Sample:
+    """The sample, but what it takes for the right answer is wrong in its second token."""
+    ids = sample.ids.copy()
+    ids[sample.questions[0].start + 1] += 1
+    return dataclasses.replace(sample, ids=ids)
 
 
 def test_a_cell_is_a_row_of_the_benchmark(model_directory: Path) -> None:
