@@ -101,6 +101,8 @@ def longreach_attention(
         raise UnsupportedModelError('attention "longreach" was set on a model that is not patched; call patch(model)')
     _refuse_unsupported(dropout, kwargs)
     if paged_step is not None:
+        if paged_step.wanted is not None:
+            raise UnsupportedModelError("rows of a step can be left out of fused layers only; call fuse_layers() first")
         return _paged(layer, module.layer_idx, query, key, value, scaling, paged_step), None  # pyright: ignore[reportArgumentType]
     if attention_mask is None and _side_by_side(query, key):
         return _uniform(layer, query, key, value, scaling), None

@@ -203,7 +203,7 @@ class PagedStep:
     Where sequences differ in how they compute attention, `groups` has all of them, in order, and stands for `batch`.
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
-    then gives R rows for T. It must be one whose layers are fused, and the step one without groups.
+    then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
     """
 
     pages: KVPages
@@ -216,6 +216,7 @@ class PagedStep:
         """The step of the wanted rows alone, of which there must be some."""
         assert self.wanted is not None
         assert self.wanted.batch is not None
+        assert not self.groups, "a step with groups computes all rows"
         return replace(self, batch=self.wanted.batch, slots=self.slots[self.wanted.rows], wanted=None)
 
     @property

@@ -96,6 +96,14 @@ def test_the_last_layer_computes_what_is_wanted_alone(eager_model: PreTrainedMod
 
 
 @torch.no_grad()
+def test_layers_that_are_not_fused_leave_nothing_out() -> None:
+    model = build("llama")
+    patch(model, "cpu")
+    with pytest.raises(UnsupportedModelError, match=r"call fuse_layers\(\) first"):
+        PagedSequences(model, [prompt(40)[0]]).step([40], [1])
+
+
+@torch.no_grad()
 def test_biases_are_added() -> None:
     model = build("llama-biases")
     for name, parameter in model.named_parameters():
