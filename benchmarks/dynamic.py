@@ -43,9 +43,8 @@ from longreach_kernels.dynamic import (
 )
 from longreach_kernels.dynamic.lists import lists_of_choice
 from longreach_kernels.dynamic.query_tiles import query_tiles
-from longreach_kernels.dynamic.select import forced_tiles, masses
+from longreach_kernels.dynamic.select import forced_tiles, lists_of_masses, masses
 from longreach_kernels.dynamic.specification import Logits
-from longreach_kernels.dynamic.targets import choose
 from torch import Tensor
 
 TOPICS, RUN, MASS, TILE = 32, 32, 0.95, 128
@@ -195,7 +194,7 @@ def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, n
             slots = len(tiles.seq)
             keep = torch.zeros(known.shape[0], slots, tiles.key_tiles, dtype=torch.bool, device=q.device)
             keep[:, : known.shape[1]] = known
-            lists = lists_of_choice((keep | forced) & visible, tiles)
+            lists = lists_of_choice((keep | forced) & visible, tiles, kernels=True)
             row |= {"estimate_ms": 0.0, "index_ms": 0.0, "select_ms": 0.0}
         else:
             options = {"target": target, "estimator": estimator}
@@ -205,7 +204,7 @@ def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, n
                 lambda e=estimator: masses(q, k_pages, batch, tiles, logits, e, "auto"), turns
             )
             row["index_ms"] = milliseconds(
-                lambda m=mass, t=target: lists_of_choice(choose(m, visible, forced, t), tiles), turns
+                lambda m=mass, t=target: lists_of_masses(m, tiles, visible, forced, t, kernels=True), turns
             )
             row["select_ms"] = milliseconds(lambda o=options: select_tiles(q, k_pages, batch, **o), turns)
         row["attention_ms"] = milliseconds(lambda x=lists: paged_attention(q, k_pages, v_pages, batch, lists=x), turns)

@@ -54,10 +54,10 @@ def table(result: dict) -> str:
 def choices_table(result: dict) -> str:
     """Times of `benchmarks/dynamic.py` at the longest length, as shares of dense attention's, and the mass kept."""
     length = max(row["tokens"] for row in result["rows"])
-    lines = [["inputs", "choice", "of dense", "estimate", "density", "mass kept: mean", "p5", "min"]]
+    lines = [["inputs", "choice", "of dense", "choosing", "density", "mass kept: mean", "p5", "min"]]
     lines.append(["---", "---", *["---:"] * 6])
     for row in (row for row in result["rows"] if row["tokens"] == length):
-        numbers = [row["of_dense"], row["estimate_ms"] / row["dense_ms"], row["density"]]
+        numbers = [row["of_dense"], row["select_ms"] / row["dense_ms"], row["density"]]
         numbers += [row["kept_mean"], row["kept_p5"], row["kept_min"]]
         lines.append([row["inputs"], row["choice"], *(f"{number:.3f}" for number in numbers)])
     where = result["environment"]

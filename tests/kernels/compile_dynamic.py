@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
+from longreach_kernels.dynamic.listing import entries_kernel, recall_kernel, warps_of
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
@@ -80,6 +81,12 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
         pooled = shape | _OPTIONS | {"BLOCK_N": config.block_n, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
         found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, {}, num_warps=4)
         found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, **config.options())
+    for tiles in (1024, 8192):
+        rows = {"BLOCK": tiles, "BITS": 31}
+        types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | dict.fromkeys(("Needed", "Start"), "*i64")
+        types |= dict.fromkeys(("Mass", "BitTile", "NumFull", "Tiles", "BitIndex"), "*i32")
+        for name, kernel in (("recall", recall_kernel), ("entries", entries_kernel)):
+            found[f"{name} {tiles}"] = compile_kernel(kernel, rows, types, num_warps=warps_of(tiles))
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
     blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}
     for dtype in ("*bf16", "*fp8e4nv"):

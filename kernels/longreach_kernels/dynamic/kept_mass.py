@@ -108,7 +108,7 @@ def _dense_lists(batch: PagedBatch, position: Tensor, tile_q: int, tile_k: int, 
         bits &= ~_first_bits(at[:, None, :, None] + 1 - window - words[:, None])
     seen = (bits != 0).flatten(2).any(-1)
     bit_tile = torch.arange(seen.numel(), device=row.device).view(seen.shape)
-    return cut_lists(seen[None], tiles, bit_tile, bits.flatten(0, 1).contiguous())
+    return cut_lists(seen[None], tiles, bit_tile, bits.flatten(0, 1).contiguous(), kernels=seen.is_cuda)
 
 
 def _first_bits(count: Tensor) -> Tensor:

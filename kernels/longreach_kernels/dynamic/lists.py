@@ -12,20 +12,22 @@ from longreach_kernels.tile_lists import TileLists, pack_bits
 from .query_tiles import QueryTiles
 
 
-def lists_of_choice(keep: Tensor, tiles: QueryTiles) -> TileLists:
+def lists_of_choice(keep: Tensor, tiles: QueryTiles, *, kernels: bool) -> TileLists:
     """The lists of the kept tiles; bit tiles where the causal edge or the window's edge cuts one.
 
     Args:
         keep: (H, Q, K) bool, no tile among them that the query tile does not see.
         tiles: where the query tiles lie.
+        kernels: whether Triton kernels make the entries, with the same result. Without them the device is waited for.
 
     Raises:
         ValueError: more tiles than 32-bit lists can count.
     """
-    return cut_lists(keep, tiles, _bit_tile(tiles), _edge_bits(tiles.tile_q, tiles.tile_k, tiles.window, keep.device))
+    bits = _edge_bits(tiles.tile_q, tiles.tile_k, tiles.window, keep.device)
+    return cut_lists(keep, tiles, _bit_tile(tiles), bits, kernels=kernels)
 
 
-def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor) -> TileLists:
+def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor, *, kernels: bool) -> TileLists:
     """The lists of the kept tiles, of which some are cut.
 
     Memory is that of lists of all tiles, since the host does not know how many are kept.
@@ -35,6 +37,7 @@ def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor) -
         tiles: where the query tiles lie.
         bit_tile: (Q, K), for each tile its entry in ``bits``, or -1 if it is full.
         bits: as in `TileLists`.
+        kernels: as in `lists_of_choice`.
 
     Raises:
         ValueError: more tiles than 32-bit lists can count.
@@ -44,8 +47,7 @@ def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor) -
     if entries >= 1 << 31:
         raise ValueError(f"batch: {heads} heads of {slots} x {key_tiles} tiles are too many; take a shorter chunk")
     device = keep.device
-    partial = keep & (bit_tile >= 0)
-    full = keep & (bit_tile < 0)
+    is_full = bit_tile < 0
 
     # Rows follow each other by sequence, head, tile; slots without a tile have the row after the last.
     per_seq = heads * tiles.count
@@ -57,18 +59,23 @@ def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor) -
     def by_row(x: Tensor, otherwise: int = 0) -> Tensor:
         return torch.full((rows + 1,), otherwise, device=device).scatter(0, row, x.flatten())[:rows]
 
-    full_before, partial_before = full.cumsum(-1, dtype=torch.int32), partial.cumsum(-1, dtype=torch.int32)
-    num_full, counts = full_before[..., -1], full_before[..., -1] + partial_before[..., -1]
-    counts_by_row = by_row(counts.long())
+    num_full, counts = (keep & is_full).sum(-1, dtype=torch.int32), keep.sum(-1)
+    counts_by_row = by_row(counts)
     start = torch.zeros(rows + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts_by_row, 0, out=start[1:])
-    within = torch.where(partial, num_full[..., None] + partial_before, full_before) - 1
-    place = torch.where(keep, start[row].view(heads, slots, 1) + within, entries).flatten()
-    number = torch.arange(key_tiles, device=device).expand(keep.shape)
+    listed, bit_index = torch.zeros(2, entries, dtype=torch.int32, device=device).unbind(0)
+    start_of = start[row].view(heads, slots)
+    if kernels:
+        from .listing import write_entries
 
-    def listed(x: Tensor) -> Tensor:
-        room = torch.zeros(entries + 1, dtype=torch.int32, device=device)
-        return room.scatter_(0, place, x.expand(keep.shape).flatten().int())[:entries]
+        write_entries(keep, bit_tile.int(), start_of, num_full, listed, bit_index)
+    else:
+        of_head, slot, number = keep.nonzero(as_tuple=True)
+        kept_full, kept_bit = is_full[slot, number], bit_tile[slot, number]
+        # Stable: full tiles first, and both kinds in order, behind each other row by row as `nonzero` gives them.
+        source = torch.argsort(2 * start_of[of_head, slot] + ~kept_full, stable=True)
+        listed[: len(source)] = torch.where(kept_full, number, -1 - number)[source].int()
+        bit_index[: len(source)] = kept_bit[source].int()
 
     # Longest first within a sequence and head; rows are in the order of those already.
     segment = by_row((tiles.seq * heads + head).expand(heads, slots), heads * (len(tiles.count) + 1))
@@ -83,8 +90,8 @@ def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor) -
         first_row=first_row.int(),
         start=start.int(),
         partial=(start[:-1] + by_row(num_full.long())).int(),
-        tiles=listed(torch.where(partial, -1 - number, number)),
-        bit_index=listed(bit_tile),
+        tiles=listed,
+        bit_index=bit_index,
         bits=bits,
         order=order.int(),
     )

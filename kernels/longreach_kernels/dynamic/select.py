@@ -80,13 +80,38 @@ def select_tiles(
     tile_q, tile_k = list_tiles(q, k_pages, backend=backend)
     tiles = query_tiles(batch, q.shape[0], tile_q, tile_k, window)
     visible = tiles.visible()
+    kernels = not _is_plain(backend, q)
     if batch.max_context_len <= dense_below:
-        return lists_of_choice(visible.expand(k_pages.shape[2], -1, -1), tiles)
+        return lists_of_choice(visible.expand(k_pages.shape[2], -1, -1), tiles, kernels=kernels)
     mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
     prompt_lens = batch.context_lens if prompt_lens is None else prompt_lens
     forced = forced_tiles(tiles, prompt_lens, local, tail, dense_below)
     chosen = density_of(target, estimator.cost(tile_k)) if isinstance(target, Speedup) else target
-    return lists_of_choice(choose(mass, visible, forced, chosen), tiles)
+    return lists_of_masses(mass, tiles, visible, forced, chosen, kernels=kernels)
+
+
+def lists_of_masses(
+    mass: Tensor,
+    tiles: QueryTiles,
+    visible: Tensor,
+    forced: Tensor,
+    target: Recall | Density | Threshold,
+    *,
+    kernels: bool,
+) -> TileLists:
+    """The lists of what `targets.choose` keeps; with ``kernels`` Triton's make them, with the same result."""
+    if kernels and isinstance(target, Recall) and target.share < 1:
+        from .listing import choose_recall
+
+        keep = choose_recall(mass, visible, forced, target.share)
+    else:
+        keep = choose(mass, visible, forced, target)
+    return lists_of_choice(keep, tiles, kernels=kernels)
+
+
+def _is_plain(backend: str, q: Tensor) -> bool:
+    """Whether the backend computes without kernels of ours."""
+    return resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference")
 
 
 def masses(
@@ -99,7 +124,7 @@ def masses(
     backend: str,
 ) -> Tensor:
     """(Hkv, Q, K) int32, the estimated mass of each key tile, in `targets.PARTS`."""
-    plain = resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference")
+    plain = _is_plain(backend, q)
     given = (q, k_pages, batch, tiles, logits)
     if isinstance(estimator, Antidiagonal):
         if plain:

@@ -1,0 +1,68 @@
+"""The kernels that choose key tiles and list them give what torch gives, entry by entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from longreach_kernels.dynamic.listing import choose_recall
+from longreach_kernels.dynamic.lists import lists_of_choice
+from longreach_kernels.dynamic.query_tiles import QueryTiles, query_tiles
+from longreach_kernels.dynamic.targets import PARTS, Recall, choose
+from longreach_kernels.tile_lists import TileLists
+
+from .accuracy import paged
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """ "cpu" is Triton's interpreter."""
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    return request.param
+
+
+def tiles_of(device: str, window: int | None) -> QueryTiles:
+    q, _, _, batch = paged([1, 100, 64, 150], [90, 180, 64, 230], 16, 4, 2, 16, num_decodes=1, device=device)
+    return query_tiles(batch, len(q), 32, 32, window)
+
+
+def masses(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Parts of a whole: drawn freely, from three values so that many are alike, or nearly all in one tile."""
+    generator = torch.Generator().manual_seed(len(kind))
+    if kind == "few values":
+        return torch.randint(0, 3, shape, generator=generator, dtype=torch.int32) * (PARTS // 16)
+    drawn = torch.rand(shape, generator=generator)
+    if kind == "one tile":
+        drawn = drawn**40
+    return (drawn / drawn.sum(-1, keepdim=True) * PARTS).int()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.95, 0.999])
+@pytest.mark.parametrize("kind", ["free", "few values", "one tile", "large"])
+def test_tiles_are_chosen_as_by_a_sort(device: str, kind: str, share: float) -> None:
+    shape = 3, 9, 40
+    generator = torch.Generator().manual_seed(0)
+    visible = torch.rand(shape[1:], generator=generator) < 0.8
+    visible[4] = False
+    forced = torch.rand(shape[1:], generator=generator) < 0.2
+    mass = masses(kind, shape).where(visible, 0)
+    if kind == "large":  # what a row holds is no longer below 2**31
+        mass = torch.full(shape, PARTS - 1, dtype=torch.int32).where(visible, 0)
+    got = choose_recall(mass.to(device), visible.to(device), forced.to(device), share)
+    assert torch.equal(got.cpu(), choose(mass, visible, forced, Recall(share)))
+
+
+@pytest.mark.parametrize("window", [None, 20, 130])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_lists_are_those_of_torch(device: str, window: int | None, share: float) -> None:
+    here, there = tiles_of("cpu", window), tiles_of(device, window)
+    keep = (torch.rand(2, *here.visible().shape, generator=torch.Generator().manual_seed(1)) < share) & here.visible()
+    expected = lists_of_choice(keep, here, kernels=False)
+    got = lists_of_choice(keep.to(device), there, kernels=True)
+    for field in dataclasses.fields(TileLists):
+        one, other = getattr(got, field.name), getattr(expected, field.name)
+        same = torch.equal(one.cpu(), other) if isinstance(one, torch.Tensor) else one == other
+        assert same, field.name
