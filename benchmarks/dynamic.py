@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from longreach_kernels import PagedBatch, list_tiles, paged_attention
+from longreach_kernels import PagedBatch, paged_attention
 from longreach_kernels.dynamic import (
     Antidiagonal,
     Density,
@@ -35,15 +35,16 @@ from longreach_kernels.dynamic import (
     Recall,
     Threshold,
     block_attention,
+    choose_tiles,
     kept_mass,
     new_bounds,
+    plan_tiles,
     select_blocks,
     select_tiles,
     write_bounds,
 )
 from longreach_kernels.dynamic.lists import lists_of_choice
-from longreach_kernels.dynamic.query_tiles import query_tiles
-from longreach_kernels.dynamic.select import forced_tiles, lists_of_masses, masses
+from longreach_kernels.dynamic.select import lists_of_masses, masses
 from longreach_kernels.dynamic.specification import Logits
 from torch import Tensor
 
@@ -176,26 +177,31 @@ def measure_decode(length: int, batch_size: int, budget: int, turns: int) -> dic
 def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, name: str) -> list[dict[str, Any]]:
     """A row for each configuration: milliseconds of its parts, density, and kept mass over rows and heads."""
     k_pages, v_pages, batch = in_pages(k, v, q.shape[0])
-    sizes = list_tiles(q, k_pages)
-    tiles = query_tiles(batch, q.shape[0], *sizes, None)
-    visible = tiles.visible()
+    plan = plan_tiles(q, k_pages, batch)
+    plan_ms = milliseconds(lambda: plan_tiles(q, k_pages, batch), turns)
+    tiles, visible = plan.frame.tiles, plan.visible
     dense_ms = milliseconds(lambda: paged_attention(q, k_pages, v_pages, batch), turns)
     rows = torch.linspace(q.shape[0] // 2, q.shape[0] - 1 - 512, ROWS, device="cuda").long()
     logits = Logits(q.shape[-1] ** -0.5, None, None)
-    forced = forced_tiles(tiles, batch.context_lens, 512, 512, 2048)
     results = []
     configurations: list[tuple[str, Any, Any]] = list(CONFIGURATIONS)
     if known is not None:
         configurations.insert(0, ("known", None, None))
     for label, estimator, target in configurations:
-        row: dict[str, Any] = {"inputs": name, "tokens": k.shape[0], "choice": label, "dense_ms": dense_ms}
+        row: dict[str, Any] = {
+            "inputs": name,
+            "tokens": k.shape[0],
+            "choice": label,
+            "dense_ms": dense_ms,
+            "plan_ms": plan_ms,
+        }
         if estimator is None:
             assert known is not None
             slots = len(tiles.seq)
             keep = torch.zeros(known.shape[0], slots, tiles.key_tiles, dtype=torch.bool, device=q.device)
             keep[:, : known.shape[1]] = known
-            lists = lists_of_choice((keep | forced) & visible, tiles, kernels=True)
-            row |= {"estimate_ms": 0.0, "index_ms": 0.0, "select_ms": 0.0}
+            lists = lists_of_choice((keep | plan.forced) & visible, plan.frame, kernels=True)
+            row |= {"estimate_ms": 0.0, "index_ms": 0.0, "choose_ms": 0.0, "select_ms": 0.0}
         else:
             options = {"target": target, "estimator": estimator}
             lists = select_tiles(q, k_pages, batch, **options)
@@ -203,9 +209,8 @@ def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, n
             row["estimate_ms"] = milliseconds(
                 lambda e=estimator: masses(q, k_pages, batch, tiles, logits, e, "auto"), turns
             )
-            row["index_ms"] = milliseconds(
-                lambda m=mass, t=target: lists_of_masses(m, tiles, visible, forced, t, kernels=True), turns
-            )
+            row["index_ms"] = milliseconds(lambda m=mass, t=target: lists_of_masses(m, plan, t, kernels=True), turns)
+            row["choose_ms"] = milliseconds(lambda o=options: choose_tiles(q, k_pages, plan, **o), turns)
             row["select_ms"] = milliseconds(lambda o=options: select_tiles(q, k_pages, batch, **o), turns)
         row["attention_ms"] = milliseconds(lambda x=lists: paged_attention(q, k_pages, v_pages, batch, lists=x), turns)
         _, lse = paged_attention(q, k_pages, v_pages, batch, lists=lists, return_lse=True)
@@ -226,7 +231,7 @@ def measure(q: Tensor, k: Tensor, v: Tensor, known: Tensor | None, turns: int, n
 
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
-    parts = ("dense", "estimate", "index", "select", "attention")
+    parts = ("dense", "plan", "estimate", "index", "choose", "select", "attention")
     times = ", ".join(f"{part} {row[part + '_ms']:.2f}" for part in parts)
     kept = ", ".join(f"{name} {row['kept_' + name]:.3f}" for name in ("mean", "p5", "min"))
     head = f"{row['inputs']:<10} {row['tokens'] // 1024:>4}K {row['choice']:<28} {row['of_dense']:.3f} of dense"

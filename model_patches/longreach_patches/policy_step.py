@@ -18,10 +18,12 @@ from longreach_kernels.dynamic import (
     BLOCK,
     Estimator,
     Target,
+    TilePlan,
     block_attention,
+    choose_tiles,
     kept_share,
+    plan_tiles,
     select_blocks,
-    select_tiles,
 )
 from longreach_kernels.tile_lists import TileLists
 from torch import Tensor
@@ -52,7 +54,7 @@ class MassSample:
 
 @dataclass(frozen=True)
 class TileChoice:
-    """Key tiles that are chosen in the step, as `longreach_kernels.dynamic.select_tiles` does.
+    """Key tiles that are chosen in the step, as `longreach_kernels.dynamic.choose_tiles` does.
 
     Attributes:
         target, estimator: how much is kept, and by which estimate.
@@ -60,6 +62,7 @@ class TileChoice:
         layers: where tiles are chosen; the other layers compute their own masks.
         visited: for each of these layers, (B,) the key tiles of each sequence, over its query tiles and KV heads;
             filled by the step.
+        plans: by the shapes of queries and pages, what all layers share; filled by the step.
     """
 
     target: Target
@@ -67,6 +70,7 @@ class TileChoice:
     prompt_lens: Tensor
     layers: frozenset[int]
     visited: list[Tensor] = field(default_factory=list)
+    plans: dict[tuple[torch.Size, torch.Size], TilePlan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -190,16 +194,18 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
 
 
 def _choose(q: Tensor, k_pages: Tensor, group: StepGroup, choice: TileChoice, options: dict[str, Any]) -> TileLists:
-    lists = select_tiles(
+    backend, shapes = options["backend"], (q.shape, k_pages.shape)
+    if shapes not in choice.plans:
+        choice.plans[shapes] = plan_tiles(q, k_pages, group.batch, prompt_lens=choice.prompt_lens, backend=backend)
+    lists = choose_tiles(
         q,
         k_pages,
-        group.batch,
+        choice.plans[shapes],
         target=choice.target,
         estimator=choice.estimator,
-        prompt_lens=choice.prompt_lens,
         scale=options["scale"],
         k_scale=options["k_scale"],
-        backend=options["backend"],
+        backend=backend,
     )
     first = lists.first_row.long()
     after = torch.cat([first[1:], first.new_full((1,), len(lists.start) - 1)])

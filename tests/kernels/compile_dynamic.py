@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
-from longreach_kernels.dynamic.listing import entries_kernel, recall_kernel, warps_of
+from longreach_kernels.dynamic.listing import count_kernel, entries_kernel, recall_kernel, warps_of
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
@@ -83,9 +83,9 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
         found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, **config.options())
     for tiles in (1024, 8192):
         rows = {"BLOCK": tiles, "BITS": 31}
-        types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | dict.fromkeys(("Needed", "Start"), "*i64")
-        types |= dict.fromkeys(("Mass", "BitTile", "NumFull", "Tiles", "BitIndex"), "*i32")
-        for name, kernel in (("recall", recall_kernel), ("entries", entries_kernel)):
+        types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | {"Share": "*fp64", "Row": "*i64"}
+        types |= dict.fromkeys(("Mass", "BitTile", "Start", "Count", "NumFull", "Tiles", "BitIndex"), "*i32")
+        for name, kernel in (("recall", recall_kernel), ("count", count_kernel), ("entries", entries_kernel)):
             found[f"{name} {tiles}"] = compile_kernel(kernel, rows, types, num_warps=warps_of(tiles))
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
     blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}

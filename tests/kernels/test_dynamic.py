@@ -20,9 +20,11 @@ from longreach_kernels.dynamic import (
     Recall,
     Speedup,
     Threshold,
+    choose_tiles,
+    plan_tiles,
     select_tiles,
 )
-from longreach_kernels.dynamic.lists import lists_of_choice
+from longreach_kernels.dynamic.lists import edge_frame, lists_of_choice
 from longreach_kernels.dynamic.query_tiles import query_tiles
 from longreach_kernels.dynamic.targets import PARTS, choose, density_of
 from longreach_kernels.listed_mask import listed_masks
@@ -50,7 +52,7 @@ def test_lists_mean_the_choice_and_the_edges(sizes: tuple[int, int], window: int
     q, _, _, batch = batch_of()
     tiles = query_tiles(batch, len(q), *sizes, window)
     keep = torch.rand(2, *tiles.visible().shape) < 0.6
-    lists = lists_of_choice(keep & tiles.visible(), tiles, kernels=False)
+    lists = lists_of_choice(keep & tiles.visible(), edge_frame(tiles, 2), kernels=False)
     debug.check_lists(lists, batch)
     mask = Causal() if window is None else Window(window)
     for b, (meant, queries, keys) in enumerate(zip(listed_masks(lists, *LENGTHS), *LENGTHS, strict=True)):
@@ -243,6 +245,26 @@ def test_bad_arguments_are_named(options: dict, named: str) -> None:
         select_tiles(q, k_pages[0], batch, target=Recall(0.9))
 
 
+def test_one_plan_serves_many_layers() -> None:
+    q, k_pages, _, batch = paged([600, 300], [1400, 900], 16, 4, 2, 16)
+    plan = plan_tiles(q, k_pages, batch, local=0, tail=0, dense_below=0)
+    for queries, target in ((q, Recall(0.5)), (q.flip(0), Recall(0.5)), (q, Density(0.4))):
+        alone = select_tiles(queries, k_pages, batch, target=target, local=0, tail=0, dense_below=0)
+        lists = choose_tiles(queries, k_pages, plan, target=target)
+        assert torch.equal(lists.start, alone.start)
+        assert torch.equal(lists.tiles, alone.tiles)
+        assert torch.equal(lists.order, alone.order)
+        assert not torch.equal(lists.tiles, choose_tiles(queries, k_pages, plan, target=Recall(1.0)).tiles)
+
+
+def test_a_plan_of_another_step_is_refused() -> None:
+    q, k_pages, _, batch = batch_of()
+    plan = plan_tiles(q, k_pages, batch)
+    for queries, pages in ((torch.cat([q, q, q]), k_pages), (q, k_pages[:, :, :1])):
+        with pytest.raises(ValueError, match=r"^plan: "):
+            choose_tiles(queries, pages, plan, target=Recall(0.9))
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
@@ -252,7 +274,7 @@ def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     compiled = json.loads(done.stdout)
-    assert len(compiled) == 20
+    assert len(compiled) == 22
     for name, facts in compiled.items():
         assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
         assert facts["spills"] == 0, (name, facts)

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 from longreach_kernels.dynamic.listing import choose_recall
-from longreach_kernels.dynamic.lists import lists_of_choice
+from longreach_kernels.dynamic.lists import edge_frame, lists_of_choice
 from longreach_kernels.dynamic.query_tiles import QueryTiles, query_tiles
 from longreach_kernels.dynamic.targets import PARTS, Recall, choose
 from longreach_kernels.tile_lists import TileLists
@@ -60,8 +60,8 @@ def test_tiles_are_chosen_as_by_a_sort(device: str, kind: str, share: float) -> 
 def test_lists_are_those_of_torch(device: str, window: int | None, share: float) -> None:
     here, there = tiles_of("cpu", window), tiles_of(device, window)
     keep = (torch.rand(2, *here.visible().shape, generator=torch.Generator().manual_seed(1)) < share) & here.visible()
-    expected = lists_of_choice(keep, here, kernels=False)
-    got = lists_of_choice(keep.to(device), there, kernels=True)
+    expected = lists_of_choice(keep, edge_frame(here, 2), kernels=False)
+    got = lists_of_choice(keep.to(device), edge_frame(there, 2), kernels=True)
     for field in dataclasses.fields(TileLists):
         one, other = getattr(got, field.name), getattr(expected, field.name)
         same = torch.equal(one.cpu(), other) if isinstance(one, torch.Tensor) else one == other

@@ -11,7 +11,7 @@ from longreach_kernels.api import list_tiles, paged_attention
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.tile_lists import TileLists
 
-from .lists import cut_lists
+from .lists import cut_frame, lists_of_choice
 from .query_tiles import query_tiles
 
 
@@ -108,7 +108,8 @@ def _dense_lists(batch: PagedBatch, position: Tensor, tile_q: int, tile_k: int, 
         bits &= ~_first_bits(at[:, None, :, None] + 1 - window - words[:, None])
     seen = (bits != 0).flatten(2).any(-1)
     bit_tile = torch.arange(seen.numel(), device=row.device).view(seen.shape)
-    return cut_lists(seen[None], tiles, bit_tile, bits.flatten(0, 1).contiguous(), kernels=seen.is_cuda)
+    frame = cut_frame(tiles, 1, bit_tile.int(), bits.flatten(0, 1).contiguous())
+    return lists_of_choice(seen[None], frame, kernels=seen.is_cuda)
 
 
 def _first_bits(count: Tensor) -> Tensor:

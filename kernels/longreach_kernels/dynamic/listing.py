@@ -9,6 +9,8 @@ order.
 # (device functions that return tl values return nothing to the checker)
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,13 +18,15 @@ from torch import Tensor
 
 from longreach_kernels.portable.config import launch
 
+from .lists import ListFrame
+
 # A mass fits into 31 bits, all of them parts of `targets.PARTS` for each query tile.
 _BITS = 31
 
 
 @triton.jit(do_not_specialize=["slots", "key_tiles"])
-def recall_kernel(Mass, Visible, Forced, Needed, Keep, slots, key_tiles, BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """Grid (slots, H): Keep (H, slots, key_tiles), as `targets.choose` where tiles of ``Needed`` parts are wanted."""
+def recall_kernel(Mass, Visible, Forced, Share, Keep, slots, key_tiles, BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """Grid (slots, H): Keep (H, slots, key_tiles), as `targets.choose` for a recall of Share, one fp64."""
     slot = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64) * slots + slot
     column = tl.arange(0, BLOCK)
@@ -31,9 +35,9 @@ def recall_kernel(Mass, Visible, Forced, Needed, Keep, slots, key_tiles, BLOCK: 
     visible = tl.load(Visible + at, mask=inside, other=0) != 0
     forced = visible & (tl.load(Forced + at, mask=inside, other=0) != 0)
     mass = tl.load(Mass + row * key_tiles + column, mask=inside, other=0)
-    needed = tl.load(Needed + row)
     free = visible & (forced == 0)
     wide = mass.to(tl.int64)
+    needed = tl.ceil(tl.sum(wide, 0).to(tl.float64) * tl.load(Share)).to(tl.int64)
     first = tl.sum(tl.where(forced, wide, 0), 0)
     # The least mass of which all that is heavier, with what is forced, does not hold what is needed.
     least = tl.zeros((), tl.int64)
@@ -49,24 +53,31 @@ def recall_kernel(Mass, Visible, Forced, Needed, Keep, slots, key_tiles, BLOCK: 
 
 
 @triton.jit(do_not_specialize=["slots", "key_tiles"])
-def entries_kernel(
-    Keep,
-    BitTile,
-    Start,
-    NumFull,
-    Tiles,
-    BitIndex,
-    slots,
-    key_tiles,
-    BLOCK: tl.constexpr,
-):
-    """Grid (slots, H): the entries of each row in Tiles and BitIndex, from Start (H, slots) on, full tiles first."""
+def count_kernel(Keep, BitTile, Row, Count, NumFull, slots, key_tiles, BLOCK: tl.constexpr):
+    """Grid (slots, H): how many tiles are kept, and how many of them are full, to Count and NumFull at the slot's
+    row.
+    """
     slot = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64) * slots + slot
+    at = tl.program_id(1).to(tl.int64) * slots + slot
     column = tl.arange(0, BLOCK)
     inside = column < key_tiles
-    keep = tl.load(Keep + row * key_tiles + column, mask=inside, other=0) != 0
+    keep = tl.load(Keep + at * key_tiles + column, mask=inside, other=0) != 0
     bit_tile = tl.load(BitTile + slot.to(tl.int64) * key_tiles + column, mask=inside, other=-1)
+    row = tl.load(Row + at)
+    tl.store(Count + row, tl.sum(keep.to(tl.int32), 0))
+    tl.store(NumFull + row, tl.sum((keep & (bit_tile < 0)).to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["slots", "key_tiles"])
+def entries_kernel(Keep, BitTile, Row, Start, NumFull, Tiles, BitIndex, slots, key_tiles, BLOCK: tl.constexpr):
+    """Grid (slots, H): the entries of each slot in Tiles and BitIndex, from Start of its row on, full tiles first."""
+    slot = tl.program_id(0)
+    at = tl.program_id(1).to(tl.int64) * slots + slot
+    column = tl.arange(0, BLOCK)
+    inside = column < key_tiles
+    keep = tl.load(Keep + at * key_tiles + column, mask=inside, other=0) != 0
+    bit_tile = tl.load(BitTile + slot.to(tl.int64) * key_tiles + column, mask=inside, other=-1)
+    row = tl.load(Row + at)
     start = tl.load(Start + row)
     full = keep & (bit_tile < 0)
     cut = keep & (bit_tile >= 0)
@@ -81,30 +92,45 @@ def entries_kernel(
 def choose_recall(mass: Tensor, visible: Tensor, forced: Tensor, share: float) -> Tensor:
     """As `targets.choose` for `Recall` below 1. Does not wait for the device."""
     heads, slots, key_tiles = mass.shape
-    needed = (mass.sum(-1, dtype=torch.int64).double() * share).ceil().long()
+    shares = torch.full((), share, dtype=torch.float64, device=mass.device)
     keep = torch.empty(mass.shape, dtype=torch.bool, device=mass.device)
     block = 1 << (key_tiles - 1).bit_length()
-    arguments = mass, visible.view(torch.int8), forced.view(torch.int8), needed, keep.view(torch.int8), slots, key_tiles
+    arguments = mass, visible.view(torch.int8), forced.view(torch.int8), shares, keep.view(torch.int8), slots, key_tiles
     launch(recall_kernel, (slots, heads), *arguments, BLOCK=block, BITS=_BITS, num_warps=warps_of(block))
     return keep
 
 
-def write_entries(
-    keep: Tensor, bit_tile: Tensor, start: Tensor, num_full: Tensor, tiles: Tensor, bit_index: Tensor
-) -> None:
-    """Write the entries of kept tiles.
+def count_entries(keep: Tensor, frame: ListFrame) -> tuple[Tensor, Tensor]:
+    """Entries and full tiles of each row, (rows,) int32, of kept tiles (H, Q, K) bool."""
+    # One more: the row of slots without a tile.
+    count, full = torch.zeros(2, frame.rows + 1, dtype=torch.int32, device=keep.device).unbind(0)
+    _launch_rows(count_kernel, keep, frame, count, full)
+    return count[:-1], full[:-1]
+
+
+def write_entries(keep: Tensor, frame: ListFrame, start: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of kept tiles and their bit tiles.
 
     Args:
         keep: (H, Q, K) bool.
-        bit_tile: (Q, K) int32, the bit tile of a tile that is cut, else -1.
-        start: (H, Q) int64, where each row's entries begin.
-        num_full: (H, Q) int32, how many of them are full tiles.
-        tiles, bit_index: (entries,) int32, written.
+        frame: where they go.
+        start: (rows + 1,) int32, where each row's entries begin.
+        full: (rows,) int32, how many of them are full tiles.
+
+    Returns:
+        Two (H * Q * K,) int32, 0 after the last entry.
     """
+    tiles, bit_index = torch.zeros(2, keep.numel(), dtype=torch.int32, device=keep.device).unbind(0)
+    _launch_rows(entries_kernel, keep, frame, start, full, tiles, bit_index)
+    return tiles, bit_index
+
+
+def _launch_rows(kernel: Any, keep: Tensor, frame: ListFrame, *given: Tensor) -> None:
+    """Launch a program for each slot and head of ``keep``."""
     heads, slots, key_tiles = keep.shape
     block = 1 << (key_tiles - 1).bit_length()
-    arguments = keep.contiguous().view(torch.int8), bit_tile, start, num_full, tiles, bit_index, slots, key_tiles
-    launch(entries_kernel, (slots, heads), *arguments, BLOCK=block, num_warps=warps_of(block))
+    arguments = keep.contiguous().view(torch.int8), frame.bit_tile, frame.row, *given, slots, key_tiles
+    launch(kernel, (slots, heads), *arguments, BLOCK=block, num_warps=warps_of(block))
 
 
 def warps_of(block: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -12,89 +13,133 @@ from longreach_kernels.tile_lists import TileLists, pack_bits
 from .query_tiles import QueryTiles
 
 
-def lists_of_choice(keep: Tensor, tiles: QueryTiles, *, kernels: bool) -> TileLists:
-    """The lists of the kept tiles; bit tiles where the causal edge or the window's edge cuts one.
+@dataclass(frozen=True, eq=False)
+class ListFrame:
+    """Lists of a batch's query tiles without what is in them: the same for all layers of a step. Q slots, K key tiles.
 
-    Args:
-        keep: (H, Q, K) bool, no tile among them that the query tile does not see.
+    Attributes:
         tiles: where the query tiles lie.
-        kernels: whether Triton kernels make the entries, with the same result. Without them the device is waited for.
+        heads: H.
+        bit_tile: (Q, K) int32, for each tile its entry in ``bits``, or -1 if it is full.
+        bits, first_row: as in `TileLists`.
+        row: (H, Q) int64, the row of a slot; H * Q, the row after the last, where it holds no tile.
+        segment_start: (H * Q,) int64, the first row of each row's sequence and head.
+        rank: (H * Q,) int64; less a row's number of entries, what puts the rows of a sequence and head in their order.
+    """
+
+    tiles: QueryTiles
+    heads: int
+    bit_tile: Tensor
+    bits: Tensor
+    first_row: Tensor
+    row: Tensor
+    segment_start: Tensor
+    rank: Tensor
+
+    @property
+    def rows(self) -> int:
+        """H * Q, at least as many as there are."""
+        return self.row.numel()
+
+
+def edge_frame(tiles: QueryTiles, heads: int) -> ListFrame:
+    """The frame of tiles that are cut by the causal edge and by the window's.
 
     Raises:
         ValueError: more tiles than 32-bit lists can count.
     """
-    bits = _edge_bits(tiles.tile_q, tiles.tile_k, tiles.window, keep.device)
-    return cut_lists(keep, tiles, _bit_tile(tiles), bits, kernels=kernels)
+    bits = _edge_bits(tiles.tile_q, tiles.tile_k, tiles.window, tiles.first.device)
+    return cut_frame(tiles, heads, _bit_tile(tiles).int(), bits)
 
 
-def cut_lists(keep: Tensor, tiles: QueryTiles, bit_tile: Tensor, bits: Tensor, *, kernels: bool) -> TileLists:
-    """The lists of the kept tiles, of which some are cut.
+def cut_frame(tiles: QueryTiles, heads: int, bit_tile: Tensor, bits: Tensor) -> ListFrame:
+    """The frame of tiles that are cut as ``bit_tile`` and ``bits`` say, as in `ListFrame`.
+
+    Raises:
+        ValueError: more tiles than 32-bit lists can count.
+    """
+    slots, key_tiles = bit_tile.shape
+    rows = heads * slots
+    if rows * key_tiles >= 1 << 31:
+        raise ValueError(f"batch: {heads} heads of {slots} x {key_tiles} tiles are too many; take a shorter chunk")
+    # Rows follow each other by sequence, head, tile; slots without a tile have the row after the last.
+    per_seq = heads * tiles.count
+    first_row = per_seq.cumsum(0) - per_seq
+    head = torch.arange(heads, device=first_row.device)[:, None]
+    segment_start = first_row[tiles.seq] + head * tiles.count[tiles.seq]
+    row = torch.where(tiles.exists, segment_start + tiles.tile, rows)
+    segment = _by_row(row, tiles.seq * heads + head, heads * (len(tiles.count) + 1))
+    return ListFrame(
+        tiles=tiles,
+        heads=heads,
+        bit_tile=bit_tile,
+        bits=bits,
+        first_row=first_row.int(),
+        row=row,
+        segment_start=_by_row(row, segment_start),
+        rank=segment * (key_tiles + 1) + key_tiles,
+    )
+
+
+def _by_row(row: Tensor, x: Tensor, otherwise: int = 0) -> Tensor:
+    """(H, Q) brought from slots to their ``row``, (H * Q,); ``otherwise`` in rows that no tile has."""
+    rows = torch.full((row.numel() + 1,), otherwise, dtype=x.dtype, device=x.device)
+    return rows.scatter(0, row.flatten(), x.flatten())[: row.numel()]
+
+
+def lists_of_choice(keep: Tensor, frame: ListFrame, *, kernels: bool) -> TileLists:
+    """The lists of the kept tiles.
 
     Memory is that of lists of all tiles, since the host does not know how many are kept.
 
     Args:
-        keep: (H, Q, K) bool.
-        tiles: where the query tiles lie.
-        bit_tile: (Q, K), for each tile its entry in ``bits``, or -1 if it is full.
-        bits: as in `TileLists`.
-        kernels: as in `lists_of_choice`.
-
-    Raises:
-        ValueError: more tiles than 32-bit lists can count.
+        keep: (H, Q, K) bool, no tile among them that the query tile does not see.
+        frame: where the lists go.
+        kernels: whether Triton kernels make the entries, with the same result. Without them the device is waited for.
     """
-    heads, slots, key_tiles = keep.shape
-    rows, entries = heads * slots, keep.numel()
-    if entries >= 1 << 31:
-        raise ValueError(f"batch: {heads} heads of {slots} x {key_tiles} tiles are too many; take a shorter chunk")
-    device = keep.device
-    is_full = bit_tile < 0
+    if kernels:
+        from .listing import count_entries
 
-    # Rows follow each other by sequence, head, tile; slots without a tile have the row after the last.
-    per_seq = heads * tiles.count
-    first_row = per_seq.cumsum(0) - per_seq
-    head = torch.arange(heads, device=device)[:, None]
-    segment_start = first_row[tiles.seq] + head * tiles.count[tiles.seq]
-    row = torch.where(tiles.exists, segment_start + tiles.tile, rows).flatten()
-
-    def by_row(x: Tensor, otherwise: int = 0) -> Tensor:
-        return torch.full((rows + 1,), otherwise, device=device).scatter(0, row, x.flatten())[:rows]
-
-    num_full, counts = (keep & is_full).sum(-1, dtype=torch.int32), keep.sum(-1)
-    counts_by_row = by_row(counts)
-    start = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-    torch.cumsum(counts_by_row, 0, out=start[1:])
-    listed, bit_index = torch.zeros(2, entries, dtype=torch.int32, device=device).unbind(0)
-    start_of = start[row].view(heads, slots)
+        count, full = count_entries(keep, frame)
+    else:
+        count = _by_row(frame.row, keep.sum(-1, dtype=torch.int32))
+        full = _by_row(frame.row, (keep & (frame.bit_tile < 0)).sum(-1, dtype=torch.int32))
+    start = torch.zeros(frame.rows + 1, dtype=torch.int32, device=keep.device)
+    torch.cumsum(count, 0, out=start[1:])
     if kernels:
         from .listing import write_entries
 
-        write_entries(keep, bit_tile.int(), start_of, num_full, listed, bit_index)
+        listed, bit_index = write_entries(keep, frame, start, full)
     else:
-        of_head, slot, number = keep.nonzero(as_tuple=True)
-        kept_full, kept_bit = is_full[slot, number], bit_tile[slot, number]
-        # Stable: full tiles first, and both kinds in order, behind each other row by row as `nonzero` gives them.
-        source = torch.argsort(2 * start_of[of_head, slot] + ~kept_full, stable=True)
-        listed[: len(source)] = torch.where(kept_full, number, -1 - number)[source].int()
-        bit_index[: len(source)] = kept_bit[source].int()
-
+        listed, bit_index = _entries(keep, frame, start)
     # Longest first within a sequence and head; rows are in the order of those already.
-    segment = by_row((tiles.seq * heads + head).expand(heads, slots), heads * (len(tiles.count) + 1))
-    longest = torch.argsort(segment * (key_tiles + 1) + key_tiles - counts_by_row, stable=True)
-    order = longest - by_row(segment_start)[longest]
+    longest = torch.argsort(frame.rank - count, stable=True)
     return TileLists(
-        tile_q=tiles.tile_q,
-        tile_k=tiles.tile_k,
+        tile_q=frame.tiles.tile_q,
+        tile_k=frame.tiles.tile_k,
         queries=(),
         keys=(),
-        heads=heads,
-        first_row=first_row.int(),
-        start=start.int(),
-        partial=(start[:-1] + by_row(num_full.long())).int(),
+        heads=frame.heads,
+        first_row=frame.first_row,
+        start=start,
+        partial=start[:-1] + full,
         tiles=listed,
         bit_index=bit_index,
-        bits=bits,
-        order=order.int(),
+        bits=frame.bits,
+        order=(longest - frame.segment_start[longest]).int(),
     )
+
+
+def _entries(keep: Tensor, frame: ListFrame, start: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of kept tiles and their bit tiles, each (H * Q * K,) int32 and 0 after the last."""
+    head, slot, number = keep.nonzero(as_tuple=True)
+    bit_tile = frame.bit_tile[slot, number]
+    # Stable: full tiles first, and both kinds in order, behind each other row by row as `nonzero` gives them.
+    source = torch.argsort(2 * start[frame.row[head, slot]].long() + (bit_tile >= 0), stable=True)
+    listed, bit_index = torch.zeros(2, keep.numel(), dtype=torch.int32, device=keep.device).unbind(0)
+    listed[: len(source)] = torch.where(bit_tile < 0, number, -1 - number)[source].int()
+    bit_index[: len(source)] = bit_tile[source]
+    return listed, bit_index
 
 
 def _bit_tile(tiles: QueryTiles) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,111 @@ from longreach_kernels.tile_lists import TileLists
 
 from . import specification
 from .estimators import Antidiagonal, Estimator, Moments, Pooled
-from .lists import lists_of_choice
+from .lists import ListFrame, edge_frame, lists_of_choice
 from .query_tiles import QueryTiles, query_tiles
 from .specification import Logits
 from .targets import Density, Recall, Speedup, Target, Threshold, choose, density_of
 
 _ANTIDIAGONAL = Antidiagonal()
+
+
+@dataclass(frozen=True, eq=False)
+class TilePlan:
+    """What a choice of key tiles takes from the batch alone. `plan_tiles` makes it, once for all layers of a step.
+
+    Attributes:
+        batch: the batch, whose tensors must stay as they were.
+        frame: where the lists go; its tiles are the query tiles.
+        visible: (Q, K) bool, the key tiles that a query tile may see.
+        forced: (Q, K) bool, those that it keeps whatever their mass.
+        all_kept: whether the batch is so short that everything is kept.
+    """
+
+    batch: PagedBatch
+    frame: ListFrame
+    visible: Tensor
+    forced: Tensor
+    all_kept: bool
+
+
+@torch.no_grad()
+def plan_tiles(
+    q: Tensor,
+    k_pages: Tensor,
+    batch: PagedBatch,
+    *,
+    window: int | None = None,
+    prompt_lens: Tensor | None = None,
+    local: int = 512,
+    tail: int = 512,
+    dense_below: int = 2048,
+    backend: str = "auto",
+) -> TilePlan:
+    """What `choose_tiles` needs beside queries and keys, of which only shapes, dtypes and devices count here.
+
+    Args and errors are those of `select_tiles`.
+    """
+    _check(q, k_pages, batch, window, prompt_lens)
+    for name, value in (("local", local), ("tail", tail), ("dense_below", dense_below)):
+        if value < 0:
+            raise ValueError(f"{name}: must be at least 0 tokens, got {value}")
+    tiles = query_tiles(batch, q.shape[0], *list_tiles(q, k_pages, backend=backend), window)
+    prompt_lens = batch.context_lens if prompt_lens is None else prompt_lens
+    return TilePlan(
+        batch=batch,
+        frame=edge_frame(tiles, k_pages.shape[2]),
+        visible=tiles.visible(),
+        forced=forced_tiles(tiles, prompt_lens, local, tail, dense_below),
+        all_kept=batch.max_context_len <= dense_below,
+    )
+
+
+@torch.no_grad()
+def choose_tiles(
+    q: Tensor,
+    k_pages: Tensor,
+    plan: TilePlan,
+    *,
+    target: Target,
+    estimator: Estimator = _ANTIDIAGONAL,
+    scale: float | None = None,
+    softcap: float | None = None,
+    k_scale: Tensor | None = None,
+    backend: str = "auto",
+) -> TileLists:
+    """As `select_tiles`, with a plan that was made before.
+
+    Args:
+        q, k_pages: of the shapes, dtypes and device that the plan was made for.
+        plan: made by `plan_tiles`, for the same backend.
+        target, estimator, scale, softcap, k_scale, backend: as in `select_tiles`.
+
+    Raises:
+        ValueError: an argument does not fit; the message begins with its name.
+    """
+    batch, tiles = plan.batch, plan.frame.tiles
+    _check(q, k_pages, batch, tiles.window, None)
+    made = (tiles.tile_q, tiles.tile_k), plan.frame.heads, len(tiles.seq)
+    slots = q.shape[0] // tiles.tile_q + batch.size
+    if made != (list_tiles(q, k_pages, backend=backend), k_pages.shape[2], slots):
+        raise ValueError(
+            f"plan: is of {len(tiles.seq)} slots of {tiles.tile_q} queries and {plan.frame.heads} heads, which do not "
+            "fit q, k_pages and backend: give plan_tiles the same ones"
+        )
+    if not isinstance(target, (Recall, Density, Speedup, Threshold)):
+        raise ValueError(f"target: needs Recall, Density, Speedup or Threshold, got {target!r}")
+    if not isinstance(estimator, (Antidiagonal, Moments, Pooled)):
+        raise ValueError(f"estimator: needs Antidiagonal(), Moments() or Pooled(), got {estimator!r}")
+    factor = scale_of(q, scale)
+    check_softcap(softcap)
+    logits = Logits(factor, softcap, kv_scale_of(k_pages, "k_scale", k_scale))
+
+    kernels = not _is_plain(backend, q)
+    if plan.all_kept:
+        return lists_of_choice(plan.visible.expand(plan.frame.heads, -1, -1), plan.frame, kernels=kernels)
+    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
+    chosen = density_of(target, estimator.cost(tiles.tile_k)) if isinstance(target, Speedup) else target
+    return lists_of_masses(mass, plan, chosen, kernels=kernels)
 
 
 @torch.no_grad()
@@ -69,44 +170,39 @@ def select_tiles(
     Raises:
         ValueError: an argument does not fit; the message begins with its name.
     """
-    _check(q, k_pages, batch, target, estimator, window, prompt_lens)
-    for name, value in (("local", local), ("tail", tail), ("dense_below", dense_below)):
-        if value < 0:
-            raise ValueError(f"{name}: must be at least 0 tokens, got {value}")
-    factor = scale_of(q, scale)
-    check_softcap(softcap)
-    logits = Logits(factor, softcap, kv_scale_of(k_pages, "k_scale", k_scale))
+    plan = plan_tiles(
+        q,
+        k_pages,
+        batch,
+        window=window,
+        prompt_lens=prompt_lens,
+        local=local,
+        tail=tail,
+        dense_below=dense_below,
+        backend=backend,
+    )
+    return choose_tiles(
+        q,
+        k_pages,
+        plan,
+        target=target,
+        estimator=estimator,
+        scale=scale,
+        softcap=softcap,
+        k_scale=k_scale,
+        backend=backend,
+    )
 
-    tile_q, tile_k = list_tiles(q, k_pages, backend=backend)
-    tiles = query_tiles(batch, q.shape[0], tile_q, tile_k, window)
-    visible = tiles.visible()
-    kernels = not _is_plain(backend, q)
-    if batch.max_context_len <= dense_below:
-        return lists_of_choice(visible.expand(k_pages.shape[2], -1, -1), tiles, kernels=kernels)
-    mass = masses(q, k_pages, batch, tiles, logits, estimator, backend)
-    prompt_lens = batch.context_lens if prompt_lens is None else prompt_lens
-    forced = forced_tiles(tiles, prompt_lens, local, tail, dense_below)
-    chosen = density_of(target, estimator.cost(tile_k)) if isinstance(target, Speedup) else target
-    return lists_of_masses(mass, tiles, visible, forced, chosen, kernels=kernels)
 
-
-def lists_of_masses(
-    mass: Tensor,
-    tiles: QueryTiles,
-    visible: Tensor,
-    forced: Tensor,
-    target: Recall | Density | Threshold,
-    *,
-    kernels: bool,
-) -> TileLists:
+def lists_of_masses(mass: Tensor, plan: TilePlan, target: Recall | Density | Threshold, *, kernels: bool) -> TileLists:
     """The lists of what `targets.choose` keeps; with ``kernels`` Triton's make them, with the same result."""
     if kernels and isinstance(target, Recall) and target.share < 1:
         from .listing import choose_recall
 
-        keep = choose_recall(mass, visible, forced, target.share)
+        keep = choose_recall(mass, plan.visible, plan.forced, target.share)
     else:
-        keep = choose(mass, visible, forced, target)
-    return lists_of_choice(keep, tiles, kernels=kernels)
+        keep = choose(mass, plan.visible, plan.forced, target)
+    return lists_of_choice(keep, plan.frame, kernels=kernels)
 
 
 def _is_plain(backend: str, q: Tensor) -> bool:
@@ -153,8 +249,6 @@ def _check(
     q: Tensor,
     k_pages: Tensor,
     batch: PagedBatch,
-    target: Target,
-    estimator: Estimator,
     window: int | None,
     prompt_lens: Tensor | None,
 ) -> None:
@@ -172,10 +266,6 @@ def _check(
     for name, x in (("k_pages", k_pages), ("batch", batch.context_lens)):
         if x.device != q.device:
             raise ValueError(f"{name}: needs the device of q, {q.device}, got {x.device}")
-    if not isinstance(target, (Recall, Density, Speedup, Threshold)):
-        raise ValueError(f"target: needs Recall, Density, Speedup or Threshold, got {target!r}")
-    if not isinstance(estimator, (Antidiagonal, Moments, Pooled)):
-        raise ValueError(f"estimator: needs Antidiagonal(), Moments() or Pooled(), got {estimator!r}")
     if window is not None and window < 1:
         raise ValueError(f"window: must be at least 1, the query itself, or None, got {window}")
     if prompt_lens is not None and (

@@ -87,7 +87,7 @@ def test_what_is_chosen_does_not_depend_on_chunks_or_neighbours(model_dir: Path)
 def test_a_recall_of_one_is_dense_attention_and_nothing_is_estimated(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_step, "select_tiles", lambda *_, **__: pytest.fail("tiles were chosen"))
+    monkeypatch.setattr(policy_step, "choose_tiles", lambda *_, **__: pytest.fail("tiles were chosen"))
     tokens, uses = run(build(model_dir), spec("a", EVERYTHING, LENGTH))
     assert tokens == run(build(model_dir), spec("a", DENSE, LENGTH))[0]
     use = uses["a"]
@@ -101,8 +101,11 @@ def test_targets_and_estimators_reach_the_kernels(
     model_dir: Path, policy: AttentionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    select: Callable[..., Any] = policy_step.select_tiles
-    monkeypatch.setattr(policy_step, "select_tiles", lambda *a, **k: asked.append(k) or select(*a, **k))
+    select: Callable[..., Any] = policy_step.choose_tiles
+    monkeypatch.setattr(policy_step, "choose_tiles", lambda *a, **k: asked.append(k) or select(*a, **k))
+    planned: list[dict[str, Any]] = []
+    plan: Callable[..., Any] = policy_step.plan_tiles
+    monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: planned.append(k) or plan(*a, **k))
     _, uses = run(build(model_dir), spec("a", policy, LENGTH, max_tokens=2))
     [how] = asked  # one chunk, and one of the two layers sees everything
     assert (how["target"], how["estimator"]) == {
@@ -111,7 +114,7 @@ def test_targets_and_estimators_reach_the_kernels(
         OTHERS["speedup"]: (Speedup(3), Antidiagonal()),
         OTHERS["moments"]: (Recall(0.9), Moments()),
     }[policy]
-    assert how["prompt_lens"].tolist() == [LENGTH]
+    assert [options["prompt_lens"].tolist() for options in planned] == [[LENGTH]]
     assert uses["a"].tiles <= uses["a"].dense_tiles
 
 
