@@ -81,7 +81,7 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
         pooled = shape | _OPTIONS | {"BLOCK_N": config.block_n, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
         found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, {}, num_warps=4)
         found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, **config.options())
-    for tiles in (1024, 8192):
+    for tiles in (256, 8192):
         rows = {"BLOCK": tiles, "BITS": 31}
         types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | {"Share": "*fp64", "Row": "*i64"}
         types |= dict.fromkeys(("Mass", "BitTile", "Start", "Count", "NumFull", "Tiles", "BitIndex"), "*i32")

@@ -94,7 +94,7 @@ def choose_recall(mass: Tensor, visible: Tensor, forced: Tensor, share: float) -
     heads, slots, key_tiles = mass.shape
     shares = torch.full((), share, dtype=torch.float64, device=mass.device)
     keep = torch.empty(mass.shape, dtype=torch.bool, device=mass.device)
-    block = 1 << (key_tiles - 1).bit_length()
+    block = block_of(key_tiles)
     arguments = mass, visible.view(torch.int8), forced.view(torch.int8), shares, keep.view(torch.int8), slots, key_tiles
     launch(recall_kernel, (slots, heads), *arguments, BLOCK=block, BITS=_BITS, num_warps=warps_of(block))
     return keep
@@ -102,8 +102,9 @@ def choose_recall(mass: Tensor, visible: Tensor, forced: Tensor, share: float) -
 
 def count_entries(keep: Tensor, frame: ListFrame) -> tuple[Tensor, Tensor]:
     """Entries and full tiles of each row, (rows,) int32, of kept tiles (H, Q, K) bool."""
-    # One more: the row of slots without a tile.
-    count, full = torch.zeros(2, frame.rows + 1, dtype=torch.int32, device=keep.device).unbind(0)
+    # One more: the row of slots without a tile. Tensors of their own, so that all begin at a multiple of 16 bytes:
+    # for one that does not, Triton compiles another kernel.
+    count, full = (torch.zeros(frame.rows + 1, dtype=torch.int32, device=keep.device) for _ in range(2))
     _launch_rows(count_kernel, keep, frame, count, full)
     return count[:-1], full[:-1]
 
@@ -120,7 +121,7 @@ def write_entries(keep: Tensor, frame: ListFrame, start: Tensor, full: Tensor) -
     Returns:
         Two (H * Q * K,) int32, 0 after the last entry.
     """
-    tiles, bit_index = torch.zeros(2, keep.numel(), dtype=torch.int32, device=keep.device).unbind(0)
+    tiles, bit_index = (torch.zeros(keep.numel(), dtype=torch.int32, device=keep.device) for _ in range(2))
     _launch_rows(entries_kernel, keep, frame, start, full, tiles, bit_index)
     return tiles, bit_index
 
@@ -128,9 +129,14 @@ def write_entries(keep: Tensor, frame: ListFrame, start: Tensor, full: Tensor) -
 def _launch_rows(kernel: Any, keep: Tensor, frame: ListFrame, *given: Tensor) -> None:
     """Launch a program for each slot and head of ``keep``."""
     heads, slots, key_tiles = keep.shape
-    block = 1 << (key_tiles - 1).bit_length()
+    block = block_of(key_tiles)
     arguments = keep.contiguous().view(torch.int8), frame.bit_tile, frame.row, *given, slots, key_tiles
     launch(kernel, (slots, heads), *arguments, BLOCK=block, num_warps=warps_of(block))
+
+
+def block_of(key_tiles: int) -> int:
+    """Places of a row: a power of two, and not a small one, since each is another kernel to compile."""
+    return max(256, 1 << (key_tiles - 1).bit_length())
 
 
 def warps_of(block: int) -> int:
