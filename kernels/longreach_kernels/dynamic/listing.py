@@ -52,18 +52,24 @@ def recall_kernel(Mass, Visible, Forced, Share, Keep, slots, key_tiles, BLOCK: t
     tl.store(Keep + row * key_tiles + column, kept.to(tl.int8), mask=inside)
 
 
-@triton.jit(do_not_specialize=["slots", "key_tiles"])
-def count_kernel(Keep, BitTile, Row, Count, NumFull, slots, key_tiles, BLOCK: tl.constexpr):
-    """Grid (slots, H): how many tiles are kept, and how many of them are full, to Count and NumFull at the slot's
-    row.
-    """
+@triton.jit
+def _kept_tiles(Keep, BitTile, Row, slots, key_tiles, BLOCK: tl.constexpr):
+    """The row of this program's slot and head; of its key tiles, which are kept, and their bit tiles."""
     slot = tl.program_id(0)
     at = tl.program_id(1).to(tl.int64) * slots + slot
     column = tl.arange(0, BLOCK)
     inside = column < key_tiles
     keep = tl.load(Keep + at * key_tiles + column, mask=inside, other=0) != 0
     bit_tile = tl.load(BitTile + slot.to(tl.int64) * key_tiles + column, mask=inside, other=-1)
-    row = tl.load(Row + at)
+    return tl.load(Row + at), keep, bit_tile
+
+
+@triton.jit(do_not_specialize=["slots", "key_tiles"])
+def count_kernel(Keep, BitTile, Row, Count, NumFull, slots, key_tiles, BLOCK: tl.constexpr):
+    """Grid (slots, H): how many tiles are kept, and how many of them are full, to Count and NumFull at the slot's
+    row.
+    """
+    row, keep, bit_tile = _kept_tiles(Keep, BitTile, Row, slots, key_tiles, BLOCK)
     tl.store(Count + row, tl.sum(keep.to(tl.int32), 0))
     tl.store(NumFull + row, tl.sum((keep & (bit_tile < 0)).to(tl.int32), 0))
 
@@ -71,16 +77,11 @@ def count_kernel(Keep, BitTile, Row, Count, NumFull, slots, key_tiles, BLOCK: tl
 @triton.jit(do_not_specialize=["slots", "key_tiles"])
 def entries_kernel(Keep, BitTile, Row, Start, NumFull, Tiles, BitIndex, slots, key_tiles, BLOCK: tl.constexpr):
     """Grid (slots, H): the entries of each slot in Tiles and BitIndex, from Start of its row on, full tiles first."""
-    slot = tl.program_id(0)
-    at = tl.program_id(1).to(tl.int64) * slots + slot
-    column = tl.arange(0, BLOCK)
-    inside = column < key_tiles
-    keep = tl.load(Keep + at * key_tiles + column, mask=inside, other=0) != 0
-    bit_tile = tl.load(BitTile + slot.to(tl.int64) * key_tiles + column, mask=inside, other=-1)
-    row = tl.load(Row + at)
+    row, keep, bit_tile = _kept_tiles(Keep, BitTile, Row, slots, key_tiles, BLOCK)
     start = tl.load(Start + row)
     full = keep & (bit_tile < 0)
     cut = keep & (bit_tile >= 0)
+    column = tl.arange(0, BLOCK)
     place = start + tl.cumsum(full.to(tl.int32), 0) - 1
     tl.store(Tiles + place, column, mask=full)
     tl.store(BitIndex + place, bit_tile, mask=full)
@@ -101,12 +102,12 @@ def choose_recall(mass: Tensor, visible: Tensor, forced: Tensor, share: float) -
 
 
 def count_entries(keep: Tensor, frame: ListFrame) -> tuple[Tensor, Tensor]:
-    """Entries and full tiles of each row, (rows,) int32, of kept tiles (H, Q, K) bool."""
+    """Entries and full tiles of each row of kept tiles (H, Q, K) bool; two (rows + 1,) int32, the last ones 0."""
     # One more: the row of slots without a tile. Tensors of their own, so that all begin at a multiple of 16 bytes:
     # for one that does not, Triton compiles another kernel.
     count, full = (torch.zeros(frame.rows + 1, dtype=torch.int32, device=keep.device) for _ in range(2))
     _launch_rows(count_kernel, keep, frame, count, full)
-    return count[:-1], full[:-1]
+    return count, full
 
 
 def write_entries(keep: Tensor, frame: ListFrame, start: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +117,7 @@ def write_entries(keep: Tensor, frame: ListFrame, start: Tensor, full: Tensor) -
         keep: (H, Q, K) bool.
         frame: where they go.
         start: (rows + 1,) int32, where each row's entries begin.
-        full: (rows,) int32, how many of them are full tiles.
+        full: (rows + 1,) int32, how many of them are full tiles.
 
     Returns:
         Two (H * Q * K,) int32, 0 after the last entry.

@@ -105,7 +105,7 @@ def lists_of_choice(keep: Tensor, frame: ListFrame, *, kernels: bool) -> TileLis
         count = _by_row(frame.row, keep.sum(-1, dtype=torch.int32))
         full = _by_row(frame.row, (keep & (frame.bit_tile < 0)).sum(-1, dtype=torch.int32))
     start = torch.zeros(frame.rows + 1, dtype=torch.int32, device=keep.device)
-    torch.cumsum(count, 0, out=start[1:])
+    torch.cumsum(count[: frame.rows], 0, out=start[1:])
     if kernels:
         from .listing import write_entries
 
@@ -113,7 +113,7 @@ def lists_of_choice(keep: Tensor, frame: ListFrame, *, kernels: bool) -> TileLis
     else:
         listed, bit_index = _entries(keep, frame, start)
     # Longest first within a sequence and head; rows are in the order of those already.
-    longest = torch.argsort(frame.rank - count, stable=True)
+    longest = torch.argsort(frame.rank - count[: frame.rows], stable=True)
     return TileLists(
         tile_q=frame.tiles.tile_q,
         tile_k=frame.tiles.tile_k,
@@ -122,7 +122,7 @@ def lists_of_choice(keep: Tensor, frame: ListFrame, *, kernels: bool) -> TileLis
         heads=frame.heads,
         first_row=frame.first_row,
         start=start,
-        partial=start[:-1] + full,
+        partial=start[:-1] + full[: frame.rows],
         tiles=listed,
         bit_index=bit_index,
         bits=frame.bits,

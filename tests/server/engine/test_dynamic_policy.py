@@ -8,12 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, Failed
 from longreach.policies import policy_of
 from longreach_kernels import Causal, Window
 from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Speedup
 from longreach_kernels.tile_counts import tile_count
 from longreach_patches import policy_step
+
+from tests.kernels.accuracy import paged
 
 from .conftest import save_model
 from .driving import drain
@@ -116,6 +119,21 @@ def test_targets_and_estimators_reach_the_kernels(
     }[policy]
     assert [options["prompt_lens"].tolist() for options in planned] == [[LENGTH]]
     assert uses["a"].tiles <= uses["a"].dense_tiles
+
+
+def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k_pages, _, batch = paged([600], [4000], 16, 4, 2, 16)
+    made: list[Any] = []
+    plan: Callable[..., Any] = policy_step.plan_tiles
+    monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
+    choice = policy_step.TileChoice(Recall(0.5), Antidiagonal(), batch.context_lens * 2, frozenset({0, 1, 2}))
+    group = policy_step.StepGroup(0, len(q), batch, choice=choice)
+    options = {"scale": None, "k_scale": None, "backend": "cpu"}
+    first, second = (policy_step._choose(x, k_pages, group, choice, options) for x in (q, q.flip(0)))
+    assert len(made) == 1
+    assert not torch.equal(first.tiles, second.tiles)
+    policy_step._choose(q[:, :, :8], k_pages[..., :8], group, choice, options)  # a layer of another shape
+    assert len(made) == 2
 
 
 def test_chunks_of_the_prompt_are_whole_tiles_and_the_answer_is_dense(model_dir: Path) -> None:
