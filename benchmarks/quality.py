@@ -1,7 +1,8 @@
 """Recall against speed for every attention policy and budget, of the embedded model, through the server.
 
     python benchmarks/quality.py --lengths 16384,32768 --out result.json
-    python benchmarks/quality.py --join part.json other.json --out result.json   # settings shared by processes
+    python benchmarks/quality.py --share 0/3 --out part0.json   # every third setting; 1/3 and 2/3 at the same time
+    python benchmarks/quality.py --join part0.json part1.json part2.json --out result.json
 
 A setting is a policy with its parameters. Each one answers the same prompts, of all tasks of `longreach bench recall`,
 several at a time; then other prompts one at a time, for the time to the first token. No prompt comes twice under a
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import signal
@@ -34,6 +36,7 @@ from quality_report import table
 
 TIMED_TASK = "many"  # whose prompts are timed; what is asked for does not matter
 _OTHER_SEED = 1_000_003
+SHARED_MEMORY = "4GiB"  # for keys and values of a server beside others; eight prompts of 32,768 tokens need a third
 
 
 def setting(policy: str, **parameters: object) -> str:
@@ -66,6 +69,23 @@ def label(policy: Policy) -> str:
         if name != "policy":
             parts.append(f"{name} {value}")
     return " ".join(parts)
+
+
+def weights() -> str:
+    """What tells the embedded model's weights from others."""
+    return hashlib.sha256((EMBEDDED_MODEL / "model.safetensors").read_bytes()).hexdigest()[:12]
+
+
+def share(text: str) -> tuple[int, int]:
+    """The two numbers of --share.
+
+    Raises:
+        ValueError: it is not `I/N` with I from 0 to N - 1.
+    """
+    first, _, of = text.partition("/")
+    if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
+        raise ValueError(f"--share must be I/N with I from 0 to N - 1; got {text!r}")
+    return int(first), int(of)
 
 
 def measured(url: str, policy: Policy, asked: list[Prompt], timed: list[Prompt], at_once: int) -> dict[str, Any]:
@@ -103,60 +123,76 @@ def beside(right: Sequence[bool], dense: Sequence[bool]) -> dict[str, Any]:
 
 
 def run(
-    url: str, texts: Sequence[str], plan: Plan, repeats: int, at_once: int, deadline: float, save: Any
+    url: str, texts: Sequence[str], part: slice, plan: Plan, repeats: int, at_once: int, deadline: float, save: Any
 ) -> dict[str, Any]:
-    """Measure settings at each length of the plan, dense first; `save` is given the result after each one.
+    """Measure `part` of the settings, of which dense attention is the first, at each length of the plan; `save` is
+    given the result after each one.
 
-    Settings that would begin after the deadline are not run, and are named under ``late``.
+    Settings that would begin after the deadline are not run, and are named under ``late``. Where dense attention is not
+    in the part, rows are without what `beside` says of them.
 
     Raises:
         ValueError: the server has no such policy, or refused a prompt.
     """
-    policies = chosen(url, texts)
+    policies = chosen(url, texts)[part]
     sampler = sampler_of(Codec.load(EMBEDDED_MODEL), plan)
     rows: list[dict[str, Any]] = []
     late: list[str] = []
-    result = {"environment": environment(), "plan": asdict(plan), "curves": rows, "late": late}
+    result = {"environment": environment(), "weights": weights(), "plan": asdict(plan), "curves": rows, "late": late}
     for length in plan.lengths:
         asked = [prompt for task in plan.tasks for prompt in prompts(sampler, plan, task, length)]
         other = replace(plan, tasks=(TIMED_TASK,), count=repeats, seed=plan.seed + _OTHER_SEED)
         timed = list(prompts(sampler, other, TIMED_TASK, length))
         dense = None
         for policy in policies:
-            if dense is not None and time.monotonic() > deadline:
+            if policy is not policies[0] and time.monotonic() > deadline:
                 late.append(f"{label(policy)} at {length:,} tokens")
                 continue
             row = measured(url, policy, asked, timed, at_once)
-            if dense is None:
+            if row["setting"] == "dense":
                 dense = row["right"]
-            rows.append(row | beside(row["right"], dense))
+            rows.append(row if dense is None else row | beside(row["right"], dense))
             print(line(rows[-1]), file=sys.stderr, flush=True)
             save(result)
     return result
 
 
 def joined(results: Sequence[dict[str, Any]], settings: Sequence[str] = SETTINGS) -> dict[str, Any]:
-    """One result of several that shared the settings of one plan, each with its own dense attention: the first one's is
-    kept, and which of `settings` none of them ran is named under ``late``.
+    """One result of several that shared the settings of one plan, from one day or several: the first one's dense
+    attention is kept and compared with, the last day is told, and which of `settings` none of them ran is named under
+    ``late``.
 
     Raises:
-        ValueError: the results are of different plans or places, or their dense answers differ.
+        ValueError: the results are of different plans, weights or places, or their dense answers differ, or there are
+            none.
     """
     first = results[0]
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for result in results:
-        if any(result[part] != first[part] for part in ("plan", "environment")):
-            raise ValueError("--join: the results differ in plan or environment: join those of one run")
+        if any(result[part] != first[part] for part in ("plan", "weights")) or _place(result) != _place(first):
+            raise ValueError(
+                "--join: the results differ in plan, weights or environment: join those of one kind of run"
+            )
         for row in result["curves"]:
             kept = rows.setdefault((row["tokens"], row["setting"]), row)
             if row["setting"] == "dense" and row["right"] != kept["right"]:
-                raise ValueError("--join: dense answers differ: the results are not of the same weights")
+                raise ValueError("--join: dense answers differ: the results are not of the same prompts")
+    lengths = first["plan"]["lengths"]
+    if missing := [n for n in lengths if (n, "dense") not in rows]:
+        raise ValueError(f"--join: no result has dense attention at {missing[0]:,} tokens: add the one of --share 0/N")
     parsed = [{"policy": text} if text == "dense" else json.loads(text) for text in settings]
-    order = [(n, label(Policy(p["policy"], p))) for n in first["plan"]["lengths"] for p in parsed]
+    order = [(n, label(Policy(p["policy"], p))) for n in lengths for p in parsed]
     late = [f"{name} at {n:,} tokens" for n, name in order if (n, name) not in rows]
     places = {cell: place for place, cell in enumerate(order)}
-    curves = sorted(rows.values(), key=lambda row: places.get((row["tokens"], row["setting"]), len(places)))
-    return first | {"curves": curves, "late": late}
+    ordered = sorted(rows.values(), key=lambda row: places.get((row["tokens"], row["setting"]), len(places)))
+    curves = [row | beside(row["right"], rows[row["tokens"], "dense"]["right"]) for row in ordered]
+    day = {"date": max(result["environment"]["date"] for result in results)}
+    return first | {"environment": first["environment"] | day, "curves": curves, "late": late}
+
+
+def _place(result: dict[str, Any]) -> dict[str, Any]:
+    """The environment without its date."""
+    return {name: value for name, value in result["environment"].items() if name != "date"}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -175,6 +211,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="16384,32768", help="tokens of the prompts")
     parser.add_argument("--attention", action="append", help="a setting, as of `longreach bench load`; may be repeated")
     parser.add_argument("--tasks", help="tasks of `longreach bench recall`, with commas; all by default")
+    parser.add_argument("--share", default="0/1", metavar="I/N", help="of the settings, every Nth from the Ith on")
     parser.add_argument("--count", type=int, default=2, help="prompts of each task and length")
     parser.add_argument("--repeats", type=int, default=3, help="prompts that are timed for each setting")
     parser.add_argument("--at-once", type=int, default=8, help="prompts in flight where nothing is timed")
@@ -197,14 +234,17 @@ def main() -> None:
         plan = Plan(tasks=some_tasks(arguments.tasks), lengths=lengths, count=arguments.count)
         if arguments.repeats < 1 or arguments.at_once < 1:
             raise ValueError("--repeats and --at-once must be 1 or more")
+        first, of = share(arguments.share)
         deadline = time.monotonic() + arguments.seconds
-        with contextlib.nullcontext(arguments.url) if arguments.url else serving(None, "--page-bounds") as url:
-            settings = arguments.attention or SETTINGS
-            result = run(url, settings, plan, arguments.repeats, arguments.at_once, deadline, save)
+        flags = ["--page-bounds", *(["--kv-cache-memory", SHARED_MEMORY] if of > 1 else [])]
+        with contextlib.nullcontext(arguments.url) if arguments.url else serving(None, *flags) as url:
+            settings, part = arguments.attention or SETTINGS, slice(first, None, of)
+            result = run(url, settings, part, plan, arguments.repeats, arguments.at_once, deadline, save)
     except ValueError as error:
         parser.error(str(error))
     save(result)
-    print(table(result))
+    if of == 1:
+        print(table(result))
 
 
 if __name__ == "__main__":

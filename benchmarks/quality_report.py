@@ -82,7 +82,7 @@ def _about(result: dict[str, Any]) -> str:
     plan, where = result["plan"], result["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
     late = result["late"]
-    missed = ", ".join(late) if len(late) <= NAMED else f"{len(late)} settings, from {late[0]} on"
+    missed = ", ".join(late) if len(late) <= NAMED else f"{len(late)} settings, among them {late[0]}"
     said = [
         f"{plan['count']} prompts of each of {len(plan['tasks'])} tasks; the embedded model",
         *([f"not run for lack of time: {missed}"] if late else []),

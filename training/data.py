@@ -3,6 +3,7 @@
 A batch is a function of the seed and its step alone, so a run that is resumed sees what an uninterrupted one would.
 """
 
+import gc
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -141,6 +142,7 @@ class Batches(Dataset[Batch]):
             else:
                 filler = Filler.load(self.corpus, codec, TRAINING_MIX)
             self._samplers[unseen] = Sampler(codec, filler, load_lexicon(self.corpus))
+            gc.freeze()  # or each collection goes through all of the above again: a sixth of the time
         return self._samplers[unseen]
 
     def __getitem__(self, job: Job) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride] - jobs are its indices

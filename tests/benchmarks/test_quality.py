@@ -120,7 +120,7 @@ def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
     late = result | {"late": ["strided at 1,024 tokens"]}
     assert "not run for lack of time: strided at 1,024 tokens;" in quality_report.table(late)
     late = result | {"late": [f"strided {i} at 1,024 tokens" for i in range(7)]}
-    assert "not run for lack of time: 7 settings, from strided 0 at 1,024 tokens on;" in quality_report.table(late)
+    assert "not run for lack of time: 7 settings, among them strided 0 at 1,024 tokens;" in quality_report.table(late)
     assert "not run" not in quality_report.table(result)
 
 
@@ -149,6 +149,7 @@ def test_the_picture_is_drawn(result: dict[str, Any], tmp_path: Path) -> None:
         (["--lengths", "100"], "512 tokens or more"),
         (["--tasks", "poetry"], "poetry is unknown"),
         (["--repeats", "0"], "must be 1 or more"),
+        *((["--share", text], "--share must be I/N") for text in ("3/3", "1", "a/b")),
         (["--url", "http://127.0.0.1:9"], "no OpenAI-compatible server answers"),
     ],
 )
@@ -180,15 +181,69 @@ def test_of_budgets_alone_no_times_are_told() -> None:
     assert not quality_report.is_of_budgets(told | {"curves": [*rows, made("window size 64", 9, 1.0)]})
 
 
+def part_of(result: dict[str, Any], *rows: dict[str, Any], day: str = "2026-01-01") -> dict[str, Any]:
+    """As a process reports that ran these rows alone, without dense attention to compare them with."""
+    told = [{name: value for name, value in row.items() if name not in ("lost", "gained", "p")} for row in rows]
+    return result | {"curves": told, "environment": result["environment"] | {"date": day}}
+
+
 def test_settings_that_processes_shared_are_joined(quality: ModuleType, result: dict[str, Any]) -> None:
     dense, window, dynamic = result["curves"]
-    one, other = result | {"curves": [dense, dynamic]}, result | {"curves": [dense | {"ttft_s": 9.0}, window]}
-    found = quality.joined([one, other])
-    assert found["curves"] == [dense, dynamic, window]  # in the order of the settings; this window is none of them
+    one, other = part_of(result, dense, dynamic), part_of(result, window, day="2026-01-02")
+    for parts in ([one, other], [other, one]):
+        found = quality.joined(parts)
+        assert found["curves"][0] == dense | {"lost": 0, "gained": 0, "p": 1.0}
+        assert found["curves"][1:] == [dynamic, window]  # in the order of the settings; this window is none of them
+        assert found["environment"]["date"] == "2026-01-02"
     assert "window size 1024 at 1,024 tokens" in found["late"]
     assert "dynamic recall 0.95 at 1,024 tokens" not in found["late"]
     assert quality.joined([one, other], ["dense", '{"policy": "dynamic", "recall": 0.95}'])["late"] == []
-    with pytest.raises(ValueError, match="plan"):
-        quality.joined([one, other | {"plan": {}}])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"plan": {}}, "differ in plan"),
+        ({"weights": "0"}, "differ in plan, weights"),
+        ({"environment": {"date": "2026-01-01"}}, "weights or environment"),
+    ],
+)
+def test_results_that_do_not_belong_together_are_not_joined(
+    quality: ModuleType, result: dict[str, Any], changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        quality.joined([result, result | changed])
+
+
+def test_results_are_joined_around_one_dense_attention(quality: ModuleType, result: dict[str, Any]) -> None:
+    dense, window, _ = result["curves"]
     with pytest.raises(ValueError, match="dense answers differ"):
-        quality.joined([one, other | {"curves": [dense | {"right": []}]}])
+        quality.joined([result, part_of(result, dense | {"right": []})])
+    with pytest.raises(ValueError, match="no result has dense attention at 1,024 tokens"):
+        quality.joined([part_of(result, window)])
+
+
+def test_a_share_of_the_settings_is_measured(quality: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measured(url: str, policy: Any, *_: object) -> dict[str, Any]:
+        asked.append(quality.label(policy))
+        return made(asked[-1], 12, 1.0) | {"keys_read": None}
+
+    texts = ["dense", *(f'{{"policy": "window", "size": {size}}}' for size in (64, 128, 256))]
+    monkeypatch.setattr(quality, "measured", measured)
+    monkeypatch.setattr(
+        quality, "chosen", lambda _, texts: [quality.Policy(policy_of(t)["policy"], policy_of(t)) for t in texts]
+    )
+    plan = quality.Plan(tasks=("single",), lengths=(512,), count=1)
+    for number, wanted in ((0, ["dense", "window size 128"]), (1, ["window size 64", "window size 256"])):
+        asked.clear()
+        first, of = quality.share(f"{number}/2")
+        found = quality.run("", texts, slice(first, None, of), plan, 1, 1, float("inf"), lambda _: None)
+        assert asked == wanted == [row["setting"] for row in found["curves"]]
+    late = quality.run("", texts, slice(1, None, 2), plan, 1, 1, 0.0, lambda _: None)["late"]
+    assert late == ["window size 256 at 512 tokens"]
+
+
+def policy_of(text: str) -> dict[str, Any]:
+    return {"policy": text} if text == "dense" else json.loads(text)
