@@ -31,8 +31,9 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 class MasterMuon:
     """Takes a float32 model, keeps its weights as masters, and turns the model's own into `dtype`.
 
-    `step` reads the model's gradients, updates the masters, and rounds them into the model. Embeddings, which are
-    looked up and not multiplied with, and vectors are AdamW's.
+    `update` reads the model's gradients, updates the masters at the learning rate that `rate` holds, and rounds them
+    into the model; it can be captured as a CUDA graph. Embeddings, which are looked up and not multiplied with, and
+    vectors are AdamW's.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -53,24 +54,25 @@ class MasterMuon:
                 adams[master.ndim > 1].append(master)
         self.momentum = {shape: self.masters[at[0]].new_zeros(len(at), *shape) for shape, at in self.matrices.items()}
         groups = [{"params": p, "weight_decay": decay} for p, decay in zip(adams, (0.0, WEIGHT_DECAY), strict=True)]
-        self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=self.masters[0].is_cuda)
+        on_gpu = self.masters[0].is_cuda
+        self.rate = torch.zeros((), device=self.masters[0].device)
+        self.adam = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.95), fused=on_gpu, capturable=on_gpu)
 
     @torch.no_grad()
-    def step(self, rate: float) -> torch.Tensor:
-        """One update at learning rate `rate`; returns the norm of the gradient before it was clipped to `CLIP`."""
+    def update(self) -> torch.Tensor:
+        """One update; returns the norm of the gradient before it was clipped to `CLIP`."""
         gradients = [m.grad for m in self.masters if m.grad is not None]
         torch._foreach_copy_(gradients, [w.grad for w in self.weights if w.grad is not None])
         norm = nn.utils.clip_grad_norm_(self.masters, CLIP)
-        for group in self.adam.param_groups:
-            group["lr"] = rate
         self.adam.step()
         for shape, at in self.matrices.items():
             momentum, gradient = self.momentum[shape], torch.stack([gradients[i] for i in at])
             momentum.lerp_(gradient, 1 - MOMENTUM)
             updates = orthogonal(gradient.lerp_(momentum, MOMENTUM))  # Nesterov's
             masters = [self.masters[i] for i in at]
-            torch._foreach_mul_(masters, 1 - rate * WEIGHT_DECAY)
-            torch._foreach_add_(masters, list(updates), alpha=-rate * MATRIX_RATE * max(1, shape[0] / shape[1]) ** 0.5)
+            updates.mul_(self.rate * (MATRIX_RATE * max(1, shape[0] / shape[1]) ** 0.5))
+            torch._foreach_mul_(masters, 1 - self.rate * WEIGHT_DECAY)
+            torch._foreach_sub_(masters, list(updates))
         self.round()
         for weight in self.weights:
             weight.grad = None

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from training.data import Job
 
-WARM_UP = 150  # steps, at the start of every stage
-GATE_AFTER = 500  # steps of a stage before its gate is looked at
+WARM_UP = 300  # steps, at the start of every stage
+GATE_AFTER = 1000  # steps of a stage before its gate is looked at
 FLOOR = 0.01  # of the rate, at the very end
 
 
@@ -32,9 +32,9 @@ class Stage:
 
 
 STAGES = (
-    Stage({512: 1.0}, 1.2e-3, 0.08, 0.9, 0.4),
-    Stage({512: 0.5, 4096: 0.5}, 1.2e-3, 0.42, 0.99, 0.3),
-    Stage({512: 0.3, 4096: 0.44, 16384: 0.1, 32768: 0.16}, 1.2e-3, 1.0, 2.0, 0.22),
+    Stage({512: 1.0}, 8.5e-4, 0.08, 0.9, 0.4),
+    Stage({512: 0.5, 4096: 0.5}, 8.5e-4, 0.42, 0.99, 0.3),
+    Stage({512: 0.3, 4096: 0.44, 16384: 0.1, 32768: 0.16}, 8.5e-4, 1.0, 2.0, 0.22),
 )
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 4096
 BOS_ID, EOS_ID, USER_ID, ASSISTANT_ID, PAD_ID = range(len(SPECIAL_TOKENS))
 
-SPLIT = r"\p{L}+|\p{N}|\r?\n|[^\s\p{L}\p{N}]+|[^\S\r\n]+|\s"
+SPLIT = r"\p{L}+|\p{N}|\r?\n|[^\s\p{L}\p{N}]|[^\S\r\n]+|\s"
 
 # The system message has no token of its own: it opens the first user turn.
 CHAT_TEMPLATE = """\

@@ -1,8 +1,8 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 21500
-    python -m training.train .scratch/corpus OUT --steps 21500 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 21500 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT --steps 42000
+    python -m training.train .scratch/corpus OUT --steps 42000 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 42000 --resume OUT/state                 # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
 exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
@@ -34,7 +34,7 @@ from training.trainer import Trainer
 
 Write = Callable[..., None]
 
-LOG_EVERY = 25
+LOG_EVERY = 50
 SCORES = 12  # looks at the fixed prompts in the whole training
 NEEDLES = ("single", "many", "multikey", "uuid")
 COMPOUND = ("multivalue", "multiquery", "chain", "count", "first", "last", "copy", "frequent")
@@ -156,17 +156,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
     parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
-    parser.add_argument("--steps", type=int, default=21500)
+    parser.add_argument("--steps", type=int, default=42000)
     parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=131072, help="tokens a step")
+    parser.add_argument("--tokens", type=int, default=65536, help="tokens a step")
     parser.add_argument("--workers", type=int, default=15, help="processes that make batches")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of layers")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--mlp", type=int, default=640, help="width of the feed-forward layers")
     parser.add_argument("--longest", type=int, default=32768, help="leave out the stages with longer prompts than this")
     parser.add_argument("--no-compile", action="store_true", help="run the layers eagerly")
+    parser.add_argument("--no-graphs", action="store_true", help="on a GPU, launch a step's kernels one by one")
     options = parser.parse_args()
     started = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # every core makes batches already
@@ -177,7 +178,8 @@ def main() -> None:
     stages = tuple(stage for stage in STAGES if max(stage.mix) <= options.longest)
     schedule = Schedule(options.steps, options.seed, stages)
     net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=options.mlp)
-    trainer = Trainer(net, device, compiled=not options.no_compile)
+    graphed = device.type == "cuda" and not options.no_graphs
+    trainer = Trainer(net, device, compiled=not options.no_compile, graphed=graphed)
     if options.resume:
         state.load(options.resume, trainer.optimizer, schedule)
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from transformers import SmolLM3ForCausalLM
 
 from training.data import Batch
+from training.graphs import GraphedSteps, Results
 from training.optimizer import MasterMuon
 
 TEXT_WEIGHT = 0.2  # reading text well helps with reading facts; answers matter more
@@ -21,10 +22,17 @@ class Trainer:
         attention: "longreach" patches the model, so that our kernels run forward and backward; the others are
             transformers' own.
         compiled: whether torch.compile has the layers.
+        graphed: whether steps are replayed as CUDA graphs; all work of the process then goes to a stream of its own.
     """
 
     def __init__(
-        self, net: SmolLM3ForCausalLM, device: torch.device, *, attention: str = "longreach", compiled: bool = True
+        self,
+        net: SmolLM3ForCausalLM,
+        device: torch.device,
+        *,
+        attention: str = "longreach",
+        compiled: bool = True,
+        graphed: bool = False,
     ) -> None:
         self.net, self.device = net, device
         # The patched layers hold their masks. Given none, transformers looks for packed sequences in the position ids,
@@ -42,13 +50,14 @@ class Trainer:
             for layer in net.model.layers:
                 nn.Module.compile(layer, dynamic=False)
         net.train()
+        self.graphs = GraphedSteps(self.update, device) if graphed else None
 
     def outputs(self, batch: Batch) -> torch.Tensor:
         """Final hidden states (B * L, C) of a batch."""
         hidden = self.net.model(input_ids=batch.ids, attention_mask=self.masks, use_cache=False).last_hidden_state
         return hidden.reshape(-1, hidden.shape[-1])
 
-    def backward(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def backward(self, batch: Batch) -> Results:
         """Loss and gradients of a batch on the device; returns device scalars: the losses, and the shares of questions
         answered exactly and of first answer tokens that are right.
         """
@@ -63,14 +72,21 @@ class Trainer:
         return {
             "answer": answer_loss.detach(),
             "text": text_loss.detach(),
-            "exact": exact(right, batch).mean(),
+            "exact": 1 - failed(right, batch).sum() / (batch.question.max() + 1),
             "lead": (right & batch.lead).sum() / batch.lead.sum(),  # no indexing by a mask: it would wait for the GPU
         }
 
-    def step(self, batch: Batch, rate: float) -> dict[str, torch.Tensor]:
-        """One update; returns what `backward` does, and the norm of the gradient."""
-        results = self.backward(batch.to(self.device))
-        return {**results, "norm": self.optimizer.step(rate)}
+    def update(self, batch: Batch) -> Results:
+        """One update, at the optimizer's rate, by a batch on the device; returns what `backward` does, and the norm of
+        the gradient.
+        """
+        results = self.backward(batch)
+        return {**results, "norm": self.optimizer.update()}
+
+    def step(self, batch: Batch, rate: float) -> Results:
+        """One update at learning rate `rate`; returns what `update` does, which holds until the next one."""
+        self.optimizer.rate.fill_(rate)
+        return self.graphs.step(batch) if self.graphs else self.update(batch.to(self.device))
 
     def answered(self, batch: Batch) -> torch.Tensor:
         """For each question whether greedy decoding gives its answer, (questions,) bool.
@@ -79,12 +95,12 @@ class Trainer:
         """
         batch = batch.to(self.device)
         logits = self.net.lm_head(self.outputs(batch)[batch.at])
-        return exact(logits.argmax(-1) == batch.token, batch) > 0
+        return ~failed(logits.argmax(-1) == batch.token, batch)
 
 
-def exact(right: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """For each question 1.0 if every answer token is `right`, that is if greedy decoding gives the answer;
-    (questions,).
+def failed(right: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """For each question whether an answer token is not `right`, so that greedy decoding does not give the answer;
+    (questions,) bool.
     """
-    wrong = torch.zeros(batch.questions, device=right.device).index_add_(0, batch.question, (~right).float())
-    return (wrong == 0).float()
+    wrong = ~right & (batch.weight > 0)
+    return torch.zeros(batch.questions, device=right.device).index_add_(0, batch.question, wrong.float()) > 0

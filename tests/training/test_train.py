@@ -84,7 +84,8 @@ def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
     optimizer = MasterMuon(table, torch.bfloat16)
     for _ in range(100):
         table.weight.grad = torch.ones_like(table.weight)
-        optimizer.step(1e-5)
+        optimizer.rate.fill_(1e-5)
+        optimizer.update()
     assert table.weight.dtype == torch.bfloat16
     moved = (start - optimizer.masters[0]).detach()
     torch.testing.assert_close(moved, torch.full((4, 4), 1e-3), rtol=0.05, atol=0)
@@ -108,7 +109,8 @@ def test_matrices_move_by_their_rate_and_in_every_direction() -> None:
     start = layer.weight.detach().clone()
     optimizer = MasterMuon(layer, torch.float32)
     layer.weight.grad = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
-    optimizer.step(1e-3)
+    optimizer.rate.fill_(1e-3)
+    optimizer.update()
     moved = torch.linalg.svdvals((start * (1 - 1e-3 * WEIGHT_DECAY) - optimizer.masters[0]).detach())
     wanted = 1e-3 * MATRIX_RATE * 2**0.5
     assert (moved > 0.6 * wanted).all()

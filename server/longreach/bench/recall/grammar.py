@@ -8,7 +8,8 @@ looks like a value beside them.
 import random
 import re
 from bisect import bisect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +17,12 @@ from .tables import load
 from .vocabulary import Lexicon
 
 _NAME = re.compile(r"\$(\w+)")
+
+
+@cache
+def _parts(text: str) -> tuple[str, ...]:
+    """What stands between names, and the names: every second one is one."""
+    return tuple(_NAME.split(text))
 
 
 class Grammar:
@@ -51,25 +58,62 @@ class Grammar:
         `anew`.
         """
 
-        def replace(match: re.Match[str]) -> str:
-            name = match[1]
-            if chosen and name in chosen:
-                return chosen[name]
-            if name == "word":
-                return lexicon.word(rng)
-            if name == "words":
-                return " ".join(lexicon.word(rng) for _ in range(rng.randint(1, 5)))
-            weights = self.weights[name]  # what rng.choices does, in a third of the time
-            alternative = self.texts[name][bisect(weights, rng.random() * weights[-1], 0, len(weights) - 1)]
-            result = self.expand(rng, alternative, lexicon, chosen, anew) if "$" in alternative else alternative
-            if chosen is not None and name not in anew:
-                chosen[name] = result
-            return result
+        parts = _parts(text)
+        if len(parts) == 1:
+            return text
+        result = list(parts)
+        for i in range(1, len(parts), 2):
+            result[i] = self._one(rng, parts[i], lexicon, chosen, anew)
+        return "".join(result)
 
-        return _NAME.sub(replace, text)
+    def _one(
+        self, rng: random.Random, name: str, lexicon: Lexicon, chosen: dict[str, str] | None, anew: Collection[str]
+    ) -> str:
+        if chosen and name in chosen:
+            return chosen[name]
+        if name == "word":
+            return lexicon.word(rng)
+        if name == "words":
+            return " ".join([lexicon.word(rng) for _ in range(rng.randint(1, 5))])
+        weights = self.weights[name]  # what rng.choices does, in a third of the time
+        alternative = self.texts[name][bisect(weights, rng.random() * weights[-1], 0, len(weights) - 1)]
+        result = self.expand(rng, alternative, lexicon, chosen, anew)
+        if chosen is not None and name not in anew:
+            chosen[name] = result
+        return result
 
 
 _GRAMMAR = Grammar(load("grammar") | load("compound_grammar"))
+
+
+def _bare(template: str) -> str:
+    """What tells a template from others: no capitals, no mark at the end, one name for all that is assigned."""
+    return re.sub(r"{[vo]}", "{x}", template.lower()).rstrip("?.! ")
+
+
+def _held_out() -> frozenset[str]:
+    """What training must not say: the held-out templates of all tables."""
+    phrasings, compound = load("phrasings"), load("compound")
+    tables = [phrasings, *compound.values()]
+    return frozenset(_bare(t) for table in tables for name in table if name.startswith("held_out") for t in table[name])
+
+
+_HELD_OUT = _held_out()
+
+
+def _new(draw: Callable[[], str]) -> str:
+    """A phrase that holds none of the held-out templates."""
+    while True:
+        text = draw()
+        if not _says_held_out(_bare(text)):
+            return text
+
+
+def _says_held_out(bare: str) -> bool:
+    for template in _HELD_OUT:  # noqa: SIM110 - `any` takes twice as long
+        if template in bare:
+            return True
+    return False
 
 
 def sentence(text: str) -> str:
@@ -108,18 +152,22 @@ def interrupted(rng: random.Random, template: str, lexicon: Lexicon, share: floa
 
 def statement(rng: random.Random, lexicon: Lexicon, *, keyed: bool = True) -> str:
     """A statement of a relation; without `keyed` it names no key."""
-    text = _GRAMMAR.expand(rng, "$statement" if keyed else "$keyless_statement", lexicon)
-    return rough(rng, sentence(text), lexicon, 0.2)
+    rule = "$statement" if keyed else "$keyless_statement"
+    return _new(lambda: rough(rng, sentence(_GRAMMAR.expand(rng, rule, lexicon)), lexicon, 0.2))
 
 
 def question(rng: random.Random, lexicon: Lexicon, *, keyed: bool = True) -> str:
     """A question, request or keyword query for a relation, at times without its mark or its capital."""
-    text = sentence(_GRAMMAR.expand(rng, "$question" if keyed else "$keyless_question", lexicon))
-    if rng.random() < 0.1:
-        text = text.rstrip("?.! ")
-    if rng.random() < 0.1 and not text.startswith("{"):
-        text = text[:1].lower() + text[1:]
-    return rough(rng, text, lexicon, 0.2)
+
+    def draw() -> str:
+        text = sentence(_GRAMMAR.expand(rng, "$question" if keyed else "$keyless_question", lexicon))
+        if rng.random() < 0.1:
+            text = text.rstrip("?.! ")
+        if rng.random() < 0.1 and not text.startswith("{"):
+            text = text[:1].lower() + text[1:]
+        return rough(rng, text, lexicon, 0.2)
+
+    return _new(draw)
 
 
 def stem(rng: random.Random, lexicon: Lexicon, *, keyed: bool = True) -> str:
@@ -129,19 +177,19 @@ def stem(rng: random.Random, lexicon: Lexicon, *, keyed: bool = True) -> str:
 
 def record(rng: random.Random, lexicon: Lexicon) -> str:
     """A line of a file that pairs a key with a value."""
-    return _GRAMMAR.expand(rng, "$record", lexicon)
+    return _new(lambda: _GRAMMAR.expand(rng, "$record", lexicon))
 
 
 def record_question(rng: random.Random, lexicon: Lexicon) -> str:
     """A question for the value of a record."""
-    return rough(rng, sentence(_GRAMMAR.expand(rng, "$record_question", lexicon)), lexicon, 0.15)
+    return _new(lambda: rough(rng, sentence(_GRAMMAR.expand(rng, "$record_question", lexicon)), lexicon, 0.15))
 
 
 def compound_statement(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
     """A piece of an item of several statements, by a rule of `tables/compound_grammar.toml`; its fields stay as they
     are.
     """
-    text = rough(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.15)
+    text = _new(lambda: rough(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.15))
     return text[:1].upper() + text[1:] if rng.random() < 0.8 else text
 
 
@@ -152,7 +200,7 @@ def reference(rng: random.Random, lexicon: Lexicon) -> str:
 
 def compound_question(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
     """A question about an item of several statements, at times without its mark or its capital."""
-    text = interrupted(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.2)
+    text = _new(lambda: interrupted(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.2))
     if rng.random() < 0.1:
         text = text.rstrip("?.! ")
     return text[:1].upper() + text[1:] if rng.random() < 0.9 else text
