@@ -215,6 +215,31 @@ def test_held_out_phrasings_never_occur_in_training() -> None:
         assert any(p.fullmatch(sample.questions[0].text) for p in patterns), task
 
 
+def test_a_phrase_that_holds_a_held_out_one_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands before it, with other capitals, fields and marks."""
+    rules = {
+        "statement": ["well, a note in the margin says that the {r} for {k} is {v}!", "{k}, whose {r} is {v}"],
+        "question": ["Now name the {r} that was given for {k}", "{k}: {r}"],
+        "record": ["name={k} | result={v}", "{k} {v}"],
+        "record_question": ["what stands next to {k}", "{k}"],
+        "last_question": ["name the final {r} for {k}?", "the last {r} for {k}"],
+        "chain_value": ["assign {v} to {k}", "{v} into {k}"],
+    }
+    monkeypatch.setattr(grammar, "_GRAMMAR", grammar.Grammar(rules))
+    rng, lexicon = random.Random(1), v.Lexicon()
+    draws = {
+        "statement": lambda: grammar.statement(rng, lexicon),
+        "question": lambda: grammar.question(rng, lexicon),
+        "record": lambda: grammar.record(rng, lexicon),
+        "record_question": lambda: grammar.record_question(rng, lexicon),
+        "last_question": lambda: grammar.compound_question(rng, "last_question", lexicon),
+        "chain_value": lambda: grammar.compound_statement(rng, "chain_value", lexicon),
+    }
+    for name, draw_one in draws.items():
+        held_out = rules[name][0].removeprefix("well, ").removeprefix("Now ").rstrip("?!").lower()
+        assert not [text for text in (draw_one() for _ in range(40)) if held_out in text.lower()], name
+
+
 def test_most_phrasings_of_several_statements_are_new_and_no_field_is_left() -> None:
     tables = load("compound")
     names = {"multivalue": ("repeated", "all"), "first": ("repeated", "first"), "last": ("repeated", "last")}
