@@ -17,7 +17,7 @@ from longreach_kernels.dynamic.listing import count_kernel, entries_kernel, reca
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
-from longreach_kernels.dynamic.pooled import moments_kernel, pooled_config, pooled_kernel
+from longreach_kernels.dynamic.pooled import moments_kernel, pooled_config, pooled_kernel, pooled_options
 from longreach_kernels.portable.arguments import padded
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -25,9 +25,8 @@ from triton.compiler import ASTSource
 from .sass import facts
 
 _TYPES = dict.fromkeys(("CuQ", "ContextLens", "Table", "Mass"), "*i32")
-_TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | dict.fromkeys(
-    ("Q", "K", "Means", "Variances"), "*bf16"
-)
+_TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | {"Parts": "*fp16"}
+_TYPES |= dict.fromkeys(("Q", "K", "Means", "Variances"), "*bf16")
 _TYPES |= {"scale": "fp32", "scale_log2": "fp32", "softcap_log2": "fp32", "k_strides": ("i32", "i32", "i32")}
 _ALIGNED = (
     "Q",
@@ -36,6 +35,7 @@ _ALIGNED = (
     "Variances",
     "Sums",
     "Maxima",
+    "Parts",
     "Mass",
     "Bounds",
     "Logits",
@@ -76,11 +76,19 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             constants = shape | fold | _OPTIONS | options
             found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
         found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
-    for name, block, second in (("pooled", shape["TILE_K"], False), ("second order", 32, True)):
+    everything = {"WINDOWED": False}
+    for name, block, second, options in (
+        ("pooled", shape["TILE_K"], False, {}),
+        ("second order 32", 32, True, everything),
+        ("second order 64", 64, True, everything),
+        ("second order fp8 softcap", 64, True, {"KV_SCALES": True, "SOFTCAP": True}),
+    ):
         config = pooled_config(head_dim, torch.bfloat16, 90, 128, second)
         pooled = shape | _OPTIONS | {"BLOCK_N": config.block_n, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
-        found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, {}, num_warps=4)
-        found[name] = compile_kernel(pooled_kernel, pooled, {"Mass": "*fp32"}, **config.options())
+        keys = {"K": "*fp8e4nv"} if "fp8" in name else {}
+        found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, keys, num_warps=4)
+        launched = pooled_options(config, head_dim, torch.bfloat16, 90)
+        found[name] = compile_kernel(pooled_kernel, pooled | options, {"Mass": "*fp32"}, **launched)
     for tiles in (256, 8192):
         rows = {"BLOCK": tiles, "BITS": 31}
         types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | {"Share": "*fp64", "Row": "*i64"}

@@ -16,10 +16,11 @@ _SPILL = re.compile(r"\b(?:LDL|STL)\b")
 
 
 def facts(kernel: Any) -> dict[str, Any]:
-    """Of a compiled kernel: bytes of stack and shared memory, counts of instructions, and `loops`, each innermost loop
-    that has matrix instructions, as `loop_facts` describes it."""
+    """Of a compiled kernel: registers, bytes of stack and shared memory, counts of instructions, and `loops`, each
+    innermost loop that has matrix instructions, as `loop_facts` describes it."""
     sass, usage = disassemble(kernel.asm["cubin"])
     return {
+        "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "stack_bytes": int(re.findall(r"STACK:(\d+)", usage)[0]),
         "shared_bytes": kernel.metadata.shared,
         "wgmma": len(re.findall(r"\b[HQ]GMMA\b", sass)),

@@ -121,6 +121,11 @@ def test_the_excess_of_a_block_is_its_second_cumulant() -> None:
     assert abs(exact - mean - variance / 2) < 0.1 * abs(exact - mean)
 
 
+def moved(batch: PagedBatch, device: torch.device) -> PagedBatch:
+    tensors = (x.to(device) for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table))
+    return PagedBatch(*tensors, batch.max_seqlen_q, batch.max_context_len, batch.num_decodes)
+
+
 @pytest.mark.parametrize("options", [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}], ids=str)
 @pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(), Pooled()], ids=repr)
 def test_the_kernels_agree_with_the_specification(estimator, options: dict, device: torch.device) -> None:
@@ -131,13 +136,7 @@ def test_the_kernels_agree_with_the_specification(estimator, options: dict, devi
     tiles = query_tiles(batch, len(q), 32, 32, window)
     logits = Logits(0.7, softcap, None)
     here = [x.to(device) for x in (q, k_pages)]
-    if device.type != "cpu":
-        batch = PagedBatch(
-            *(x.to(device) for x in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)),
-            batch.max_seqlen_q,
-            batch.max_context_len,
-            batch.num_decodes,
-        )
+    batch = moved(batch, device)
     there = query_tiles(batch, len(q), 32, 32, window)
     if isinstance(estimator, Pooled):
         got = pooled.pooled_mass(*here, batch, there, logits)
@@ -149,6 +148,92 @@ def test_the_kernels_agree_with_the_specification(estimator, options: dict, devi
         got = folded.antidiagonal_mass(*here, batch, there, logits, estimator.stride)
         expected = specification.antidiagonal_mass(q, k_pages, on_host, tiles, logits, estimator.stride)
     torch.testing.assert_close(got.cpu().double() / PARTS, expected.double() / PARTS, atol=2e-6, rtol=0)
+
+
+def compare_pooled(
+    q: Tensor, k_pages: Tensor, batch: PagedBatch, device: torch.device, block: int | None, **options
+) -> tuple[Tensor, Tensor]:
+    """Masses by the kernels and by the specification, fp64."""
+    window, logits = options.get("window"), Logits(options.get("scale", 0.7), options.get("softcap"), None)
+    there, tiles = moved(batch, device), query_tiles(batch, len(q), 32, 32, window)
+    of_device = query_tiles(there, len(q), 32, 32, window)
+    got = pooled.pooled_mass(q.to(device), k_pages.to(device), there, of_device, logits, block)
+    given = (q, k_pages, batch, tiles, logits)
+    expected = specification.pooled_mass(*given) if block is None else specification.moments_mass(*given, block)
+    return got.cpu().double() / PARTS, expected.double() / PARTS
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"window": 400}], ids=str)
+@pytest.mark.parametrize("block", [None, 16, 32])
+def test_steps_that_all_queries_see_and_steps_that_some_see(block: int | None, options: dict, device) -> None:
+    """Steps of 16 blocks or more: the sequences have up to four of them, of which all but one need no mask."""
+    q, k_pages, _, batch = paged([1, 70, 200], [600, 1000, 777], 16, 4, 2, 16, num_decodes=1)
+    torch.testing.assert_close(*compare_pooled(q, k_pages, batch, device, block, **options), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_programs_take_turns(block: int | None, device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """28 items, some of which hold no tile, among 2, 6 and 14 programs, and among as many."""
+    q, k_pages, _, batch = paged([3, 100, 20], [80, 300, 20], 16, 4, 2, 16)
+    masses = []
+    for processors in (1, 3, 7, 500):
+        monkeypatch.setattr(pooled, "processors", lambda _, n=processors: n)
+        got, expected = compare_pooled(q, k_pages, batch, device, block)
+        torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+        masses.append(got)
+    assert all(torch.equal(mass, masses[0]) for mass in masses)
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_queries_that_see_nothing(block: int | None, device) -> None:
+    """Sequences shorter than a tile, and with more queries than keys: the first queries come before all keys."""
+    q, k_pages, _, batch = paged([40, 1, 5, 70, 33], [30, 1, 9, 60, 8], 16, 4, 2, 16)
+    torch.testing.assert_close(*compare_pooled(q, k_pages, batch, device, block), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_a_tile_that_sees_nothing(block: int | None, device) -> None:
+    q, k_pages, _, batch = paged([70], [35], 16, 4, 2, 16)
+    tiles = query_tiles(moved(batch, device), len(q), 32, 32, None)
+    given = q.to(device), k_pages.to(device), moved(batch, device), tiles
+    mass = pooled.pooled_mass(*given, Logits(0.7, None, None), block)
+    assert mass.sum(-1).eq(0).tolist() == [[True, False, False]] * 2
+
+
+@pytest.mark.parametrize("block", [None, 16])
+def test_queries_that_see_nothing_of_the_first_step(block: int | None, device) -> None:
+    """Of 256 keys; of those behind it they see, whose logits' exponentials are 0 but for their maximum."""
+    q, k_pages, _, batch = paged([32], [300], 16, 2, 2, 16)
+    q[..., 0], k_pages[..., 0] = 1.0, -300.0
+    got, expected = compare_pooled(q, k_pages, batch, device, block, scale=1.0, window=20)
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+    assert expected.gt(0).any()
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        pytest.param([0.0] + [-14.3125] * 32, id="shares of 2^-21"),
+        pytest.param([-16.0] * 8 + [-11.0] * 8 + [-6.0] * 8 + [-1.0] * 8 + [0.0], id="maxima that grow"),
+        pytest.param([61440.0] * 20, id="beyond half precision"),
+        pytest.param([-61440.0] * 20, id="below half precision"),
+        pytest.param([-61440.0] * 8 + [-100.0] * 8 + [0.0] * 9 + [-61440.0], id="from nothing to everything"),
+        pytest.param([61440.0] * 8 + [0.0] * 8 + [61440.0] * 9 + [-61440.0], id="from everything to nothing"),
+    ],
+)
+def test_sums_in_half_precision(logits: list[float], device) -> None:
+    """Each logit is that of all keys in a tile, eight of which are a step. A sum of exponentials is rounded to 11 bits,
+    so that a share, and a root of a mean of squares of shares, is off by no more than 2^-11 of itself, beside a unit
+    that masses are counted in. Means are exact and variances 0: the interpreter cannot multiply bfloat16."""
+    q, k_pages, _, batch = paged([32], [32 * len(logits)], 16, 2, 2, 16, dtype=torch.float16)
+    q.zero_()
+    k_pages.zero_()
+    q[..., 0] = 1.0
+    for tile, logit in enumerate(logits):
+        k_pages[batch.page_table[0, 2 * tile : 2 * tile + 2].long(), ..., 0] = logit
+    got, expected = compare_pooled(q, k_pages, batch, device, 16, scale=1.0)
+    torch.testing.assert_close(got, expected, atol=1.5 / PARTS, rtol=2**-11)
+    assert expected.gt(0).sum() >= 2 * 8
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -33,8 +33,8 @@ class Pooled:
     key that matters is lost among those around it."""
 
     def cost(self, tile_k: int) -> float:
-        """Its products, which are computed twice, over those of dense attention."""
-        return 1 / tile_k
+        """Its products over those of dense attention, which has two for each pair."""
+        return 1 / (2 * tile_k)
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Moments:
             raise ValueError(f"block: must be 16, 32, 64 or 128 keys, got {self.block!r}")
 
     def cost(self, tile_k: int) -> float:
-        """Its products, two for each block, computed twice, over those of dense attention."""
-        return 2 / min(self.block, tile_k)
+        """Its products, two for each block, over those of dense attention."""
+        return 1 / min(self.block, tile_k)
 
 
 Estimator = Antidiagonal | Moments | Pooled

@@ -51,6 +51,12 @@ def capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
+@lru_cache(maxsize=8)
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors; in the interpreter, which has one, so many that persistent programs have turns."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 @lru_cache(maxsize=64)
 def forward_config(head_dim: int, dtype: torch.dtype, arch: int, page_size: int | None) -> Config:
     """Configuration of the forward kernel; ``page_size`` is None where keys are contiguous.
