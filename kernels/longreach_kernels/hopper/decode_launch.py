@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks import Mask
 from longreach_kernels.needs import DecodeNeeds
-from longreach_kernels.portable.config import launch
+from longreach_kernels.portable.config import launch, processors
 
 from .decode import decode_kernel
 from .descriptors import shared_layout
@@ -155,11 +154,6 @@ def _take_counters(number: int, device: torch.device) -> Tensor:
     return counters.cut(number) if capturing else counters.of_stream(number)
 
 
-@lru_cache(maxsize=16)
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def paged_decode(
     q: Tensor,
     k_pages: Tensor,
@@ -222,7 +216,7 @@ def _launch(
     part_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)
     counters = _take_counters(2 + num_seqs * kv_heads, q.device)
-    programs = min(_multiprocessors(q.device) * config.programs, num_seqs * kv_heads * splits)
+    programs = min(processors(q.device) * config.programs, num_seqs * kv_heads * splits)
     scale_log2 = scale * math.log2(math.e)
     softcap_log2 = 0.0
     if softcap is not None:

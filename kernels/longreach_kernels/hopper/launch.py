@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import FP8
 from longreach_kernels.masks import Mask
 from longreach_kernels.portable.arguments import logit_scales
-from longreach_kernels.portable.config import cached_heads, launch, smallest_block
+from longreach_kernels.portable.config import cached_heads, launch, processors, smallest_block
 from longreach_kernels.portable.launch import pair_lengths, refuse_capture
 from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
@@ -204,8 +203,8 @@ def paged_forward(
     cut = None
     if lists is None and band is not None and band.window is None and sink_logits is None:
         if not batch_invariant:
-            processors = _processors(q.device)
-            cut = parts.cut(q, q.shape[0] - skip, batch.max_context_len, rows, config.block_n, processors)
+            available = processors(q.device)
+            cut = parts.cut(q, q.shape[0] - skip, batch.max_context_len, rows, config.block_n, available)
         elif band.causal and batch.max_context_len > parts.FIXED_KEYS:
             for piece in parts.cut_fixed(batch, q, rows, config.block_n):
                 here = piece.rows
@@ -286,11 +285,6 @@ def _ragged_items(tokens: int, num_seqs: int, heads: int, config: Config) -> int
     return heads * (-(-tokens // (_ROWS * config.consumers)) + num_seqs) if tokens and num_seqs else 0
 
 
-@lru_cache(maxsize=8)
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _launch(
     q: Rows,
     k: Rows,
@@ -332,7 +326,7 @@ def _launch(
     options: dict[str, Any] = {"num_warps": 4}
     launch(
         forward_kernel,
-        (min(num_items, _processors(lse.device)),),
+        (min(num_items, processors(lse.device)),),
         q.descriptor(_ROWS),
         k.descriptor(config.block_n),
         v.descriptor(config.block_n if kv_scales is None else padded(head_dim)),
