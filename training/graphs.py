@@ -1,8 +1,7 @@
 """Training steps as CUDA graphs: forward pass, backward pass and update of a batch are one launch.
 
-A step of the embedded model is some two thousand kernels of a few microseconds each, and the processes that make
-batches keep the host's cores busy. Launched one by one, they leave the GPU waiting in batches of fewer than 131,072
-tokens.
+A step of the embedded model is many short kernels, and the processes that make batches keep the host's cores busy. As a
+graph it is launched at once, so that small batches need not wait for the host.
 """
 
 import dataclasses
