@@ -1,6 +1,7 @@
 """What dynamic prefill costs a model: answers and attention mass, with the embedded model, by estimator and target.
 
 python benchmarks/dynamic_model.py --lengths 4096,16384 --count 5 --out result.json
+python benchmarks/dynamic_model.py --lengths 32768 --tasks count,multivalue,chain --count 100 --only 0.95
 
 Every prompt is read by each configuration with its answer behind it, and counts as right if each token of the answer
 is the most likely one. All of a pair's prompts are the same. Mass is that of 64 positions of each prompt before its
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +26,7 @@ from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.documents import TASKS
 from longreach.bench.recall.suite import Plan, sampler_of, samples
 from longreach_kernels import PagedBatch, paged_attention
-from longreach_kernels.dynamic import Antidiagonal, Density, Pooled, Recall, Threshold, kept_mass, select_tiles
+from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Threshold, kept_mass, select_tiles
 from longreach_kernels.dynamic.query_tiles import query_tiles
 from longreach_patches.loader import load_model
 from torch import Tensor
@@ -32,7 +35,7 @@ MODEL = Path(__file__).parent.parent / "server/longreach/default_model"
 RETRIEVAL = ("single", "many", "multikey", "multivalue", "multiquery", "chain", "uuid", "absent")
 PAGE, ROWS, TAIL = 128, 64, 512
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {"dense": None}
-for _estimator in (Antidiagonal(8), Antidiagonal(16), Pooled()):
+for _estimator in (Antidiagonal(8), Antidiagonal(16), *map(Moments, (16, 32, 64, 128)), Pooled()):
     for _target in (Recall(0.8), Recall(0.9), Recall(0.95), Recall(0.98), Density(0.2)):
         CONFIGURATIONS[f"{_estimator}, {_target}"] = {"estimator": _estimator, "target": _target}
 CONFIGURATIONS["Pooled(), Threshold(0.15)"] = {"estimator": Pooled(), "target": Threshold(0.15)}
@@ -123,37 +126,36 @@ def answered(model: Any, ids: Tensor, start: int, probe: Probe) -> bool:
 def run(
     lengths: list[int], tasks: tuple[str, ...], count: int, device: torch.device, seed: int
 ) -> list[dict[str, Any]]:
-    """A row for each length and configuration."""
+    """A row for each length, task and configuration."""
     model = load_model(str(MODEL), device=str(device)).patched.model
     plan = Plan(tasks=tasks, lengths=tuple(lengths), count=count, seed=seed)
     sampler = sampler_of(Codec.load(MODEL), plan)
     results = []
     for length in lengths:
-        prompts = [(task, s) for task in tasks for s, _ in samples(sampler, plan, task, length)]
-        for name, options in CONFIGURATIONS.items():
+        drawn = [(task, [sample for sample, _ in samples(sampler, plan, task, length)]) for task in tasks]
+        for (task, prompts), (name, options) in itertools.product(drawn, CONFIGURATIONS.items()):
             right, kept, density = [], [], []
-            for _, sample in prompts:
+            for sample in prompts:
                 question = sample.questions[0]
                 ids = torch.from_numpy(sample.ids[: question.end].copy()).long().to(device)
                 probe = Probe(options, question.start)
                 right.append(answered(model, ids, question.start, probe))
                 kept += [x.flatten().cpu() for x in probe.kept]
                 density += probe.density
-            row: dict[str, Any] = {"tokens": length, "choice": name, "prompts": len(right), "right": sum(right)}
-            row["by_task"] = {
-                task: sum(r for r, (t, _) in zip(right, prompts, strict=True) if t == task) for task in tasks
-            }
+            row: dict[str, Any] = {"tokens": length, "task": task, "choice": name}
+            row |= {"prompts": len(right), "right": sum(right)}
             if kept:
                 mass = torch.cat(kept).double().sort()[0]
                 row |= {"kept_mean": mass.mean().item(), "kept_p5": mass[len(mass) // 20].item()}
                 row |= {"kept_min": mass[0].item(), "density": sum(density) / len(density)}
                 row |= {"density_min": min(density), "density_max": max(density)}
             results.append(row)
-            print({k: round(x, 3) if isinstance(x, float) else x for k, x in row.items() if k != "by_task"}, flush=True)
+            print({k: round(x, 3) if isinstance(x, float) else x for k, x in row.items()}, flush=True)
     return results
 
 
 def main() -> None:
+    """Measure, print a line for each row, and write the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--lengths", default="4096,16384,32768", help="tokens of a prompt")
     parser.add_argument("--tasks", default=",".join(RETRIEVAL), help=f"of {', '.join(TASKS)}")
@@ -171,7 +173,8 @@ def main() -> None:
     if arguments.out is not None:
         where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        result = {"device": where, "torch": torch.__version__, "date": date, "model": "embedded", "rows": rows}
+        weights = hashlib.sha256((MODEL / "model.safetensors").read_bytes()).hexdigest()[:12]
+        result = {"device": where, "torch": torch.__version__, "date": date, "weights": weights, "rows": rows}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -46,10 +46,10 @@ def setting(policy: str, **parameters: object) -> str:
 
 SETTINGS = (
     "dense",
-    *(setting("dynamic", recall=recall) for recall in (0.8, 0.9, 0.95, 0.98)),
-    *(setting("dynamic", density=density) for density in (0.1, 0.3)),
+    *(setting("dynamic", estimator="moments", recall=recall) for recall in (0.8, 0.9, 0.95, 0.98)),
+    *(setting("dynamic", estimator="antidiagonal", recall=recall) for recall in (0.8, 0.9, 0.95, 0.98)),
     *(setting("dynamic", estimator="pooled", recall=recall) for recall in (0.8, 0.95)),
-    *(setting("dynamic", estimator="moments", recall=recall) for recall in (0.8, 0.95)),
+    *(setting("dynamic", estimator="moments", density=density) for density in (0.1, 0.3)),
     *(setting("dynamic", recall=1, decode_budget=budget) for budget in (64, 128, 256, 512, 1024, 2048)),
     *(setting("window", size=size) for size in (1024, 4096, 8192)),
     *(setting("strided", stride=stride) for stride in (512, 1024, 2048, 4096)),

@@ -28,8 +28,8 @@ PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md")
 
 def table(result: dict) -> str:
     """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
-    kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, choices of tiles, or
-    errors."""
+    kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, answers by choice of tiles,
+    such choices, or errors."""
     if "profiles" in result:
         return profile_kernels.table(result)
     if "methods" in result:
@@ -48,6 +48,8 @@ def table(result: dict) -> str:
         return exchanges_table(result)
     if "budget" in result["rows"][0]:
         return decode_budget.table(result)
+    if "task" in result["rows"][0]:
+        return answers_table(result)
     return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 
@@ -75,6 +77,25 @@ def choices_table(result: dict) -> str:
             f" What the layers of a step share takes {plans[0]:.2f} ms once; it is in the times, not in `choosing`."
         )
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
+
+
+def answers_table(result: dict) -> str:
+    """Right answers of `benchmarks/dynamic_model.py` by task and choice; density and mean mass kept over all tasks."""
+    rows = result["rows"]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    lines = [["tokens", "choice", *tasks, "density", "mass kept"], ["---:", "---", *["---:"] * (len(tasks) + 2)]]
+    cases: dict[tuple[int, str], dict[str, dict]] = {}
+    for row in rows:
+        cases.setdefault((row["tokens"], row["choice"]), {})[row["task"]] = row
+    for (tokens, choice), found in cases.items():
+        cells = [f"{found[task]['right']} of {found[task]['prompts']}" if task in found else "" for task in tasks]
+        for name in ("density", "kept_mean"):
+            shares = [row[name] for row in found.values() if name in row]
+            cells.append(f"{sum(shares) / len(shares):.3f}" if shares else "")
+        lines.append([f"{tokens:,}", choice, *cells])
+    about = f"the embedded model, weights {result['weights']}; {result['device']}; torch {result['torch']}; "
+    about += f"{result['date']}."
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{about}\n"
 
 
 def exchanges_table(result: dict) -> str:

@@ -37,7 +37,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "--attention",
         '{"policy": "window", "size": 64}',
         "--attention",
-        '{"policy": "dynamic", "recall": 0.95}',
+        '{"policy": "dynamic", "estimator": "antidiagonal", "recall": 0.95}',
     ]
     done = run(*sizes, *settings, "--out", out)
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,11 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_dense_finds_the_facts_and_a_short_window_does_not(result: dict[str, Any]) -> None:
     dense, window, dynamic = result["curves"]
-    assert [row["setting"] for row in result["curves"]] == ["dense", "window size 64", "dynamic recall 0.95"]
+    assert [row["setting"] for row in result["curves"]] == [
+        "dense",
+        "window size 64",
+        "dynamic estimator antidiagonal recall 0.95",
+    ]
     assert dense["tasks"] == ["single"] * 2 + ["many"] * 2
     assert sum(dense["right"]) >= 3
     assert sum(window["right"]) <= 1
@@ -196,8 +200,13 @@ def test_settings_that_processes_shared_are_joined(quality: ModuleType, result: 
         assert found["curves"][1:] == [dynamic, window]  # in the order of the settings; this window is none of them
         assert found["environment"]["date"] == "2026-01-02"
     assert "window size 1024 at 1,024 tokens" in found["late"]
-    assert "dynamic recall 0.95 at 1,024 tokens" not in found["late"]
-    assert quality.joined([one, other], ["dense", '{"policy": "dynamic", "recall": 0.95}'])["late"] == []
+    assert "dynamic estimator antidiagonal recall 0.95 at 1,024 tokens" not in found["late"]
+    assert (
+        quality.joined([one, other], ["dense", '{"policy": "dynamic", "estimator": "antidiagonal", "recall": 0.95}'])[
+            "late"
+        ]
+        == []
+    )
 
 
 @pytest.mark.parametrize(
