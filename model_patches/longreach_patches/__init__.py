@@ -2,7 +2,7 @@
 
 from .batch_invariant import check_ranks
 from .errors import ModelLoadError, PatchError, UnsupportedModelError
-from .families import FAMILIES, layer_masks
+from .families import FAMILIES, layer_masks, rotary_layers
 from .footprint import Footprint
 from .layout import SINGLE, RankLayout, check_layout
 from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
@@ -42,4 +42,5 @@ __all__ = [
     "resolve_device",
     "resolve_dtype",
     "resolve_kv_dtype",
+    "rotary_layers",
 ]

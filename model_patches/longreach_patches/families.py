@@ -19,10 +19,12 @@ LayerMask = Causal | Window
 
 @dataclass(frozen=True)
 class Family:
-    """One supported `model_type`; `layer_windows` gives each layer's sliding window in tokens, or None for full."""
+    """One supported `model_type`; `layer_windows` gives each layer's sliding window in tokens, or None for full, and
+    `rotary` whether each has rotary positions, None where all have."""
 
     model_type: str
     layer_windows: Callable[[PretrainedConfig], list[int | None]]
+    rotary: Callable[[PretrainedConfig], list[bool]] | None = None
 
 
 def _no_windows(config: PretrainedConfig) -> list[int | None]:
@@ -38,6 +40,10 @@ def _windows_by_layer_type(config: PretrainedConfig) -> list[int | None]:
     return [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
 
 
+def _rotary_where_marked(config: PretrainedConfig) -> list[bool]:
+    return [bool(rotary) for rotary in config.no_rope_layers]  # despite its name 1 stands for rotary positions
+
+
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
@@ -45,7 +51,7 @@ FAMILIES: dict[str, Family] = {
         Family("mistral", _same_window_everywhere),
         Family("qwen2", _windows_by_layer_type),
         Family("qwen3", _windows_by_layer_type),
-        Family("smollm3", _windows_by_layer_type),
+        Family("smollm3", _windows_by_layer_type, _rotary_where_marked),
     )
 }
 
@@ -59,14 +65,29 @@ def layer_masks(config: PretrainedConfig) -> tuple[LayerMask, ...]:
     Raises:
         UnsupportedModelError: the family is not in the table, or the config asks for something no family here has.
     """
+    family = _family(config)
+    _refuse_what_no_family_has(config)
+    return tuple(Causal() if window is None else Window(window) for window in family.layer_windows(config))
+
+
+def rotary_layers(config: PretrainedConfig) -> tuple[bool, ...]:
+    """Whether each decoder layer, first to last, turns its queries and keys by their positions.
+
+    Raises:
+        UnsupportedModelError: the family is not in the table.
+    """
+    rotary = _family(config).rotary
+    return (True,) * config.num_hidden_layers if rotary is None else tuple(rotary(config))
+
+
+def _family(config: PretrainedConfig) -> Family:
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise UnsupportedModelError(
             f"model type {config.model_type!r} has no entry in longreach_patches.families; "
             f"supported are {', '.join(sorted(FAMILIES))}"
         )
-    _refuse_what_no_family_has(config)
-    return tuple(Causal() if window is None else Window(window) for window in family.layer_windows(config))
+    return family
 
 
 def _refuse_what_no_family_has(config: PretrainedConfig) -> None:

@@ -6,7 +6,7 @@ every layer. A step without groups is dense, and computed as if there were none 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -57,18 +57,17 @@ class TileChoice:
     """Key tiles that are chosen in the step, as `longreach_kernels.dynamic.choose_tiles` does.
 
     Attributes:
-        target, estimator: how much is kept, and by which estimate.
+        target: how much is kept.
+        estimators: by which estimate, for each layer where tiles are chosen; the other layers compute their own masks.
         prompt_lens: (B,) int32, tokens of each sequence's prompt.
-        layers: where tiles are chosen; the other layers compute their own masks.
         visited: for each of these layers, (B,) the key tiles of each sequence, over its query tiles and KV heads;
             filled by the step.
         plans: by the shapes of queries and pages, what all layers share; filled by the step.
     """
 
     target: Target
-    estimator: Estimator
+    estimators: Mapping[int, Estimator]
     prompt_lens: Tensor
-    layers: frozenset[int]
     visited: list[Tensor] = field(default_factory=list)
     plans: dict[tuple[torch.Size, torch.Size], TilePlan] = field(default_factory=dict)
 
@@ -179,8 +178,8 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
             parts.append(out)
             continue
         seen: dict[str, Any] = {"mask": mask}
-        if group.choice is not None and layer_index in group.choice.layers:
-            seen = {"lists": _choose(queries, pages[0], group, group.choice, options)}
+        if group.choice is not None and layer_index in group.choice.estimators:
+            seen = {"lists": _choose(queries, pages[0], layer_index, group, group.choice, options)}
         elif mask == own or group.sample is None:
             parts.append(paged_attention(queries, *pages, group.batch, mask, **options))
             continue
@@ -193,7 +192,9 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _choose(q: Tensor, k_pages: Tensor, group: StepGroup, choice: TileChoice, options: dict[str, Any]) -> TileLists:
+def _choose(
+    q: Tensor, k_pages: Tensor, layer_index: int, group: StepGroup, choice: TileChoice, options: dict[str, Any]
+) -> TileLists:
     backend, shapes = options["backend"], (q.shape, k_pages.shape)
     if shapes not in choice.plans:
         choice.plans[shapes] = plan_tiles(q, k_pages, group.batch, prompt_lens=choice.prompt_lens, backend=backend)
@@ -202,7 +203,7 @@ def _choose(q: Tensor, k_pages: Tensor, group: StepGroup, choice: TileChoice, op
         k_pages,
         choice.plans[shapes],
         target=choice.target,
-        estimator=choice.estimator,
+        estimator=choice.estimators[layer_index],
         scale=options["scale"],
         k_scale=options["k_scale"],
         backend=backend,

@@ -159,10 +159,11 @@ class DynamicPolicy(Policy):
     speedup: Annotated[float, Range(1, 16)] | None = Field(
         None, description="How many times faster attention should be, estimate included; the third possible target."
     )
-    estimator: Literal["antidiagonal", "moments", "pooled"] = Field(
-        "antidiagonal",
+    estimator: Literal["auto", "antidiagonal", "moments", "pooled"] = Field(
+        "auto",
         description="antidiagonal compares mixtures of keys, moments their means and variances, which also shows a key "
-        "that a single query looks for, and pooled their means alone, which is the cheapest.",
+        "that a single query looks for, and pooled their means alone, which is the cheapest; auto is moments in layers "
+        "without rotary positions and antidiagonal in the others.",
     )
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import Causal, Window
-from longreach_patches import PatchedModel, UnsupportedModelError, layer_masks, patch
+from longreach_patches import PatchedModel, UnsupportedModelError, layer_masks, patch, rotary_layers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedModel
 
@@ -87,6 +87,14 @@ def test_masks_say_what_transformers_passes_to_each_layer(name: str) -> None:
     if name == "mistral-window":  # Mistral hands the config's window to every layer instead of keeping it on the module
         windows = [17, 17, 17]
     assert layer_masks(model.config) == tuple(Causal() if w is None else Window(w) for w in windows)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_layers_have_rotary_positions_where_transformers_turns_queries(name: str) -> None:
+    model = build(name)
+    used = tuple(bool(getattr(layer.self_attn, "use_rope", True)) for layer in model.model.layers)
+    assert rotary_layers(model.config) == used
+    assert all(used) == (name != "smollm3-mixed")
 
 
 def test_undo_restores_the_model_and_nothing_leaks_to_another() -> None:

@@ -18,7 +18,7 @@ from longreach_kernels.portable.arguments import logit_scales, padded, page_stri
 from longreach_kernels.portable.config import Config, capability, cdiv, launch, processors
 from longreach_kernels.portable.primitives import find_sequence, load_rows, logits_log2, tile_pointers
 
-from . import specification
+from . import estimators, specification
 from .query_tiles import QueryTiles
 from .specification import Logits
 from .targets import PARTS
@@ -29,6 +29,7 @@ _PROGRAMS = 2
 # Log2 of a factor of the sums of exponentials: in half precision at most 8 blocks of a tile stay below 2^16, and what
 # is more than 2^-26 of the maximum keeps its precision.
 _HEADROOM: tl.constexpr = tl.constexpr(12.0)
+_SPREAD: tl.constexpr = tl.constexpr(estimators.SPREAD)
 
 
 @triton.jit(
@@ -50,8 +51,8 @@ def moments_kernel(
     PAGE_SIZE: tl.constexpr,
     SECOND: tl.constexpr,
 ):
-    """Grid (blocks, Hkv, B): Means and, if SECOND, Variances (B, Hkv, blocks, D), of the keys that a block has; 0 where
-    it has none."""
+    """Grid (blocks, Hkv, B): Means and, if SECOND, `SPREAD` Variances (B, Hkv, blocks, D), of the keys that a block
+    has; 0 where it has none."""
     block = tl.program_id(0)
     head = tl.program_id(1)
     seq = tl.program_id(2)
@@ -73,7 +74,7 @@ def moments_kernel(
     tl.store(Means + at, mean.to(Means.dtype.element_ty), mask=offs_d < HEAD_DIM)
     if SECOND:
         apart = tl.where((offs_n < count)[:, None], keys - mean[None, :], 0.0)
-        variance = tl.sum(apart * apart, 0) / count.to(tl.float32)
+        variance = tl.sum(apart * apart, 0) * (_SPREAD / count.to(tl.float32))
         tl.store(Variances + at, variance.to(Variances.dtype.element_ty), mask=offs_d < HEAD_DIM)
 
 

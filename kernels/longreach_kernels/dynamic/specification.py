@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
 
+from .estimators import SPREAD
 from .query_tiles import QueryTiles
 from .targets import PARTS
 
@@ -158,14 +159,15 @@ def squares_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _moments(tile: _Tile, block: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance (Hkv, n / block, D) of the keys that each block has, up to the end of the tile's."""
+    """Mean and `SPREAD` variances (Hkv, n / block, D) of the keys that each block has, up to the end of the tile's."""
     if block not in tile.summaries:
         keys = tile.all_keys.unflatten(1, (-1, block))
         real = (tile.num_keys - torch.arange(0, tile.all_keys.shape[1], block)).clamp(0, block)
         count = real.clamp(min=1)[:, None]
         means = keys.sum(2) / count
         there = (torch.arange(block) < real[:, None])[..., None]
-        tile.summaries[block] = means, ((keys - means[:, :, None]) * there).square().sum(2) / count
+        apart = (keys - means[:, :, None]) * there
+        tile.summaries[block] = means, apart.square().sum(2) * (SPREAD / count)
     means, variances = tile.summaries[block]
     blocks = tile.keys.shape[1] // block
     return means[:, :blocks], variances[:, :blocks]

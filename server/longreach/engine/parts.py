@@ -23,6 +23,7 @@ from longreach_patches import (
     layer_masks,
     load_model,
     resolve_kv_dtype,
+    rotary_layers,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -92,6 +93,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         tile=_tile(loaded, footprint),
         step_tokens=batched_tokens,
         part=layout.part(loaded.config.num_attention_heads),
+        rotary=rotary_layers(loaded.config),
     )
     needs = functools.partial(decode_needs, *_alike(loaded, footprint), backend=loaded.patched.backend.name)
     graphs_over = functools.partial(StepGraphs.of, loaded, policies, needs)

@@ -25,6 +25,9 @@ from .transfer import upload
 _REMEMBERED = 64
 _TARGETS = {"recall": Recall, "density": Density, "speedup": Speedup}
 _ESTIMATORS = {"antidiagonal": Antidiagonal(), "moments": Moments(), "pooled": Pooled()}
+# "auto" in layers with rotary positions and without. Rotated keys differ from one to the next, and their mean says
+# little; where nothing is rotated a query looks for what a key says, and single keys matter.
+_AUTO = {True: "antidiagonal", False: "moments"}
 # A dynamic policy needs a step to hold some whole tiles beside the answers that are being written.
 _LEAST_STEP = 4 * TILE
 
@@ -34,7 +37,8 @@ class LayerPolicies:
 
     `own` are the layers' own masks, `heads` the query heads of each, `shape` that of their keys; no policy touches
     `dense_layers`. `tile` is (queries, keys) of the tiles that dynamic policies choose, `step_tokens` the most of a
-    step. Where heads are split over ranks, `part` are this one's; all that is counted is of all heads.
+    step. `rotary` says of each layer whether it has rotary positions, all if it is None. Where heads are split over
+    ranks, `part` are this one's; all that is counted is of all heads.
 
     Raises:
         ValueError: there is no such layer.
@@ -50,8 +54,10 @@ class LayerPolicies:
         tile: tuple[int, int] = (TILE, TILE),
         step_tokens: int = _LEAST_STEP,
         part: range | None = None,
+        rotary: Sequence[bool] | None = None,
     ) -> None:
         self._chosen = frozenset(chosen_layers(own, dense_layers))
+        self._rotary = [True] * len(own) if rotary is None else rotary
         self.heads = heads
         self._part = range(heads) if part is None else part
         self._own = own
@@ -212,7 +218,11 @@ class LayerPolicies:
         parameters: dict[str, Any] = dict(group.policy.parameters)
         [target] = [kind(parameters[name]) for name, kind in _TARGETS.items() if name in parameters]
         [lengths] = upload([group.prompt_lens], device)
-        return TileChoice(target, _ESTIMATORS[parameters["estimator"]], lengths, self._chosen)
+        named = parameters["estimator"]
+        estimators = {
+            layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self._chosen
+        }
+        return TileChoice(target, estimators, lengths)
 
     def pairs(self, policy: AttentionPolicy, start: int, end: int) -> float:
         """Pairs that the queries at positions `start` to `end` compute, over all layers, as a mean of the heads."""

@@ -57,8 +57,8 @@ def test_a_dynamic_policy_has_one_target_and_a_default(server: LiveServer) -> No
     for asked in ("dynamic", "dynamic:0.9", {"policy": "dynamic", "density": 0.3, "estimator": "pooled"}):
         assert server.complete(attention=asked).status_code == 200
     assert [dict(request.attention.parameters) for request in server.engine.requests] == [
-        {"recall": 0.95, "estimator": "antidiagonal"},
-        {"recall": 0.9, "estimator": "antidiagonal"},
+        {"recall": 0.95, "estimator": "auto"},
+        {"recall": 0.9, "estimator": "auto"},
         {"density": 0.3, "estimator": "pooled"},
     ]
 
@@ -100,7 +100,11 @@ NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash,
         ({"policy": "dynamic", "decode_budget": 64.5}, "attention.decode_budget", "must be a valid integer"),
         ("dynamic:0.9:16", "attention.decode_budget", "must be from 32 to 16777216, got 16"),
         ("dynamic:0.9:64", "attention.decode_budget", "it has to be started with --page-bounds"),
-        ({"policy": "dynamic", "estimator": "guess"}, "attention.estimator", "'antidiagonal', 'moments' or 'pooled'"),
+        (
+            {"policy": "dynamic", "estimator": "guess"},
+            "attention.estimator",
+            "'auto', 'antidiagonal', 'moments' or 'pooled'",
+        ),
         ({"policy": "no"}, "attention.policy", f"must be one of {NAMES}"),
         ({}, "attention.policy", f"must be one of {NAMES}"),
         ("no", "attention.policy", f"must be one of {NAMES}"),
@@ -156,6 +160,7 @@ def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: Live
             for bound, step in (("minimum", -1), ("maximum", 1)):
                 if bound not in parameter:
                     assert parameter["type"] == "boolean" or parameter["values"] == [
+                        "auto",
                         "antidiagonal",
                         "moments",
                         "pooled",

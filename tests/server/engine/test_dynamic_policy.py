@@ -30,6 +30,7 @@ OTHERS = {
     "recall": policy_of("dynamic").resolve(),
     "pooled": policy_of({"policy": "dynamic", "density": 0.3, "estimator": "pooled"}).resolve(),
     "speedup": policy_of({"policy": "dynamic", "speedup": 3}).resolve(),
+    "antidiagonal": policy_of({"policy": "dynamic", "recall": 0.9, "estimator": "antidiagonal"}).resolve(),
     "moments": policy_of({"policy": "dynamic", "recall": 0.9, "estimator": "moments"}).resolve(),
 }
 
@@ -112,13 +113,24 @@ def test_targets_and_estimators_reach_the_kernels(
     _, uses = run(build(model_dir), spec("a", policy, LENGTH, max_tokens=2))
     [how] = asked  # one chunk, and one of the two layers sees everything
     assert (how["target"], how["estimator"]) == {
-        OTHERS["recall"]: (Recall(0.95), Antidiagonal()),
+        OTHERS["recall"]: (Recall(0.95), Moments()),  # auto: the layer has no rotary positions
         OTHERS["pooled"]: (Density(0.3), Pooled()),
-        OTHERS["speedup"]: (Speedup(3), Antidiagonal()),
+        OTHERS["speedup"]: (Speedup(3), Moments()),
+        OTHERS["antidiagonal"]: (Recall(0.9), Antidiagonal()),
         OTHERS["moments"]: (Recall(0.9), Moments()),
     }[policy]
     assert [options["prompt_lens"].tolist() for options in planned] == [[LENGTH]]
     assert uses["a"].tiles <= uses["a"].dense_tiles
+
+
+def test_auto_takes_the_estimator_that_suits_each_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    select: Callable[..., Any] = policy_step.choose_tiles
+    monkeypatch.setattr(policy_step, "choose_tiles", lambda *a, **k: asked.append(k["estimator"]) or select(*a, **k))
+    full = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3, "max_position_embeddings": 8192}
+    model = save_model(tmp_path, no_rope_layers=[1, 0, 1], **full)
+    run(build(model), spec("a", OTHERS["recall"], LENGTH, max_tokens=1))
+    assert asked == [Antidiagonal(), Moments(), Antidiagonal()]
 
 
 def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +138,13 @@ def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
     made: list[Any] = []
     plan: Callable[..., Any] = policy_step.plan_tiles
     monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
-    choice = policy_step.TileChoice(Recall(0.5), Antidiagonal(), batch.context_lens * 2, frozenset({0, 1, 2}))
+    choice = policy_step.TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), batch.context_lens * 2)
     group = policy_step.StepGroup(0, len(q), batch, choice=choice)
     options = {"scale": None, "k_scale": None, "backend": "cpu"}
-    first, second = (policy_step._choose(x, k_pages, group, choice, options) for x in (q, q.flip(0)))
+    first, second = (policy_step._choose(x, k_pages, i, group, choice, options) for i, x in enumerate((q, q.flip(0))))
     assert len(made) == 1
     assert not torch.equal(first.tiles, second.tiles)
-    policy_step._choose(q[:, :, :8], k_pages[..., :8], group, choice, options)  # a layer of another shape
+    policy_step._choose(q[:, :, :8], k_pages[..., :8], 2, group, choice, options)  # a layer of another shape
     assert len(made) == 2
 
 
