@@ -38,7 +38,7 @@ class Pooled:
 
 
 # Channels of keys vary together: in blocks of 64 keys of the embedded model logits deviate by 1.37 times what
-# independent channels would give. Of the queries that find one key far away, half as many lose it as without this.
+# independent channels would give. Of the queries that find one key far away 0.74 percent lose it, 1.21 without this.
 SPREAD = 2.0
 
 
