@@ -1,7 +1,7 @@
 """What dynamic prefill costs a model: answers and attention mass, with the embedded model, by estimator and target.
 
 python benchmarks/dynamic_model.py --lengths 4096,16384 --count 5 --out result.json
-python benchmarks/dynamic_model.py --lengths 32768 --tasks count,multivalue,chain --count 100 --only 0.95
+python benchmarks/dynamic_model.py --lengths 32768 --tasks count,multivalue --count 100 --only "Moments(block=64), R"
 
 Every prompt is read by each configuration with its answer behind it, and counts as right if each token of the answer
 is the most likely one. All of a pair's prompts are the same. Mass is that of 64 positions of each prompt before its
@@ -125,12 +125,11 @@ def answered(model: Any, ids: Tensor, start: int, probe: Probe) -> bool:
 
 def run(
     lengths: list[int], tasks: tuple[str, ...], count: int, device: torch.device, seed: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A row for each length, task and configuration."""
     model = load_model(str(MODEL), device=str(device)).patched.model
     plan = Plan(tasks=tasks, lengths=tuple(lengths), count=count, seed=seed)
     sampler = sampler_of(Codec.load(MODEL), plan)
-    results = []
     for length in lengths:
         drawn = [(task, [sample for sample, _ in samples(sampler, plan, task, length)]) for task in tasks]
         for (task, prompts), (name, options) in itertools.product(drawn, CONFIGURATIONS.items()):
@@ -149,9 +148,7 @@ def run(
                 row |= {"kept_mean": mass.mean().item(), "kept_p5": mass[len(mass) // 20].item()}
                 row |= {"kept_min": mass[0].item(), "density": sum(density) / len(density)}
                 row |= {"density_min": min(density), "density_max": max(density)}
-            results.append(row)
-            print({k: round(x, 3) if isinstance(x, float) else x for k, x in row.items()}, flush=True)
-    return results
+            yield row
 
 
 def main() -> None:
@@ -161,21 +158,25 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(RETRIEVAL), help=f"of {', '.join(TASKS)}")
     parser.add_argument("--count", type=int, default=5, help="prompts a task and length")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--only", help="configurations whose name contains this, and dense")
+    parser.add_argument("--only", nargs="+", help="configurations whose name contains one of these, and dense")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     if arguments.only:
-        for name in [name for name in CONFIGURATIONS if name != "dense" and arguments.only not in name]:
-            del CONFIGURATIONS[name]
+        for name in list(CONFIGURATIONS):
+            if name != "dense" and not any(part in name for part in arguments.only):
+                del CONFIGURATIONS[name]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = [int(x) for x in arguments.lengths.split(",")]
-    rows = run(lengths, tuple(arguments.tasks.split(",")), arguments.count, device, arguments.seed)
-    if arguments.out is not None:
-        where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        weights = hashlib.sha256((MODEL / "model.safetensors").read_bytes()).hexdigest()[:12]
-        result = {"device": where, "torch": torch.__version__, "date": date, "weights": weights, "rows": rows}
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    weights = hashlib.sha256((MODEL / "model.safetensors").read_bytes()).hexdigest()[:12]
+    rows: list[dict[str, Any]] = []
+    result = {"device": where, "torch": torch.__version__, "date": date, "weights": weights, "rows": rows}
+    for row in run(lengths, tuple(arguments.tasks.split(",")), arguments.count, device, arguments.seed):
+        rows.append(row)
+        print({k: round(x, 3) if isinstance(x, float) else x for k, x in row.items()}, flush=True)
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
     python benchmarks/quality.py --lengths 16384,32768 --out result.json
     python benchmarks/quality.py --share 0/3 --out part0.json   # every third setting; 1/3 and 2/3 at the same time
     python benchmarks/quality.py --join part0.json part1.json part2.json --out result.json
+    python benchmarks/quality.py --join result.json --times alone.json --out result.json
 
 A setting is a policy with its parameters. Each one answers the same prompts, of all tasks of `longreach bench recall`,
 several at a time; then other prompts one at a time, for the time to the first token. No prompt comes twice under a
-setting, so the prefix cache answers nothing.
+setting, so the prefix cache answers nothing. Where several shared the settings of one machine, its times say little:
+``--times`` takes those of a run that had a machine to itself.
 """
 
 from __future__ import annotations
@@ -195,6 +197,22 @@ def _place(result: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result["environment"].items() if name != "date"}
 
 
+def with_times(result: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+    """The result with the times of ``alone``, whose environment it has as ``times`` then.
+
+    Raises:
+        ValueError: they are of different weights, or ``alone`` lacks a setting at some length.
+    """
+    if result["weights"] != alone["weights"]:
+        raise ValueError("--times: of other weights than the results: run it again with those in use")
+    seconds = {(row["tokens"], row["setting"]): row["ttft_s"] for row in alone["curves"]}
+    for row in result["curves"]:
+        if (row["tokens"], row["setting"]) not in seconds:
+            raise ValueError(f"--times: lacks {row['setting']} at {row['tokens']:,} tokens: run it with all settings")
+    curves = [row | {"ttft_s": seconds[row["tokens"], row["setting"]]} for row in result["curves"]]
+    return result | {"curves": curves, "times": alone["environment"]}
+
+
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
     density = "" if row["density"] is None else f", density {row['density']:.3f}"
@@ -218,6 +236,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="no further setting begins after so many")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--join", type=Path, nargs="+", metavar="RESULT", help="run nothing: make one of these results")
+    parser.add_argument("--times", type=Path, metavar="RESULT", help="with --join: whose times to the first token")
     arguments = parser.parse_args()
 
     def save(result: dict[str, Any]) -> None:
@@ -227,9 +246,13 @@ def main() -> None:
     try:
         if arguments.join:
             result = joined([json.loads(path.read_text()) for path in arguments.join], arguments.attention or SETTINGS)
+            if arguments.times:
+                result = with_times(result, json.loads(arguments.times.read_text()))
             save(result)
             print(table(result))
             return
+        if arguments.times:
+            raise ValueError("--times: only with --join, whose results it gives the times")
         lengths = whole_numbers("--lengths", arguments.lengths)
         plan = Plan(tasks=some_tasks(arguments.tasks), lengths=lengths, count=arguments.count)
         if arguments.repeats < 1 or arguments.at_once < 1:

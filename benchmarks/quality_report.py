@@ -79,16 +79,21 @@ def _by_task(dense: dict[str, Any], *others: dict[str, Any]) -> str:
 
 def _about(result: dict[str, Any]) -> str:
     """What was run where."""
-    plan, where = result["plan"], result["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version[0].isdigit())
+    plan = result["plan"]
     late = result["late"]
     missed = ", ".join(late) if len(late) <= NAMED else f"{len(late)} settings, among them {late[0]}"
     said = [
         f"{plan['count']} prompts of each of {len(plan['tasks'])} tasks; the embedded model",
         *([f"not run for lack of time: {missed}"] if late else []),
-        *(where["device"], versions, where["date"]),
+        _place(result["environment"]),
+        *([f"times: {_place(result['times'])}"] if "times" in result else []),
     ]
     return f"{'; '.join(said)}."
+
+
+def _place(environment: dict[str, Any]) -> str:
+    versions = (f"{name} {version}" for name, version in environment["versions"].items() if version[0].isdigit())
+    return "; ".join((environment["device"], ", ".join(versions), environment["date"]))
 
 
 def is_by_task(result: dict[str, Any]) -> bool:
@@ -179,8 +184,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axis.set_ylabel("answered right")
             axis.set_ylim(-0.03, 1.03)
             axis.grid(visible=True, alpha=0.25)
-    axes[1, 0].legend(frameon=False, fontsize=8)
-    figure.suptitle(f"{result['environment']['device']}; {result['environment']['date']}", fontsize=9, color="gray")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    where, timed = result["environment"], result.get("times")
+    title = f"{where['device']}; {where['date']}" + (f"; times: {timed['device']}; {timed['date']}" if timed else "")
+    figure.suptitle(title, fontsize=9, color="gray")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

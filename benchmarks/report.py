@@ -80,22 +80,24 @@ def choices_table(result: dict) -> str:
 
 
 def answers_table(result: dict) -> str:
-    """Right answers of `benchmarks/dynamic_model.py` by task and choice; density and mean mass kept over all tasks."""
-    rows = result["rows"]
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    lines = [["tokens", "choice", *tasks, "density", "mass kept"], ["---:", "---", *["---:"] * (len(tasks) + 2)]]
-    cases: dict[tuple[int, str], dict[str, dict]] = {}
-    for row in rows:
-        cases.setdefault((row["tokens"], row["choice"]), {})[row["task"]] = row
-    for (tokens, choice), found in cases.items():
-        cells = [f"{found[task]['right']} of {found[task]['prompts']}" if task in found else "" for task in tasks]
-        for name in ("density", "kept_mean"):
-            shares = [row[name] for row in found.values() if name in row]
-            cells.append(f"{sum(shares) / len(shares):.3f}" if shares else "")
-        lines.append([f"{tokens:,}", choice, *cells])
-    about = f"the embedded model, weights {result['weights']}; {result['device']}; torch {result['torch']}; "
-    about += f"{result['date']}."
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{about}\n"
+    """Right answers of `benchmarks/dynamic_model.py` by task and choice, all tasks together, mean density and mean mass
+    kept; of the longest prompts."""
+    length = max(row["tokens"] for row in result["rows"])
+    cells: dict[str, dict[str, dict]] = {}  # by choice and task
+    for row in result["rows"]:
+        if row["tokens"] == length:
+            cells.setdefault(row["choice"], {})[row["task"]] = row
+    tasks = list(cells["dense"])
+    prompts = sum(row["prompts"] for row in cells["dense"].values())
+    lines = [["task", *cells], ["---", *["---:"] * len(cells)]]
+    lines += [[task, *(str(of[task]["right"]) for of in cells.values())] for task in tasks]
+    lines.append([f"all {prompts:,}", *(str(sum(row["right"] for row in of.values())) for of in cells.values())])
+    for title, name in (("density", "density"), ("mass kept", "kept_mean")):
+        shares = ([row[name] for row in of.values() if name in row] for of in cells.values())
+        lines.append([title, *(f"{sum(x) / len(x):.3f}" if x else "" for x in shares)])
+    about = f"{prompts // len(tasks)} prompts of {length:,} tokens a task; the embedded model, weights "
+    about += f"{result['weights']}; {result['device']}; torch {result['torch']}; {result['date']}."
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{about}\n"
 
 
 def exchanges_table(result: dict) -> str:

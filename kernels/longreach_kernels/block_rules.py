@@ -49,7 +49,24 @@ class BlockRule(_NamedMask):
     def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
         """See `Mask.sees`. Queries at negative positions see nothing."""
         i, j = q.long() // BLOCK, k.long() // BLOCK
-        return self.visible(i, j, head if self.heads > 1 else 0) & (k <= q) & (q >= 0)
+        head = head if self.heads > 1 else 0
+        outer = min(i.ndim, j.ndim) > 1 and i.shape[-1] == j.shape[-2] == 1
+        seen = self._outer(i, j, head) if outer and i.numel() and j.numel() else self.visible(i, j, head)
+        return seen & (k <= q) & (q >= 0)
+
+    def _outer(self, i: Tensor, j: Tensor, head: Tensor | int) -> Tensor:
+        """`visible` of block rows (..., n, 1) and columns (..., 1, m) that are few blocks next to each other: each pair
+        of blocks is looked at once, and not for each of its 16,384 pairs of positions.
+        """
+        first_row, first_column = i.amin(-2, keepdim=True), j.amin(-1, keepdim=True)
+        down, across = i - first_row, j - first_column
+        rows = first_row + torch.arange(int(down.max()) + 1, device=i.device)[:, None]
+        columns = first_column + torch.arange(int(across.max()) + 1, device=i.device)
+        seen = self.visible(rows, columns, head)
+        shape = seen.shape[:-2]
+        seen = seen.expand(*shape, rows.shape[-2], columns.shape[-1])
+        seen = seen.gather(-2, down.expand(*shape, -1, columns.shape[-1]))
+        return seen.gather(-1, across.expand(*shape, i.shape[-2], -1))
 
     def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """See `Mask.tile_state`. Takes the more time the more blocks a tile holds."""
@@ -171,10 +188,11 @@ class BigBird(BlockRule):
         """See `BlockRule.visible`."""
         seen = (i - j < self.window) | (j < self.global_blocks)
         between = (i - self.window + 1 - self.global_blocks).clamp(min=0)
-        head = torch.as_tensor(head, device=i.device)
-        for number in range(self.random_blocks):
-            drawn = _hash(((i * self.groups + head) * self.random_blocks + number) * 2 + 1, self.seed)
-            seen = seen | ((between > 0) & (j == self.global_blocks + drawn % between.clamp(min=1)))
+        row = (i * self.groups + torch.as_tensor(head, device=i.device))[..., None] * self.random_blocks
+        drawn = _hash((row + torch.arange(self.random_blocks, device=i.device)) * 2 + 1, self.seed)
+        block = self.global_blocks + drawn % between.clamp(min=1)[..., None]
+        for one in block.masked_fill(between[..., None] <= 0, -1).unbind(-1):
+            seen = seen | (j == one)
         return seen
 
 

@@ -232,6 +232,25 @@ def test_results_are_joined_around_one_dense_attention(quality: ModuleType, resu
         quality.joined([part_of(result, window)])
 
 
+def test_times_are_those_of_a_run_that_had_the_machine_to_itself(quality: ModuleType, result: dict[str, Any]) -> None:
+    where = result["environment"] | {"device": "a quiet machine", "date": "2026-01-02"}
+    alone = result | {"curves": [row | {"ttft_s": 2.5, "right": []} for row in result["curves"]], "environment": where}
+    found = quality.with_times(result, alone)
+    assert found["curves"] == [row | {"ttft_s": 2.5} for row in result["curves"]]
+    assert "; times: a quiet machine; " in quality_report.table(found)
+    assert "times: " not in quality_report.table(result)
+    with pytest.raises(ValueError, match="of other weights"):
+        quality.with_times(result, alone | {"weights": "0"})
+    with pytest.raises(ValueError, match="lacks window size 64 at 1,024 tokens"):
+        quality.with_times(result, alone | {"curves": alone["curves"][:1]})
+
+
+def test_times_alone_are_refused_without_results_to_join() -> None:
+    refused = run("--times", "alone.json")
+    assert refused.returncode == 2
+    assert "--times: only with --join" in refused.stderr
+
+
 def test_a_share_of_the_settings_is_measured(quality: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
