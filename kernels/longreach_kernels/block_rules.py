@@ -55,18 +55,18 @@ class BlockRule(_NamedMask):
         return seen & (k <= q) & (q >= 0)
 
     def _outer(self, i: Tensor, j: Tensor, head: Tensor | int) -> Tensor:
-        """`visible` of block rows (..., n, 1) and columns (..., 1, m) that are few blocks next to each other: each pair
-        of blocks is looked at once, and not for each of its 16,384 pairs of positions.
+        """`visible` of block rows (..., n, 1) and columns (..., 1, m) of positions next to each other: each pair of
+        blocks is looked at once, and not for each of its 16,384 pairs of positions.
         """
-        first_row, first_column = i.amin(-2, keepdim=True), j.amin(-1, keepdim=True)
-        down, across = i - first_row, j - first_column
-        rows = first_row + torch.arange(int(down.max()) + 1, device=i.device)[:, None]
-        columns = first_column + torch.arange(int(across.max()) + 1, device=i.device)
+        (rows, down), (columns, across) = _span(i, -2), _span(j, -1)
         seen = self.visible(rows, columns, head)
         shape = seen.shape[:-2]
         seen = seen.expand(*shape, rows.shape[-2], columns.shape[-1])
-        seen = seen.gather(-2, down.expand(*shape, -1, columns.shape[-1]))
-        return seen.gather(-1, across.expand(*shape, i.shape[-2], -1))
+        if down is not None:
+            seen = seen.gather(-2, down.expand(*shape, -1, columns.shape[-1]))
+        if across is not None:
+            seen = seen.gather(-1, across.expand(*shape, i.shape[-2], -1))
+        return seen
 
     def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """See `Mask.tile_state`. Takes the more time the more blocks a tile holds."""
@@ -83,6 +83,18 @@ class BlockRule(_NamedMask):
                 some |= seen & (i >= 0)
                 every &= seen
         return some & (k0 <= q1), every & (k1 <= q0) & (q0 >= 0)
+
+
+def _span(blocks: Tensor, axis: int) -> tuple[Tensor, Tensor | None]:
+    """All blocks from the first of ``blocks`` along ``axis`` to the last, and where among them each is; the blocks
+    themselves and None where those lie so far apart that this would be more."""
+    first = blocks.amin(axis, keepdim=True)
+    index = blocks - first
+    count = int(index.max()) + 1
+    if count > blocks.shape[axis]:
+        return blocks, None
+    steps = torch.arange(count, device=blocks.device)
+    return first + (steps[:, None] if axis == -2 else steps), index
 
 
 def _most(spans: tuple[Tensor, Tensor]) -> int:

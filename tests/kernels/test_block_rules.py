@@ -81,6 +81,23 @@ def test_lists_of_a_chunk_hold_the_rows_of_the_whole(rule, chunk):
     assert torch.equal(found, everything(rule, start + length)[:, start:])
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        (range(700, 1000), range(1000)),
+        ((999, 3, 640), range(1000)),  # far apart
+        (range(500, 800), (0, 799, 130)),
+        ((999, 3), (0, 799)),
+    ],
+)
+def test_a_matrix_of_positions_is_seen_as_each_of_its_pairs(rule, q, k):
+    q, k, head = torch.tensor(q), torch.tensor(k), torch.arange(rule.heads)
+    matrix = rule.sees(q[None, :, None], k[None, None], head[:, None, None])
+    one_by_one = rule.sees(*(x.flatten() for x in torch.meshgrid(q, k, indexing="ij")), head[:, None])
+    assert torch.equal(matrix.flatten(1).expand(rule.heads, -1), one_by_one.expand(rule.heads, -1))
+
+
 def test_random_blocks_depend_on_seed_and_head_alone_and_differ():
     one, other = BigBird(1, 0, 3, seed=1, groups=2), BigBird(1, 0, 3, seed=2, groups=2)
     rows = [one.row(i, 0).tolist() for i in range(40)]
