@@ -85,13 +85,14 @@ def _about(result: dict[str, Any]) -> str:
     said = [
         f"{plan['count']} prompts of each of {len(plan['tasks'])} tasks; the embedded model",
         *([f"not run for lack of time: {missed}"] if late else []),
-        _place(result["environment"]),
-        *([f"times: {_place(result['times'])}"] if "times" in result else []),
+        _where(result["environment"]),
+        *([f"times: {_where(result['times'])}"] if "times" in result else []),
     ]
     return f"{'; '.join(said)}."
 
 
-def _place(environment: dict[str, Any]) -> str:
+def _where(environment: dict[str, Any]) -> str:
+    """Device, versions and date as text."""
     versions = (f"{name} {version}" for name, version in environment["versions"].items() if version[0].isdigit())
     return "; ".join((environment["device"], ", ".join(versions), environment["date"]))
 

@@ -222,7 +222,7 @@ def _build(mask: Mask, num_queries: int, num_keys: int, tile_q: int, tile_k: int
 def pack_bits(pairs: Tensor) -> Tensor:
     """Bool tiles (n, tile_q, tile_k) as the bit tiles of `TileLists`, (n, tile_q, tile_k // 32) int32."""
     tiles, tile_q, tile_k = pairs.shape
-    # Eight bools as one number: the product has the i-th of them at bit 56 + i, and nothing is carried there.
+    # Eight bools as one number, the first its lowest byte: the product has the i-th at bit 56 + i, without a carry.
     eights = pairs.contiguous().view(torch.int64) * 0x0102040810204080
     return ((eights >> 56) & 0xFF).to(torch.uint8).view(torch.int32).reshape(tiles, tile_q, tile_k // 32)
 
