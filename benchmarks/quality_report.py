@@ -125,8 +125,11 @@ def _cells(row: dict[str, Any] | None, dense: dict[str, Any]) -> list[str]:
 
 def picks(result: dict[str, Any]) -> dict[str, str]:
     """For each series but dense the setting to prefer, over all lengths together: of those that keep `ENOUGH` of the
-    answers that dense attention gets right, the one that takes the least time; if none does, the one with the most
-    answers. Only settings that were run at every length count."""
+    answers that dense attention gets right, the one that computes the fewest pairs, or reads the fewest keys for
+    answers; if none does, the one with the most answers. Only settings that were run at every length count.
+
+    Times do not pick: a small model's are mostly not of attention, and differ by more from run to run.
+    """
     curves = compared(result)
     lengths = {row["tokens"] for row in curves}
     settings: dict[str, list[dict[str, Any]]] = {}
@@ -136,8 +139,8 @@ def picks(result: dict[str, Any]) -> dict[str, str]:
     whole: dict[str, list[tuple[str, int, float]]] = {}
     for name, rows in settings.items():
         if name != "dense" and {row["tokens"] for row in rows} == lengths:
-            right, seconds = sum(sum(row["right"]) for row in rows), sum(row["ttft_s"] for row in rows)
-            whole.setdefault(series(rows[0]), []).append((name, right, seconds))
+            right, cost = sum(sum(row["right"]) for row in rows), sum(_computed(row) for row in rows)
+            whole.setdefault(series(rows[0]), []).append((name, right, cost))
     picked = {}
     for policy, candidates in whole.items():
         good = [candidate for candidate in candidates if candidate[1] >= enough]

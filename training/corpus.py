@@ -95,6 +95,7 @@ POOLS = {
     "tales": 1_500_000,
 }
 MADE = {**GENERATORS, **INVENTED}
+OF_WORDS = ("records", "lines", "tales")  # every second text of these has the words of the short lists alone
 
 
 def _is_notice(text: str) -> bool:
@@ -170,6 +171,15 @@ def stream(pool: str, lexicon: Lexicon, seed: int = SEED) -> Iterator[str]:
     return MADE[pool](rng, lexicon)
 
 
+def pool_texts(pool: str, lexicon: Lexicon) -> Iterator[str]:
+    """The texts of one pool as training reads them: of words from the corpus and of those that facts are tested with,
+    in turn, so that the words of a fact stand in the text around it, too.
+    """
+    if pool not in OF_WORDS:
+        return stream(pool, lexicon)
+    return _round_robin([stream(pool, lexicon), stream(pool, Lexicon(), SEED + 1)])
+
+
 def common_words(texts_: list[str]) -> tuple[str, ...]:
     """Lower-case words of 4 to 11 letters that occur at least 4 times, in alphabetical order."""
     counts = Counter(word for text in texts_ for word in re.findall(r"(?<![\w])[a-z]{4,11}(?![\w])", text))
@@ -192,7 +202,9 @@ def main() -> None:
     bpe.save(bpe.build(sample), out / "tokenizer", MAX_LENGTH)
     tokenizer = bpe.load(out / "tokenizer")
 
-    pools = {pool: tokenized(stream(pool, lexicon), tokenizer, size).astype(np.uint16) for pool, size in POOLS.items()}
+    pools = {
+        pool: tokenized(pool_texts(pool, lexicon), tokenizer, size).astype(np.uint16) for pool, size in POOLS.items()
+    }
     np.savez_compressed(out / "pools.npz", **pools)
     manifest = {
         "seed": SEED,

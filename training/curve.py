@@ -1,14 +1,31 @@
-"""Draw the training curve from the committed log: `python -m training.curve` writes training/curve.png."""
+"""Draw the training curve from the committed logs: `python -m training.curve` writes training/curve.png.
+
+A run that went on from another one's model has a log of its own, and is drawn behind it.
+"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-LOG = Path(__file__).with_name("log.jsonl")
+HERE = Path(__file__).parent
+LOGS = [HERE / "log.jsonl", *sorted(HERE.glob("log-*.jsonl"))]
+
+
+def entries() -> Iterator[dict[str, Any]]:
+    """The entries of all logs, with steps that go on from one to the next."""
+    before = 0
+    for log in LOGS:
+        found = [json.loads(line) for line in log.read_text().splitlines()]
+        if before:
+            yield {"event": "stage", "step": before}
+        yield from (entry | {"step": before + entry["step"]} for entry in found)
+        before += found[-1]["step"]
 
 
 def main() -> None:
@@ -18,8 +35,7 @@ def main() -> None:
     figure, (scores, held_out, losses) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     cells: dict[str, list[tuple[int, float]]] = {}
     curves: dict[str, list[tuple[int, float]]] = {"answer": [], "text": []}
-    for line in LOG.read_text().splitlines():
-        entry = json.loads(line)
+    for entry in entries():
         if entry.get("event") == "stage":
             for axis in (scores, held_out):
                 axis.axvline(entry["step"], color="0.8", linewidth=1)
@@ -43,7 +59,7 @@ def main() -> None:
         losses.plot(*zip(*points, strict=True), label=name, linewidth=0.7)
     losses.set(xlabel="step", ylabel="loss, nats a token", yscale="log", title="losses")
     losses.legend()
-    figure.savefig(Path(__file__).with_name("curve.png"), dpi=110)
+    figure.savefig(HERE / "curve.png", dpi=110)
 
 
 if __name__ == "__main__":

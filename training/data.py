@@ -22,6 +22,9 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
 
 LEAD_WEIGHT = 4.0  # finding the place is the hard part: the first token that says something counts this much
+# From so many questions on a document's weight goes with the root of their number: beside one with hundreds of facts
+# and questions, one with a few facts in much text would hardly count, and such are most of what is asked for there.
+CROWD = 16
 TEXT_POSITIONS = 4096  # where a batch also learns to predict text
 UNSEEN_TOKENS = 150_000
 
@@ -58,13 +61,15 @@ def collate(samples: list[Sample], seed: str = "") -> Batch:
     """Samples of one length as a batch; `seed` picks the positions of `text`."""
     ids = np.stack([sample.ids for sample in samples])
     rows, length = ids.shape
-    at, lead, question, number = [], [], [], 0
+    at, lead, question, weight, number = [], [], [], [], 0
     for row, sample in enumerate(samples):
         for asked in sample.questions:
             span = np.arange(asked.start, asked.end)
             at.append(row * length + span - 1)
             lead.append(sample.lead[span])
             question.append(np.full(len(span), number))
+            each = np.where(sample.lead[span], LEAD_WEIGHT, 1.0)
+            weight.append(each * max(1, len(sample.questions) / CROWD) ** -0.5)
             number += 1
     flat, leads = np.concatenate(at), np.concatenate(lead)
     rng = np.random.default_rng(random.Random(seed).getrandbits(32))
@@ -73,7 +78,7 @@ def collate(samples: list[Sample], seed: str = "") -> Batch:
         torch.from_numpy(ids),
         torch.from_numpy(flat),
         torch.from_numpy(ids.reshape(-1)[flat + 1]),
-        torch.from_numpy(np.where(leads, LEAD_WEIGHT, 1.0)).float(),
+        torch.from_numpy(np.concatenate(weight)).float(),
         torch.from_numpy(leads),
         torch.from_numpy(np.concatenate(question)),
         torch.from_numpy(text),

@@ -3,8 +3,8 @@
 Short sequences do most of the work, and cost least. A longer length comes with a warm-up of its own (entering 4,096
 tokens at 2e-3 made a probe with AdamW forget all it knew), and short ones stay in the mix. A stage ends before its
 share of the steps is over once the first token of its longest answers is right often enough; what it leaves goes to the
-last stage. Below all of it the rate falls in a straight line to almost nothing at the last step (Bergsma et al. 2025,
-"Straight to Zero").
+next. Below all of it the rate falls in a straight line to almost nothing (Bergsma et al. 2025, "Straight to Zero"), and
+once more in a last, short stage of mostly long prompts: what is wrong after the first descent is wrong in those.
 """
 
 import random
@@ -22,6 +22,8 @@ FLOOR = 0.01  # of the rate, at the very end
 class Stage:
     """Lengths by share of the batches, learning rate (before it falls), the share of all steps at most, the share of
     first answer tokens that ends it before, and the share of documents of chains alone.
+
+    In a last stage that is `anew` the rate falls a second time; it begins when only its share of the steps is left.
     """
 
     mix: Mapping[int, float]
@@ -29,12 +31,14 @@ class Stage:
     share: float
     gate: float
     chains: float = 0.14
+    anew: bool = False
 
 
 STAGES = (
     Stage({512: 1.0}, 8.5e-4, 0.08, 0.9, 0.4),
-    Stage({512: 0.5, 4096: 0.5}, 8.5e-4, 0.42, 0.99, 0.3),
-    Stage({512: 0.3, 4096: 0.44, 16384: 0.1, 32768: 0.16}, 8.5e-4, 1.0, 2.0, 0.22),
+    Stage({512: 0.5, 4096: 0.5}, 8.5e-4, 0.25, 0.99, 0.3),
+    Stage({512: 0.3, 4096: 0.44, 16384: 0.1, 32768: 0.16}, 8.5e-4, 1.0, 2.0, 0.28),
+    Stage({512: 0.05, 4096: 0.3, 16384: 0.3, 32768: 0.35}, 3e-4, 0.07, 2.0, 0.2, anew=True),
 )
 
 
@@ -48,6 +52,7 @@ class Schedule:
         self.steps, self.seed, self.stages = steps, seed, stages
         self.step = self.number = self.begun = 0
         self.gate_rate = 0.0  # of first answer tokens, at the stage's longest length, moving average
+        self.turn = steps - round(stages[-1].share * steps) if stages[-1].anew else steps  # where the rate falls anew
 
     @property
     def position(self) -> dict[str, float]:
@@ -64,11 +69,6 @@ class Schedule:
         return self.stages[self.number]
 
     @property
-    def last(self) -> bool:
-        """Whether this is the last stage."""
-        return self.number == len(self.stages) - 1
-
-    @property
     def done(self) -> bool:
         return self.step >= self.steps
 
@@ -76,14 +76,18 @@ class Schedule:
         """The learning rate of the step to come."""
         inside = self.step - self.begun
         warm = min(1.0, (inside + 1) / WARM_UP)
-        return self.stage.rate * warm * (FLOOR + (1 - FLOOR) * (1 - self.step / self.steps))
+        begin, end = (self.turn, self.steps) if self.stage.anew else (0, self.turn)
+        return self.stage.rate * warm * (FLOOR + (1 - FLOOR) * (end - self.step) / (end - begin))
 
     def advance(self) -> bool:
         """Count a step; returns whether a new stage begins with the next."""
         self.step += 1
         inside = self.step - self.begun
+        if self.number + 1 == len(self.stages):
+            return False
         passed = inside >= GATE_AFTER and self.gate_rate >= self.stage.gate
-        if self.last or not (passed or inside >= self.stage.share * self.steps):
+        over = passed or inside >= self.stage.share * self.steps
+        if not (self.step >= self.turn if self.stages[self.number + 1].anew else over):
             return False
         self.number, self.begun, self.gate_rate = self.number + 1, self.step, 0.0
         return True

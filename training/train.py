@@ -1,13 +1,12 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 42000
-    python -m training.train .scratch/corpus OUT --steps 42000 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 42000 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT --steps 34000
+    python -m training.train .scratch/corpus OUT --steps 34000 --seconds 500                       # pauses
+    python -m training.train .scratch/corpus OUT2 --steps 34000 --resume OUT/state                 # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
-exported model (OUT/model). What is exported is the state with the best score on fixed fresh prompts since the last
-stage began, or since the run was resumed in it; the score is the mean over the tasks, two longer lengths, and held-out
-phrasings in unseen text.
+exported model (OUT/model). The scores are of fixed fresh prompts: the tasks, two longer lengths, and held-out phrasings
+in unseen text.
 """
 
 import argparse
@@ -35,6 +34,7 @@ from training.trainer import Trainer
 Write = Callable[..., None]
 
 LOG_EVERY = 50
+STEPS = 34000
 SCORES = 12  # looks at the fixed prompts in the whole training
 NEEDLES = ("single", "many", "multikey", "uuid")
 COMPOUND = ("multivalue", "multiquery", "chain", "count", "first", "last", "copy", "frequent")
@@ -83,7 +83,7 @@ def scores(trainer: Trainer, cells: dict[str, list[Batch]]) -> dict[str, float]:
 
 
 class Run:
-    """A training run: the trainer, where it is, what it logs, and the best weights so far."""
+    """A training run: the trainer, where it is, and what it logs."""
 
     def __init__(
         self,
@@ -95,12 +95,10 @@ class Run:
     ) -> None:
         self.trainer, self.schedule, self.cells, self.write = trainer, schedule, cells, write
         self.state_directory = state_directory
-        self.best = -1.0
-        self.best_weights: dict[str, torch.Tensor] = {}
 
     def until(self, batches: Iterator[Batch], out_of_time: Callable[[], bool]) -> bool:
         """Train until the end or until `out_of_time`; returns whether it is the end."""
-        every = max(LOG_EVERY, self.schedule.steps // SCORES)
+        every = max(LOG_EVERY, math.ceil(self.schedule.steps / SCORES))
         tokens = 0
         while not self.schedule.done:
             batch, rate = next(batches), self.schedule.rate()
@@ -128,14 +126,9 @@ class Run:
             state.save(self.state_directory, self.trainer.optimizer, self.schedule)
 
     def score(self) -> None:
-        """Look at the fixed prompts, and keep the weights if they are the best of the last stage."""
+        """Look at the fixed prompts."""
         found = scores(self.trainer, self.cells)
-        mean = sum(found.values()) / len(found)
-        self.write(event="score", step=self.schedule.step, mean=round(mean, 4), **found)
-        if self.schedule.last and mean >= self.best:
-            self.best = mean
-            masters = zip(self.trainer.optimizer.names, self.trainer.optimizer.masters, strict=True)
-            self.best_weights = {name: master.detach().to("cpu", copy=True) for name, master in masters}
+        self.write(event="score", step=self.schedule.step, mean=round(sum(found.values()) / len(found), 4), **found)
 
 
 def logger(path: Path) -> Write:
@@ -156,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("corpus", type=Path, help="directory that training.corpus wrote")
     parser.add_argument("out", type=Path, help="where the log and the exported model or the state go")
-    parser.add_argument("--steps", type=int, default=42000)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seconds", type=float, default=math.inf, help="pause after this long")
     parser.add_argument("--resume", type=Path, help="a state to go on from")
     parser.add_argument("--seed", type=int, default=1)
@@ -176,6 +169,8 @@ def main() -> None:
     write = logger(options.out / "log.jsonl")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stages = tuple(stage for stage in STAGES if max(stage.mix) <= options.longest)
+    if not stages:
+        parser.error(f"--longest {options.longest} leaves no stage")
     schedule = Schedule(options.steps, options.seed, stages)
     net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=options.mlp)
     graphed = device.type == "cuda" and not options.no_graphs
@@ -202,18 +197,19 @@ def main() -> None:
     run = Run(trainer, schedule, cells, write, options.out / "state")
     batches = iter(data.loader(source, schedule.jobs(), options.workers))
     finished = run.until(batches, lambda: time.monotonic() - started > options.seconds)
-    write(event="end" if finished else "pause", step=schedule.step, best=round(run.best, 4))
+    write(event="end" if finished else "pause", step=schedule.step)
     if finished:
-        export(run, options)
+        export(trainer, options)
         shutil.rmtree(options.out / "state")
     else:
         run.save()
 
 
-def export(run: Run, options: argparse.Namespace) -> None:
-    """Write OUT/model: the best weights, the tokenizer and the chat template."""
+def export(trainer: Trainer, options: argparse.Namespace) -> None:
+    """Write OUT/model: the weights, the tokenizer and the chat template."""
     net = model.create(options.seed, pairs=options.pairs, hidden=options.hidden, mlp=options.mlp)
-    missing, unexpected = net.load_state_dict(run.best_weights, strict=False)
+    masters = zip(trainer.optimizer.names, trainer.optimizer.masters, strict=True)
+    missing, unexpected = net.load_state_dict(dict(masters), strict=False)
     assert missing in ([], ["lm_head.weight"])  # tied to the embedding
     assert not unexpected
     assert isinstance(net, SmolLM3ForCausalLM)

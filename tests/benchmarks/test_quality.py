@@ -62,32 +62,32 @@ def test_dense_finds_the_facts_and_a_short_window_does_not(result: dict[str, Any
     assert dense["density"] is None
 
 
-def made(setting: str, right: int, ttft_s: float, tokens: int = 1024) -> dict[str, Any]:
+def made(setting: str, right: int, density: float, tokens: int = 1024) -> dict[str, Any]:
     answers = [i < right for i in range(20)]
     return {
         "setting": setting,
         "tokens": tokens,
         "right": answers,
-        "ttft_s": ttft_s,
-        "density": 0.5,
+        "ttft_s": 1 - density,  # times do not pick
+        "density": density,
         "lost": 0,
         "gained": 0,
         "p": 1.0,
     }
 
 
-def test_the_fastest_setting_that_keeps_enough_answers_is_picked() -> None:
+def test_the_setting_that_computes_least_and_keeps_enough_answers_is_picked() -> None:
     rows = [
-        made("dense", 20, 4.0),
-        *(made("window size 64", 10, 1.0), made("window size 512", 19, 2.0), made("window size 1024", 20, 3.0)),
-        *(made("strided stride 8", 3, 1.0), made("strided stride 4", 9, 3.5)),
+        made("dense", 20, 1.0),
+        *(made("window size 64", 10, 0.1), made("window size 512", 19, 0.2), made("window size 1024", 20, 0.3)),
+        *(made("strided stride 8", 3, 0.1), made("strided stride 4", 9, 0.35)),
     ]
     assert quality_report.picks({"curves": rows}) == {"window": "window size 512", "strided": "strided stride 4"}
 
 
 def test_a_setting_that_was_not_run_at_every_length_is_not_picked() -> None:
-    rows = [made("dense", 20, 4.0, n) for n in (1024, 2048)]
-    rows += [made("window size 512", 20, 1.0), *(made("window size 64", 20, 2.0, n) for n in (1024, 2048))]
+    rows = [made("dense", 20, 1.0, n) for n in (1024, 2048)]
+    rows += [made("window size 512", 20, 0.1), *(made("window size 64", 20, 0.2, n) for n in (1024, 2048))]
     assert quality_report.picks({"curves": rows}) == {"window": "window size 64"}
 
 

@@ -5,15 +5,18 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.samples import Spec
 from longreach.bench.recall.tasks import training_spec
 
+from training import data
 from training.data import LEAD_WEIGHT, Batches, FastRandom, Job, PieceCodec, collate, loader
 
 
-def test_collate_points_at_the_position_before_each_answer_token(corpus: Path) -> None:
+def test_collate_points_at_the_position_before_each_answer_token(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "CROWD", 4)
     rng = random.Random(6)
     sampler = Batches(corpus, 2048)._sampler(False)
     samples = [sampler.draw(rng, training_spec(rng, 512)) for _ in range(4)]
@@ -23,7 +26,9 @@ def test_collate_points_at_the_position_before_each_answer_token(corpus: Path) -
     assert (flat[batch.at + 1] == batch.token).all()
     assert sorted((batch.at + 1).tolist()) == np.flatnonzero(np.concatenate([s.target for s in samples])).tolist()
     assert int(batch.lead.sum()) == sum(int(s.lead.sum()) for s in samples)
-    assert ((batch.weight == LEAD_WEIGHT) == batch.lead).all()
+    crowds = torch.tensor([len(s.questions) for s in samples for q in s.questions], dtype=torch.float32)
+    each = torch.where(batch.lead, LEAD_WEIGHT, 1.0) / (crowds[batch.question] / 4).clamp(min=1).sqrt()
+    torch.testing.assert_close(batch.weight, each)
     assert batch.questions == sum(len(s.questions) for s in samples) == int(batch.question.max()) + 1
     assert ((batch.text + 1) % 512 != 0).all()  # the next token is of the same row
 

@@ -139,6 +139,21 @@ def test_a_stage_warms_up_and_ends_by_its_share_or_its_gate() -> None:
     assert late.step == 2000
 
 
+def test_in_a_last_stage_the_rate_falls_anew() -> None:
+    schedule = Schedule(5000, 1, (*STAGES, Stage({1024: 1.0}, 4e-4, 0.2, 2.0, anew=True)))
+    rates = [schedule.rate()]
+    changes = []
+    while not schedule.done:
+        if schedule.advance():
+            changes.append(schedule.step)
+        rates.append(schedule.rate())
+    assert changes == [2000, 4000]  # the middle stage has what the others leave
+    assert rates[3999] == pytest.approx(0.01 * 5e-4, rel=0.03)
+    assert rates[4000] == pytest.approx(4e-4 / WARM_UP)
+    assert rates[4500] == pytest.approx(4e-4 * (0.01 + 0.99 * 0.5))
+    assert rates[5000] == pytest.approx(0.01 * 4e-4)
+
+
 def test_jobs_go_on_where_a_schedule_was_resumed() -> None:
     whole, resumed = Schedule(100, 7, STAGES), Schedule(100, 7, STAGES)
     jobs = whole.jobs()
@@ -167,7 +182,7 @@ def test_a_run_that_pauses_goes_on_as_if_it_had_not(corpus: Path, tmp_path: Path
     finished = run(trainer(), whole, corpus, log)
     assert finished.until(batches(whole), lambda: False)
     assert [entry["step"] for entry in log if entry.get("event") == "stage"] == [4]
-    assert finished.best == log[-1]["mean"] >= 0
+    assert log[-1]["mean"] == log[-1]["count"] >= 0
 
     half = Schedule(8, 1, STAGES)
     paused = run(trainer(), half, corpus, [])

@@ -18,8 +18,8 @@ from .vocabulary import Lexicon
 # `prose` and `code` come from installed packages (`training/corpus.py`), `tongues`, `lines` and
 # `tales` from `training/invented.py`; the rest is made here.
 TRAINING_MIX = {
-    "prose": 0.21,
-    "story": 0.16,
+    "prose": 0.18,
+    "story": 0.19,
     "code": 0.11,
     "records": 0.10,
     "tongues": 0.08,

@@ -264,8 +264,8 @@ def training_spec(rng: random.Random, length: int, chains: float = 0.14) -> Spec
     """
     family = rng.choices(("chains", "pairs", "facts"), (chains, 0.07, 0.93 - chains))[0]
     mixture = Spec(length, absent=0.07, family=family, compounds=rng.choice(COMPOUNDS))
-    most = max(2, int(min(768, length // 40) * (1 - mixture.compounds / 2)))  # about what fits
-    few = rng.random() < (0.3 if length < 16384 else 0.45)
+    most = max(2, int(min(384, length // 40) * (1 - mixture.compounds / 2)))  # about what fits
+    few = rng.random() < (0.3 if length < 16384 else 0.6)
     items = _log_uniform(rng, most) if few else rng.randint(max(2, most // 3), most)
     if rng.random() < 0.05:
         return replace(mixture, items=items, early=True)
