@@ -63,13 +63,13 @@ def collate(samples: list[Sample], seed: str = "") -> Batch:
     rows, length = ids.shape
     at, lead, question, weight, number = [], [], [], [], 0
     for row, sample in enumerate(samples):
+        share = max(1, len(sample.questions) / CROWD) ** -0.5
         for asked in sample.questions:
             span = np.arange(asked.start, asked.end)
             at.append(row * length + span - 1)
             lead.append(sample.lead[span])
             question.append(np.full(len(span), number))
-            each = np.where(sample.lead[span], LEAD_WEIGHT, 1.0)
-            weight.append(each * max(1, len(sample.questions) / CROWD) ** -0.5)
+            weight.append(np.full(len(span), share))
             number += 1
     flat, leads = np.concatenate(at), np.concatenate(lead)
     rng = np.random.default_rng(random.Random(seed).getrandbits(32))
@@ -78,7 +78,7 @@ def collate(samples: list[Sample], seed: str = "") -> Batch:
         torch.from_numpy(ids),
         torch.from_numpy(flat),
         torch.from_numpy(ids.reshape(-1)[flat + 1]),
-        torch.from_numpy(np.concatenate(weight)).float(),
+        torch.from_numpy(np.where(leads, LEAD_WEIGHT, 1.0) * np.concatenate(weight)).float(),
         torch.from_numpy(leads),
         torch.from_numpy(np.concatenate(question)),
         torch.from_numpy(text),

@@ -85,9 +85,12 @@ class Schedule:
         inside = self.step - self.begun
         if self.number + 1 == len(self.stages):
             return False
-        passed = inside >= GATE_AFTER and self.gate_rate >= self.stage.gate
-        over = passed or inside >= self.stage.share * self.steps
-        if not (self.step >= self.turn if self.stages[self.number + 1].anew else over):
+        if self.stages[self.number + 1].anew:
+            over = self.step >= self.turn
+        else:
+            passed = inside >= GATE_AFTER and self.gate_rate >= self.stage.gate
+            over = passed or inside >= self.stage.share * self.steps
+        if not over:
             return False
         self.number, self.begun, self.gate_rate = self.number + 1, self.step, 0.0
         return True

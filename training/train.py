@@ -1,8 +1,8 @@
 """Train the embedded model with longreach's own kernels: one command, seeded, by a curriculum of lengths.
 
-    python -m training.train .scratch/corpus OUT --steps 34000
-    python -m training.train .scratch/corpus OUT --steps 34000 --seconds 500                       # pauses
-    python -m training.train .scratch/corpus OUT2 --steps 34000 --resume OUT/state                 # goes on
+    python -m training.train .scratch/corpus OUT
+    python -m training.train .scratch/corpus OUT --seconds 500                                     # pauses
+    python -m training.train .scratch/corpus OUT2 --resume OUT/state                               # goes on
 
 OUT receives log.jsonl, the state to resume from (OUT/state, renewed at every score) and, in its place at the end, the
 exported model (OUT/model). The scores are of fixed fresh prompts: the tasks, two longer lengths, and held-out phrasings

@@ -176,9 +176,9 @@ def frequent(drawer: Drawer, size: int) -> Item:
     """
     rng = drawer.rng
     top = max(3, round(size * rng.uniform(0.25, 0.5)))
-    words = [top_word := drawer.names.word(rng)] * top
+    words = [top_word := drawer.fact_lexicon.word(rng)] * top
     while len(words) < size:
-        word = drawer.names.word(rng)
+        word = drawer.fact_lexicon.word(rng)
         if word != top_word and word not in words:
             words += [word] * min(rng.randint(1, max(1, top // 2)), size - len(words))
     rng.shuffle(words)

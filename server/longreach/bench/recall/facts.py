@@ -66,10 +66,10 @@ class Drawer:
         # The words that facts are made of; those of phrasings are `lexicon`'s. A model is tested with the short lists,
         # whose words stand in the text around, too, and more often the longer it is. As long as training hardly had
         # such, passages went on from there, and words of the text were counted with those of a list.
-        self.names = Lexicon() if phrasing == "mixed" and rng.random() < STORY_WORDS else lexicon
+        self.fact_lexicon = Lexicon() if phrasing == "mixed" and rng.random() < STORY_WORDS else lexicon
         self.held_out = phrasing == "held_out"
         self.shared_relation = self.new_relation() if rng.random() < 0.5 else None
-        self.shared_word = self.names.adjective(rng) if rng.random() < 0.2 else None
+        self.shared_word = self.fact_lexicon.adjective(rng) if rng.random() < 0.2 else None
         # Few digits and letters, for the same reason as passages of few words (below): a value that was found by a
         # chain of variables was gone on with from another value that begins with the same digit.
         few = phrasing == "mixed" and rng.random() < few_characters
@@ -85,14 +85,14 @@ class Drawer:
         # Passages of few words: as long as hardly one came twice, the word before told the next one, and a trained
         # model went on from the wrong one of two places with the same word.
         few = phrasing == "mixed" and rng.random() < FEW_WORDS
-        self.words = tuple(self.names.word(rng) for _ in range(rng.randint(4, 40))) if few else ()
+        self.words = tuple(self.fact_lexicon.word(rng) for _ in range(rng.randint(4, 40))) if few else ()
         self.keys: set[str] = set()
         self.posed: set[int] = set()  # ids of the queries that were asked for
         self.relations_without_key: set[str] = set()
 
     def passage_word(self) -> str:
         """A word of a passage."""
-        return self.rng.choice(self.words) if self.words else self.names.word(self.rng)
+        return self.rng.choice(self.words) if self.words else self.fact_lexicon.word(self.rng)
 
     def share_relation(self) -> None:
         """Let all facts from now on share one relation."""
@@ -102,25 +102,27 @@ class Drawer:
         """A relation such as `pass key` or `silver code`."""
         rng = self.rng
         if self.phrasing == "mixed" and rng.random() < ANY_RELATION:
-            return " ".join(self.names.word(rng) for _ in range(rng.choice((2, 2, 3))))
+            return " ".join(self.fact_lexicon.word(rng) for _ in range(rng.choice((2, 2, 3))))
         if self.held_out and rng.random() < 0.5:
             return rng.choice(v.HELD_OUT_RELATIONS)
         draw = rng.random()
         if draw < 0.6:
             return rng.choice(v.RELATIONS)
         if draw < 0.78:
-            return f"{self.names.adjective(rng)} {rng.choice(v.RELATIONS)}"
+            return f"{self.fact_lexicon.adjective(rng)} {rng.choice(v.RELATIONS)}"
         return (
-            self.names.noun(rng)
+            self.fact_lexicon.noun(rng)
             if draw < 0.89
-            else f"{self.names.noun(rng)} {rng.choice(('code', 'number', 'key', 'name', 'word'))}"
+            else f"{self.fact_lexicon.noun(rng)} {rng.choice(('code', 'number', 'key', 'name', 'word'))}"
         )
 
     def new_key(self, make: Callable[[random.Random, Lexicon], str]) -> str:
         """A key that is no part of another and has no other as a part."""
         for attempt in range(50):
             key = (
-                make(self.rng, self.names) if attempt < 30 else f"{v.syllables(self.rng)} {v.syllables(self.rng, 3, 4)}"
+                make(self.rng, self.fact_lexicon)
+                if attempt < 30
+                else f"{v.syllables(self.rng)} {v.syllables(self.rng, 3, 4)}"
             )
             bare = f" {key.removeprefix('the ').lower()} "
             if not any(bare in other or other in bare for other in self.keys):
@@ -136,7 +138,7 @@ class Drawer:
     def _value(self) -> str:
         if self.shared_value:
             return self.shared_value()
-        return self.brief_value() if self.digits and self.rng.random() < 0.5 else v.value(self.rng, self.names)
+        return self.brief_value() if self.digits and self.rng.random() < 0.5 else v.value(self.rng, self.fact_lexicon)
 
     def brief_value(self) -> str:
         """A number or a word: what can be one of a list."""
@@ -144,7 +146,7 @@ class Drawer:
             return self.number(3, 7)
         if self.syllables and self.rng.random() < 0.7:
             return "".join(self.rng.choices(self.syllables, k=self.rng.randint(2, 4)))
-        return self.names.word(self.rng)
+        return self.fact_lexicon.word(self.rng)
 
     def number(self, least: int, most: int) -> str:
         """A number of `least` to `most` digits with no leading zero."""
@@ -243,7 +245,7 @@ class Drawer:
         else:
             plain = self.phrasing == "plain" or self.rng.random() < 0.35
             family = self.rng.choice(p.FAMILIES) if plain else events.event(self.rng, self.lexicon)
-        key, value = self.new_key(family.key), family.value(self.rng, self.names)
+        key, value = self.new_key(family.key), family.value(self.rng, self.fact_lexicon)
         statement = self.rng.choice(family.statements)
         return _single(key, "", value, fill(statement, "", key, value), family.questions, ())
 
