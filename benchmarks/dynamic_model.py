@@ -36,7 +36,7 @@ RETRIEVAL = ("single", "many", "multikey", "multivalue", "multiquery", "chain", 
 PAGE, ROWS, TAIL = 128, 64, 512
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {"dense": None}
 for _estimator in (Antidiagonal(8), Antidiagonal(16), *map(Moments, (16, 32, 64, 128)), Pooled()):
-    for _target in (Recall(0.8), Recall(0.9), Recall(0.95), Recall(0.98), Density(0.2)):
+    for _target in (Recall(0.8), Recall(0.9), Recall(0.95), Recall(0.98), Density(0.2), Density(0.3)):
         CONFIGURATIONS[f"{_estimator}, {_target}"] = {"estimator": _estimator, "target": _target}
 CONFIGURATIONS["Pooled(), Threshold(0.15)"] = {"estimator": Pooled(), "target": Threshold(0.15)}
 CONFIGURATIONS["Antidiagonal(stride=16), Recall(0.95), no dense tail"] = {

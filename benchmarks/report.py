@@ -12,8 +12,10 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import answers_report
 import decode_budget
 import profile_kernels
 import quality_report
@@ -49,7 +51,7 @@ def table(result: dict) -> str:
     if "budget" in result["rows"][0]:
         return decode_budget.table(result)
     if "task" in result["rows"][0]:
-        return answers_table(result)
+        return answers_report.table(result)
     return choices_table(result) if "choice" in result["rows"][0] else errors_table(result)
 
 
@@ -77,27 +79,6 @@ def choices_table(result: dict) -> str:
             f" What the layers of a step share takes {plans[0]:.2f} ms once; it is in the times, not in `choosing`."
         )
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"
-
-
-def answers_table(result: dict) -> str:
-    """Right answers of `benchmarks/dynamic_model.py` by task and choice, all tasks together, mean density and mean mass
-    kept; of the longest prompts."""
-    length = max(row["tokens"] for row in result["rows"])
-    cells: dict[str, dict[str, dict]] = {}  # by choice and task
-    for row in result["rows"]:
-        if row["tokens"] == length:
-            cells.setdefault(row["choice"], {})[row["task"]] = row
-    tasks = list(cells["dense"])
-    prompts = sum(row["prompts"] for row in cells["dense"].values())
-    lines = [["task", *cells], ["---", *["---:"] * len(cells)]]
-    lines += [[task, *(str(of[task]["right"]) for of in cells.values())] for task in tasks]
-    lines.append([f"all {prompts:,}", *(str(sum(row["right"] for row in of.values())) for of in cells.values())])
-    for title, name in (("density", "density"), ("mass kept", "kept_mean")):
-        shares = ([row[name] for row in of.values() if name in row] for of in cells.values())
-        lines.append([title, *(f"{sum(x) / len(x):.3f}" if x else "" for x in shares)])
-    about = f"{prompts // len(tasks)} prompts of {length:,} tokens a task; the embedded model, weights "
-    about += f"{result['weights']}; {result['device']}; torch {result['torch']}; {result['date']}."
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{about}\n"
 
 
 def exchanges_table(result: dict) -> str:
@@ -166,9 +147,17 @@ PICTURES = {
 }
 
 
-def _is_told_in_words(result: dict) -> bool:
-    """Whether there is nothing to draw, as of budgets, which have no speed-up, or of a single setting."""
-    return "curves" in result and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result))
+def picture_of(result: dict) -> Callable[[dict, Path], None] | None:
+    """What draws a result. None where there is nothing to draw, as of budgets, which have no speed-up, of a single
+    setting, or of runs without a curve."""
+    if "curves" in result and (quality_report.is_of_budgets(result) or quality_report.is_by_task(result)):
+        return None
+    if "runs" in result and not any(run["rows"] for run in result["runs"]):
+        return None
+    found = next((draw for kind, draw in PICTURES.items() if kind in result), None)
+    if found is None and "task" in result.get("rows", [{}])[0] and answers_report.is_curve(result):
+        return answers_report.draw
+    return found
 
 
 def insert(page: str, name: str, text: str) -> str:
@@ -190,10 +179,9 @@ def main() -> None:
             sys.exit(f"no page has markers for the results {path.stem!r}")
         result = json.loads(path.read_text())
         pages = {name: insert(page, path.stem, table(result)) for name, page in pages.items()}
-        for kind, draw in PICTURES.items():
-            lengths = "runs" not in result or any(run["rows"] for run in result["runs"])  # else there is no curve
-            if not args.check and kind in result and lengths and not _is_told_in_words(result):
-                draw(result, path.with_suffix(".png"))
+        draw = picture_of(result)
+        if draw is not None and not args.check:
+            draw(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
         sys.exit(f"{', '.join(stale)} differ from the results; run benchmarks/report.py" if stale else 0)

@@ -83,7 +83,7 @@ class WindowPolicy(Policy):
     """The last keys and the first ones (StreamingLLM, Xiao et al. 2023). Whatever lies between is not seen."""
 
     policy: Literal["window"]
-    size: Tokens = Field(4096, description="Keys that a query sees, itself counted.")
+    size: Tokens = Field(8192, description="Keys that a query sees, itself counted.")
     sinks: TokensOrNone = Field(4, description="First keys of the prompt that stay visible.")
 
 
@@ -92,7 +92,7 @@ class AShapePolicy(Policy):
 
     policy: Literal["a_shape"]
     sinks: TokensOrNone = Field(1024, description="First keys of the prompt that stay visible.")
-    window: Tokens = Field(4096, description="Keys that a query sees, itself counted.")
+    window: Tokens = Field(8192, description="Keys that a query sees, itself counted.")
 
 
 class StridedPolicy(Policy):
@@ -101,7 +101,7 @@ class StridedPolicy(Policy):
     IN_BLOCKS = ("stride",)
 
     policy: Literal["strided"]
-    stride: Tokens = Field(2048, description="Size of the local part, and distance of the blocks before it.")
+    stride: Tokens = Field(4096, description="Size of the local part, and distance of the blocks before it.")
     per_head: bool = Field(
         False, description="The first half of the heads sees the local part, the other half the blocks at a distance."
     )
@@ -113,7 +113,7 @@ class LocalGlobalPolicy(Policy):
     IN_BLOCKS = ("window", "global_tokens")
 
     policy: Literal["local_global"]
-    window: Tokens = Field(4096, description="Size of the last blocks, the query's own counted.")
+    window: Tokens = Field(8192, description="Size of the last blocks, the query's own counted.")
     global_tokens: TokensOrNone = Field(128, description="Size of the first blocks, which every query sees.")
 
 
@@ -123,10 +123,10 @@ class BigBirdPolicy(Policy):
     IN_BLOCKS = ("window", "global_tokens")
 
     policy: Literal["bigbird"]
-    window: Tokens = Field(2048, description="Size of the last blocks, the query's own counted.")
+    window: Tokens = Field(4096, description="Size of the last blocks, the query's own counted.")
     global_tokens: TokensOrNone = Field(128, description="Size of the first blocks, which every query sees.")
     random_blocks: Annotated[int, Range(0, 64)] = Field(
-        8, description="Blocks that are drawn, with replacement, for each block of queries."
+        32, description="Blocks that are drawn, with replacement, for each block of queries."
     )
     seed: Annotated[int, Range(0, 2**31 - 1)] = Field(0, description="The same seed, the same blocks.")
 

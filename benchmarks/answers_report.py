@@ -1,0 +1,121 @@
+"""The result of `dynamic_model.py` as a Markdown table and a picture, and which choice of tiles it speaks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quality_report import ENOUGH
+
+Cells = dict[str, dict[str, dict[str, Any]]]  # rows by choice and task
+
+
+def cells_of(result: dict[str, Any]) -> Cells:
+    """The rows of the longest prompts."""
+    length = max(row["tokens"] for row in result["rows"])
+    cells: Cells = {}
+    for row in result["rows"]:
+        if row["tokens"] == length:
+            cells.setdefault(row["choice"], {})[row["task"]] = row
+    return cells
+
+
+def table(result: dict[str, Any]) -> str:
+    """Right answers by task and choice, all tasks together, mean density and mean mass kept; the picked choice in bold.
+    What was not asked is left empty. A row for each task, or for each choice where there are more of these."""
+    cells = cells_of(result)
+    tasks = list(cells["dense"])
+    prompts = sum(row["prompts"] for row in cells["dense"].values())
+    picked = pick(result) if is_curve(result) else None
+    lines = [["task", *(f"**{choice}**" if choice == picked else choice for choice in cells)]]
+    lines += [[task, *(_cell(of.get(task), "right", str) for of in cells.values())] for task in tasks]
+    whole = [of if len(of) == len(tasks) else {} for of in cells.values()]
+    if len(tasks) > 1:
+        lines.append(
+            [f"all {prompts:,}", *(str(sum(row["right"] for row in of.values())) if of else "" for of in whole)]
+        )
+    lines += [["density", *_means(whole, "density")], ["mass kept", *_means(whole, "kept_mean")]]
+    if len(cells) > len(tasks):
+        lines = [list(line) for line in zip(*lines, strict=True)]
+        lines[0][0] = "choice"
+    lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
+    length = max(row["tokens"] for row in result["rows"])
+    about = f"{prompts // len(tasks):,} prompts of {length:,} tokens a task; the embedded model, weights "
+    about += f"{result['weights']}; {result['device']}; torch {result['torch']}; {result['date']}."
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{about}\n"
+
+
+def _cell(row: dict[str, Any] | None, name: str, told: Callable[[Any], str]) -> str:
+    return "" if row is None else told(row[name])
+
+
+def _means(whole: list[dict[str, dict[str, Any]]], name: str) -> list[str]:
+    found = ([row[name] for row in of.values() if name in row] for of in whole)
+    return [f"{sum(x) / len(x):.3f}" if x else "" for x in found]
+
+
+def least_kept(cells: Cells, choice: str) -> float:
+    """The share of dense attention's right answers on the task that loses most."""
+    return min(row["right"] / cells["dense"][task]["right"] for task, row in cells[choice].items())
+
+
+def density(cells: Cells, choice: str) -> float:
+    """Of the layers that attend to everything, over all prompts."""
+    rows = cells[choice].values()
+    return sum(row["density"] for row in rows) / len(rows)
+
+
+def pick(result: dict[str, Any]) -> str | None:
+    """Of several choices that were asked all tasks the one that computes least while it keeps `ENOUGH` of dense
+    attention's right answers on every task; None if there are not several, or none does."""
+    cells = cells_of(result)
+    asked = [choice for choice, of in cells.items() if choice != "dense" and len(of) == len(cells["dense"])]
+    good = [choice for choice in asked if least_kept(cells, choice) >= ENOUGH]
+    return min(good, key=lambda choice: density(cells, choice)) if len(asked) > 1 and good else None
+
+
+def series(choice: str) -> str:
+    """What a choice is drawn with: its estimator and its kind of target."""
+    estimator, _, target = choice.partition("), ")
+    return f"{estimator}), {target.split('(')[0]}"
+
+
+def is_curve(result: dict[str, Any]) -> bool:
+    """Whether some estimator was asked with so many targets of one kind that they make a line."""
+    found = [series(choice) for choice in cells_of(result) if choice != "dense"]
+    return any(found.count(name) > 2 for name in found)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Answers kept on the task that loses most, against density; the picked choice has a ring."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    cells = cells_of(result)
+    picked = pick(result)
+    figure, axis = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    lines: dict[str, list[str]] = {}
+    for choice in cells:
+        if choice != "dense":
+            lines.setdefault(series(choice), []).append(choice)
+    for i, (name, choices) in enumerate(lines.items()):
+        points = sorted((density(cells, choice), least_kept(cells, choice), choice) for choice in choices)
+        axis.plot([p[0] for p in points], [p[1] for p in points], marker=".", color=f"C{i}", label=name)
+        for x, y, choice in points:
+            axis.annotate(
+                choice.rsplit("=", 1)[-1].rstrip(")"), (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7
+            )
+            if choice == picked:
+                axis.plot([x], [y], "o", mfc="none", ms=11, color=f"C{i}")
+    axis.axhline(ENOUGH, color="gray", lw=0.8, ls=":")
+    axis.set_xlabel("density, in the layers that attend to everything")
+    axis.set_ylabel("of dense attention's answers,\non the task that loses most")
+    axis.grid(visible=True, alpha=0.25)
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    tokens = max(row["tokens"] for row in result["rows"])
+    axis.set_title(f"{tokens:,} tokens; {result['device']}; {result['date']}", fontsize=9, color="gray")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
