@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,15 @@ from quality_report import ENOUGH
 Cells = dict[str, dict[str, dict[str, Any]]]  # rows by choice and task
 
 
+def _length(result: dict[str, Any]) -> int:
+    return max(row["tokens"] for row in result["rows"])
+
+
 def cells_of(result: dict[str, Any]) -> Cells:
     """The rows of the longest prompts."""
-    length = max(row["tokens"] for row in result["rows"])
     cells: Cells = {}
     for row in result["rows"]:
-        if row["tokens"] == length:
+        if row["tokens"] == _length(result):
             cells.setdefault(row["choice"], {})[row["task"]] = row
     return cells
 
@@ -25,34 +27,24 @@ def table(result: dict[str, Any]) -> str:
     """Right answers by task and choice, all tasks together, mean density and mean mass kept; the picked choice in bold.
     What was not asked is left empty. A row for each task, or for each choice where there are more of these."""
     cells = cells_of(result)
-    tasks = list(cells["dense"])
-    prompts = sum(row["prompts"] for row in cells["dense"].values())
-    picked = pick(result) if is_curve(result) else None
+    dense = cells["dense"]
+    prompts = sum(row["prompts"] for row in dense.values())
+    picked = pick(result)
     lines = [["task", *(f"**{choice}**" if choice == picked else choice for choice in cells)]]
-    lines += [[task, *(_cell(of.get(task), "right", str) for of in cells.values())] for task in tasks]
-    whole = [of if len(of) == len(tasks) else {} for of in cells.values()]
-    if len(tasks) > 1:
-        lines.append(
-            [f"all {prompts:,}", *(str(sum(row["right"] for row in of.values())) if of else "" for of in whole)]
-        )
-    lines += [["density", *_means(whole, "density")], ["mass kept", *_means(whole, "kept_mean")]]
-    if len(cells) > len(tasks):
+    lines += [[task, *(str(of[task]["right"]) if task in of else "" for of in cells.values())] for task in dense]
+    whole = [of.values() if of.keys() == dense.keys() else () for of in cells.values()]
+    totals = (str(sum(row["right"] for row in rows)) if rows else "" for rows in whole)
+    lines.append([f"all {prompts:,}", *totals])
+    for title, name in (("density", "density"), ("mass kept", "kept_mean")):
+        shares = ([row[name] for row in rows if name in row] for rows in whole)
+        lines.append([title, *(f"{sum(x) / len(x):.3f}" if x else "" for x in shares)])
+    if len(cells) > len(dense):
         lines = [list(line) for line in zip(*lines, strict=True)]
         lines[0][0] = "choice"
     lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
-    length = max(row["tokens"] for row in result["rows"])
-    about = f"{prompts // len(tasks):,} prompts of {length:,} tokens a task; the embedded model, weights "
+    about = f"{prompts // len(dense):,} prompts of {_length(result):,} tokens a task; the embedded model, weights "
     about += f"{result['weights']}; {result['device']}; torch {result['torch']}; {result['date']}."
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{about}\n"
-
-
-def _cell(row: dict[str, Any] | None, name: str, told: Callable[[Any], str]) -> str:
-    return "" if row is None else told(row[name])
-
-
-def _means(whole: list[dict[str, dict[str, Any]]], name: str) -> list[str]:
-    found = ([row[name] for row in of.values() if name in row] for of in whole)
-    return [f"{sum(x) / len(x):.3f}" if x else "" for x in found]
 
 
 def least_kept(cells: Cells, choice: str) -> float:
@@ -61,18 +53,21 @@ def least_kept(cells: Cells, choice: str) -> float:
 
 
 def density(cells: Cells, choice: str) -> float:
-    """Of the layers that attend to everything, over all prompts."""
+    """Of the layers that attend to everything, the mean over tasks."""
     rows = cells[choice].values()
     return sum(row["density"] for row in rows) / len(rows)
 
 
 def pick(result: dict[str, Any]) -> str | None:
-    """Of several choices that were asked all tasks the one that computes least while it keeps `ENOUGH` of dense
-    attention's right answers on every task; None if there are not several, or none does."""
+    """Where targets make a curve, the choice that computes least of those that keep `ENOUGH` of dense attention's right
+    answers on every task; None where they make none, or nothing keeps so many. What was not asked every task is left
+    out."""
+    if not is_curve(result):
+        return None
     cells = cells_of(result)
-    asked = [choice for choice, of in cells.items() if choice != "dense" and len(of) == len(cells["dense"])]
+    asked = [choice for choice, of in cells.items() if choice != "dense" and of.keys() == cells["dense"].keys()]
     good = [choice for choice in asked if least_kept(cells, choice) >= ENOUGH]
-    return min(good, key=lambda choice: density(cells, choice)) if len(asked) > 1 and good else None
+    return min(good, key=lambda choice: density(cells, choice), default=None)
 
 
 def series(choice: str) -> str:
@@ -115,7 +110,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axis.set_ylabel("of dense attention's answers,\non the task that loses most")
     axis.grid(visible=True, alpha=0.25)
     axis.legend(frameon=False, fontsize=8, loc="lower right")
-    tokens = max(row["tokens"] for row in result["rows"])
-    axis.set_title(f"{tokens:,} tokens; {result['device']}; {result['date']}", fontsize=9, color="gray")
+    axis.set_title(f"{_length(result):,} tokens; {result['device']}; {result['date']}", fontsize=9, color="gray")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
