@@ -198,19 +198,19 @@ def _place(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_times(result: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
-    """The result with the times of ``alone``, whose environment it has as ``times`` then.
+    """The result with the times of ``alone``, whose environment and weights it has as ``times`` then: other weights of
+    the same shape take as long, but for what little more or less ``dynamic`` chooses.
 
     Raises:
-        ValueError: they are of different weights, or ``alone`` lacks a setting at some length.
+        ValueError: ``alone`` lacks a setting at some length.
     """
-    if result["weights"] != alone["weights"]:
-        raise ValueError("--times: of other weights than the results: run it again with those in use")
     seconds = {(row["tokens"], row["setting"]): row["ttft_s"] for row in alone["curves"]}
     for row in result["curves"]:
         if (row["tokens"], row["setting"]) not in seconds:
             raise ValueError(f"--times: lacks {row['setting']} at {row['tokens']:,} tokens: run it with all settings")
     curves = [row | {"ttft_s": seconds[row["tokens"], row["setting"]]} for row in result["curves"]]
-    return result | {"curves": curves, "times": alone["environment"]}
+    times = alone.get("times", alone["environment"] | {"weights": alone["weights"]})
+    return result | {"curves": curves, "times": times}
 
 
 def line(row: dict[str, Any]) -> str:

@@ -86,7 +86,8 @@ def _about(result: dict[str, Any]) -> str:
         f"{plan['count']} prompts of each of {len(plan['tasks'])} tasks; the embedded model",
         *([f"not run for lack of time: {missed}"] if late else []),
         _where(result["environment"]),
-        *([f"times: {_where(result['times'])}"] if "times" in result else []),
+        f"weights {result['weights']}",
+        *([f"times: {_where(result['times'])}; weights {result['times']['weights']}"] if "times" in result else []),
     ]
     return f"{'; '.join(said)}."
 

@@ -1,12 +1,7 @@
-"""Draw the training curve from the committed logs: `python -m training.curve` writes training/curve.png.
-
-A run that went on from another one's model has a log of its own, and is drawn behind it.
-"""
+"""Draw the training curve from the committed log: `python -m training.curve` writes training/curve.png."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -14,18 +9,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).parent
-LOGS = [HERE / "log.jsonl", *sorted(HERE.glob("log-*.jsonl"))]
-
-
-def entries() -> Iterator[dict[str, Any]]:
-    """The entries of all logs, with steps that go on from one to the next."""
-    before = 0
-    for log in LOGS:
-        found = [json.loads(line) for line in log.read_text().splitlines()]
-        if before:
-            yield {"event": "stage", "step": before}
-        yield from (entry | {"step": before + entry["step"]} for entry in found)
-        before += found[-1]["step"]
+LOG = HERE / "log.jsonl"
 
 
 def main() -> None:
@@ -35,7 +19,8 @@ def main() -> None:
     figure, (scores, held_out, losses) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     cells: dict[str, list[tuple[int, float]]] = {}
     curves: dict[str, list[tuple[int, float]]] = {"answer": [], "text": []}
-    for entry in entries():
+    for line in LOG.read_text().splitlines():
+        entry = json.loads(line)
         if entry.get("event") == "stage":
             for axis in (scores, held_out):
                 axis.axvline(entry["step"], color="0.8", linewidth=1)

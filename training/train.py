@@ -34,7 +34,7 @@ from training.trainer import Trainer
 Write = Callable[..., None]
 
 LOG_EVERY = 50
-STEPS = 34000
+STEPS = 36000
 SCORES = 12  # looks at the fixed prompts in the whole training
 NEEDLES = ("single", "many", "multikey", "uuid")
 COMPOUND = ("multivalue", "multiquery", "chain", "count", "first", "last", "copy", "frequent")

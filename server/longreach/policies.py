@@ -101,7 +101,7 @@ class StridedPolicy(Policy):
     IN_BLOCKS = ("stride",)
 
     policy: Literal["strided"]
-    stride: Tokens = Field(4096, description="Size of the local part, and distance of the blocks before it.")
+    stride: Tokens = Field(512, description="Size of the local part, and distance of the blocks before it.")
     per_head: bool = Field(
         False, description="The first half of the heads sees the local part, the other half the blocks at a distance."
     )

@@ -1,8 +1,12 @@
 """The accuracy rule of every kernel test, and makers of inputs."""
 
+from typing import Any
+
 import torch
-from longreach_kernels import Mask, PagedBatch, reference
+from longreach_kernels import Mask, PagedBatch, paged_attention, reference
 from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
 
 
 def tolerance(exact: Tensor, eager: Tensor, dtype: torch.dtype, factor: float = 2.0) -> float:
@@ -161,3 +165,48 @@ def check_paged(
             assert not out[rows].any()
             continue
         check(out[rows].transpose(0, 1)[None], lse[rows].T[None], q[rows].transpose(0, 1)[None], k, v, mask, **options)
+
+
+def quantized(pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Pages in fp8 and the scales (Hkv,) that take them back."""
+    scale = pages.float().abs().amax((0, 1, 3)) / 448
+    return (pages.float() / scale[:, None]).to(FP8), scale
+
+
+def check_fp8(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: Mask, backend: str, **options: Any
+) -> None:
+    """fp8 pages, held to the rule for the numbers that they stand for, in the precision of the queries."""
+    (k8, k_scale), (v8, v_scale) = quantized(k_pages), quantized(v_pages)
+    out, lse = paged_attention(
+        q, k8, v8, batch, mask, k_scale=k_scale, v_scale=v_scale, backend=backend, return_lse=True, **options
+    )
+    exact, exact_lse = reference.paged_attention(
+        q,
+        k8,
+        v8,
+        batch,
+        mask,
+        scale=q.shape[-1] ** -0.5,
+        kv_scales=(k_scale, v_scale),
+        compute_dtype=torch.float64,
+        **options,
+    )
+    k_low, v_low = (x.float().mul(s[:, None]).to(q.dtype) for x, s in ((k8, k_scale), (v8, v_scale)))
+    eager, _ = reference.paged_attention(
+        q,
+        k_low,
+        v_low,
+        batch,
+        mask,
+        scale=q.shape[-1] ** -0.5,
+        compute_dtype=torch.float64,
+        **options,
+    )
+    allowed = tolerance(exact, eager.to(q.dtype), q.dtype)
+    error = (out.double() - exact).abs().max().item()
+    assert error <= allowed, f"out is off by {error:.3g}, {allowed:.3g} allowed"
+    finite = exact_lse.isfinite()
+    assert torch.equal(lse.isfinite(), finite)
+    largest = exact_lse[finite].abs().max().item()
+    assert (lse[finite].double() - exact_lse[finite]).abs().max().item() <= 1e-5 * (1 + largest)

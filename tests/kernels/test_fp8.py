@@ -3,11 +3,8 @@
 import pytest
 import torch
 from longreach_kernels import Causal, Mask, Window, paged_attention, reference, write_pages
-from torch import Tensor
 
-from .accuracy import paged
-
-FP8 = torch.float8_e4m3fn
+from .accuracy import FP8, check_fp8, paged, quantized
 
 
 @pytest.fixture(params=["cpu", "triton", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -18,12 +15,6 @@ def place(request: pytest.FixtureRequest) -> tuple[str, str]:
     if request.param == "triton" and torch.cuda.is_available():
         pytest.skip("the interpreter is tested where there is no GPU")
     return request.param, "cpu"
-
-
-def quantized(pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Pages in fp8 and the scales (Hkv,) that take them back."""
-    scale = pages.float().abs().amax((0, 1, 3)) / 448
-    return (pages.float() / scale[:, None]).to(FP8), scale
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(30, 3)], ids=repr)
@@ -85,23 +76,24 @@ def test_scales_belong_to_fp8_pages_and_to_nothing_else():
         paged_attention(q, k8, v_pages, batch, k_scale=ones, v_scale=ones)
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("page_size", [16, 64, 128])
-def test_gpu_fp8_pages(page_size: int):
-    lengths = [1, 1, 1000, 700], [4000, 513, 3000, 700]
-    q, k_pages, v_pages, batch = paged(*lengths, page_size, 8, 2, 128, torch.bfloat16, "cuda", num_decodes=2)
-    _, k_scale = quantized(k_pages)
-    _, v_scale = quantized(v_pages)
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
+def test_fp8_pages_under_16_bit_queries(page_size: int, device: str):
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is tested where there is no GPU")
+    lengths = ([1, 1, 1000, 700], [4000, 513, 3000, 700]) if device == "cuda" else ([1, 1, 40, 30], [300, 130, 90, 30])
+    dtype = torch.bfloat16 if device == "cuda" else torch.float16  # the interpreter multiplies no bf16
+    q, k_pages, v_pages, batch = paged(*lengths, page_size, 8, 2, 128, dtype, device, num_decodes=2)
+    check_fp8(q, k_pages, v_pages, batch, Causal(), "triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_a_gpu_writes_what_the_reference_does(page_size: int):
+    _, k_pages, v_pages, _ = paged([700], [3000], page_size, 8, 2, 128, torch.bfloat16, "cuda")
+    k, v = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
+    scales = quantized(k_pages)[1], quantized(v_pages)[1]
     k8, v8 = (torch.zeros(k_pages.shape, device="cuda").to(FP8) for _ in range(2))
-    slots = torch.arange(k_pages.shape[0] * page_size, device="cuda")
-    write_pages(k_pages.flatten(0, 1), v_pages.flatten(0, 1), k8, v8, slots, **scales)
-    expected = reference.quantized(k_pages.flatten(0, 1), v_pages.flatten(0, 1), FP8, (k_scale, v_scale))
-    assert torch.equal(k8.flatten(0, 1).float(), expected[0].float())
-    assert torch.equal(v8.flatten(0, 1).float(), expected[1].float())
-    out, lse = paged_attention(q, k8, v8, batch, return_lse=True, **scales)
-    exact, exact_lse = reference.paged_attention(
-        q, k8, v8, batch, Causal(), scale=128**-0.5, kv_scales=(k_scale, v_scale), compute_dtype=torch.float64
-    )
-    torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-3, rtol=1e-4)
+    write_pages(k, v, k8, v8, torch.arange(len(k), device="cuda"), k_scale=scales[0], v_scale=scales[1])
+    for pages, expected in zip((k8, v8), reference.quantized(k, v, FP8, scales), strict=True):
+        assert torch.equal(pages.flatten(0, 1).float(), expected.float())

@@ -11,15 +11,7 @@ from longreach_kernels.hopper import launch
 from longreach_kernels.hopper.transpose import transposed
 from torch import Tensor
 
-from .accuracy import eager_fp8, paged, tolerance
-
-FP8 = torch.float8_e4m3fn
-
-
-def quantized(pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Pages in fp8 and the scales (Hkv,) that take them back."""
-    scale = pages.float().abs().amax((0, 1, 3)) / 448
-    return (pages.float() / scale[:, None]).to(FP8), scale
+from .accuracy import FP8, eager_fp8, paged, quantized, tolerance
 
 
 def test_transposed_values_have_their_keys_side_by_side_in_the_order_of_the_weights():
