@@ -23,23 +23,7 @@ def place(request: pytest.FixtureRequest) -> tuple[str, str]:
 def test_attention_over_fp8_pages(page_size: int, mask: Mask, options: dict, place):
     backend, device = place
     q, k_pages, v_pages, batch = paged([1, 9, 1, 0], [70, 40, 5, 3], page_size, 4, 2, 64, device=device, num_decodes=1)
-    (k_pages, k_scale), (v_pages, v_scale) = quantized(k_pages), quantized(v_pages)
-    out, lse = paged_attention(
-        q, k_pages, v_pages, batch, mask, k_scale=k_scale, v_scale=v_scale, backend=backend, return_lse=True, **options
-    )
-    exact, exact_lse = reference.paged_attention(
-        q,
-        k_pages,
-        v_pages,
-        batch,
-        mask,
-        scale=0.125,
-        kv_scales=(k_scale, v_scale),
-        compute_dtype=torch.float64,
-        **options,
-    )
-    torch.testing.assert_close(out.double(), exact, atol=3e-6, rtol=1e-5)
-    torch.testing.assert_close(lse.double(), exact_lse, atol=3e-6, rtol=1e-5)
+    check_fp8(q, k_pages, v_pages, batch, mask, backend, **options)
 
 
 def test_writes_divide_by_the_scale_and_saturate(place):

@@ -65,7 +65,9 @@ def stored(k_pages: Tensor, v_pages: Tensor, fp8: bool) -> tuple[Tensor, Tensor,
     return k_pages, v_pages, {"k_scale": k_scale, "v_scale": v_scale}
 
 
-def check_fp8_here(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: Mask, **options: Any) -> None:
+def check_fp8_decode(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: Mask, **options: Any
+) -> None:
     """Hold this kernel over fp8 pages to the rule."""
     assert decode_launch.supports(q, quantized(k_pages)[0], quantized(v_pages)[0], mask)
     check_fp8(q, k_pages, v_pages, batch, mask, "hopper", **options)
@@ -97,7 +99,7 @@ class TestOnHopper:
         for options in every:
             out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="hopper", return_lse=True, **options)
             check_paged(out, lse, q, k_pages, v_pages, batch, mask, **options)
-            check_fp8_here(q, k_pages, v_pages, batch, mask, **options)
+            check_fp8_decode(q, k_pages, v_pages, batch, mask, **options)
 
     @pytest.mark.parametrize("head_dim", decode_launch.HEAD_DIMS)
     @pytest.mark.parametrize("heads", [(2, 2), (5, 1), (8, 1), (36, 3), (16, 1)])
@@ -107,7 +109,7 @@ class TestOnHopper:
             assert decode_launch.supports(q, k_pages, v_pages, Causal())
             out, lse = paged_attention(q, k_pages, v_pages, batch, backend="hopper", return_lse=True)
             check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
-            check_fp8_here(q, k_pages, v_pages, batch, Causal())
+            check_fp8_decode(q, k_pages, v_pages, batch, Causal())
 
     @pytest.mark.parametrize("factor", [30.0, 3000.0])
     def test_outliers(self, factor: float) -> None:
@@ -120,7 +122,7 @@ class TestOnHopper:
         v_pages[:, 5] *= 100
         out, lse = paged_attention(q, k_pages, v_pages, batch, backend="hopper", return_lse=True)
         check_paged(out, lse, q, k_pages, v_pages, batch, Causal())
-        check_fp8_here(q, k_pages, v_pages, batch, Causal())
+        check_fp8_decode(q, k_pages, v_pages, batch, Causal())
 
     @pytest.mark.parametrize("fp8", [False, True])
     def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(self, fp8: bool) -> None:

@@ -85,10 +85,11 @@ def test_compiled_kernels_are_counted_by_their_hash(tmp_path: Path) -> None:
 def test_a_second_warm_up_finds_everything(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "longreach", "warmup", "--max-model-len", "4k", "--max-num-seqs", "4"]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    said = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True).stdout
-        for _ in range(2)
-    ]
+    said = []
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
     first, second = (re.search(r"(\d+) kernels compiled, (\d+) found", text) for text in said)
     assert first is not None
     assert second is not None
