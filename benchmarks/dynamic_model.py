@@ -143,6 +143,7 @@ def run(
                 density += probe.density
             row: dict[str, Any] = {"tokens": length, "task": task, "choice": name}
             row |= {"prompts": len(right), "right": sum(right)}
+            row["wrong"] = [number for number, is_right in enumerate(right) if not is_right]
             if kept:
                 mass = torch.cat(kept).double().sort()[0]
                 row |= {"kept_mean": mass.mean().item(), "kept_p5": mass[len(mass) // 20].item()}

@@ -60,6 +60,7 @@ class TileChoice:
         target: how much is kept.
         estimators: by which estimate, for each layer where tiles are chosen; the other layers compute their own masks.
         prompt_lens: (B,) int32, tokens of each sequence's prompt.
+        dense_below: queries before this position see everything.
         visited: for each of these layers, (B,) the key tiles of each sequence, over its query tiles and KV heads;
             filled by the step.
         plans: by the shapes of queries and pages, what all layers share; filled by the step.
@@ -68,6 +69,7 @@ class TileChoice:
     target: Target
     estimators: Mapping[int, Estimator]
     prompt_lens: Tensor
+    dense_below: int
     visited: list[Tensor] = field(default_factory=list)
     plans: dict[tuple[torch.Size, torch.Size], TilePlan] = field(default_factory=dict)
 
@@ -177,12 +179,15 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
                 group.sample.kept.append(_kept(queries, lse, pages, own, group.sample, options))
             parts.append(out)
             continue
-        seen: dict[str, Any] = {"mask": mask}
+        lists = None
         if group.choice is not None and layer_index in group.choice.estimators:
-            seen = {"lists": _choose(queries, pages[0], layer_index, group, group.choice, options)}
-        elif mask == own or group.sample is None:
+            lists = _choose(queries, pages[0], layer_index, group, group.choice, options)
+            if lists is None and group.sample is not None:
+                group.sample.kept.append(queries.new_ones((len(group.sample.rows), q.shape[1]), dtype=torch.float32))
+        if lists is None and (mask == own or group.sample is None):
             parts.append(paged_attention(queries, *pages, group.batch, mask, **options))
             continue
+        seen: dict[str, Any] = {"mask": mask} if lists is None else {"lists": lists}
         if group.sample is None:
             parts.append(paged_attention(queries, *pages, group.batch, **seen, **options))
             continue
@@ -194,14 +199,28 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
 
 def _choose(
     q: Tensor, k_pages: Tensor, layer_index: int, group: StepGroup, choice: TileChoice, options: dict[str, Any]
-) -> TileLists:
+) -> TileLists | None:
+    """The lists of what is chosen; None where everything is kept, for which there are faster kernels."""
     backend, shapes = options["backend"], (q.shape, k_pages.shape)
     if shapes not in choice.plans:
-        choice.plans[shapes] = plan_tiles(q, k_pages, group.batch, prompt_lens=choice.prompt_lens, backend=backend)
+        choice.plans[shapes] = plan_tiles(
+            q,
+            k_pages,
+            group.batch,
+            prompt_lens=choice.prompt_lens,
+            dense_below=choice.dense_below,
+            backend=backend,
+        )
+    plan = choice.plans[shapes]
+    if plan.all_kept:
+        tiles = plan.frame.tiles
+        kept = plan.visible.sum(1, dtype=torch.int32) * plan.frame.heads
+        choice.visited.append(kept.new_zeros(group.batch.size).index_add_(0, tiles.seq, kept))
+        return None
     lists = choose_tiles(
         q,
         k_pages,
-        choice.plans[shapes],
+        plan,
         target=choice.target,
         estimator=choice.estimators[layer_index],
         scale=options["scale"],

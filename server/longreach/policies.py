@@ -101,7 +101,7 @@ class StridedPolicy(Policy):
     IN_BLOCKS = ("stride",)
 
     policy: Literal["strided"]
-    stride: Tokens = Field(512, description="Size of the local part, and distance of the blocks before it.")
+    stride: Tokens = Field(4096, description="Size of the local part, and distance of the blocks before it.")
     per_head: bool = Field(
         False, description="The first half of the heads sees the local part, the other half the blocks at a distance."
     )
@@ -164,6 +164,10 @@ class DynamicPolicy(Policy):
         description="antidiagonal compares mixtures of keys, moments their means and variances, which also shows a key "
         "that a single query looks for, and pooled their means alone, which is the cheapest; auto is moments in layers "
         "without rotary positions and antidiagonal in the others.",
+    )
+    dense_below: TokensOrNone = Field(
+        8192,
+        description="Queries before this position see everything: so early, choosing takes the time that it saves.",
     )
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
+from longreach_kernels.dynamic.estimators import strips_of
 from longreach_kernels.dynamic.listing import count_kernel, entries_kernel, recall_kernel, warps_of
 from longreach_kernels.dynamic.page_bounds import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
@@ -85,6 +86,7 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
     ):
         config = pooled_config(head_dim, torch.bfloat16, 90, 128, second)
         pooled = shape | _OPTIONS | {"BLOCK_N": config.block_n, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
+        pooled |= {"STRIPS": strips_of(128) if second else 1}
         keys = {"K": "*fp8e4nv"} if "fp8" in name else {}
         found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, keys, num_warps=4)
         launched = pooled_options(config, head_dim, torch.bfloat16, 90)

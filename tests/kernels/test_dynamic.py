@@ -175,7 +175,7 @@ def test_chunks_and_neighbours_change_no_bit(backend: str, target, estimator) ->
 
 def test_recall_keeps_the_heaviest_until_their_share_is_reached() -> None:
     mass = torch.tensor([[[0.1, 0.4, 0.05, 0.25, 0.2, 0.0]]])
-    mass = (mass * PARTS).int()
+    mass = (mass * PARTS).int()[:, :, None]
     visible = torch.tensor([[True] * 5 + [False]])
     none = torch.zeros_like(visible)
     pick = lambda share, forced=none: choose(mass, visible, forced, Recall(share))[0, 0].nonzero().flatten().tolist()  # noqa: E731
@@ -189,8 +189,20 @@ def test_recall_keeps_the_heaviest_until_their_share_is_reached() -> None:
     assert pick(0.05, forced) == [2]
 
 
+def test_a_strip_of_a_tile_finds_its_own_share() -> None:
+    """Alone; a budget goes by all of them together."""
+    mass = (torch.tensor([[[[0.9, 0.1, 0.0, 0.0], [0.0, 0.1, 0.2, 0.7], [0.0, 0.0, 0.0, 0.0]]]]) * PARTS).int()
+    visible, none = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.bool)
+    kept = lambda target: choose(mass, visible, none, target)[0, 0].nonzero().flatten().tolist()  # noqa: E731
+    assert kept(Recall(0.6)) == [0, 3]
+    assert kept(Recall(0.85)) == [0, 2, 3]
+    assert kept(Density(0.25)) == [0]
+    assert kept(Density(0.5)) == [0, 3]
+    assert kept(Threshold(0.5)) == [0, 3]
+
+
 def test_density_is_a_budget_that_heads_share() -> None:
-    mass = (torch.tensor([[[0.9, 0.05, 0.05, 0.0]], [[0.3, 0.3, 0.2, 0.2]]]) * PARTS).int()
+    mass = (torch.tensor([[[0.9, 0.05, 0.05, 0.0]], [[0.3, 0.3, 0.2, 0.2]]]) * PARTS).int()[:, :, None]
     visible, none = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.bool)
     assert choose(mass, visible, none, Density(0.5)).sum(-1).flatten().tolist() == [1, 3]
     assert choose(mass, visible, none, Density(0.4)).sum() == 4  # 3.2, rounded up
@@ -198,7 +210,7 @@ def test_density_is_a_budget_that_heads_share() -> None:
 
 
 def test_threshold_compares_with_the_heaviest() -> None:
-    mass = (torch.tensor([[[0.5, 0.06, 0.04, 0.4]], [[0.25, 0.25, 0.25, 0.25]]]) * PARTS).int()
+    mass = (torch.tensor([[[0.5, 0.06, 0.04, 0.4]], [[0.25, 0.25, 0.25, 0.25]]]) * PARTS).int()[:, :, None]
     visible, none = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.bool)
     assert choose(mass, visible, none, Threshold(0.1)).sum(-1).flatten().tolist() == [3, 4]
 

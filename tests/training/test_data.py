@@ -12,22 +12,24 @@ from longreach.bench.recall.samples import Spec
 from longreach.bench.recall.tasks import training_spec
 
 from training import data
-from training.data import LEAD_WEIGHT, Batches, FastRandom, Job, PieceCodec, collate, loader
+from training.data import CHOICE_WEIGHT, Batches, FastRandom, Job, PieceCodec, collate, loader
 
 
 def test_collate_points_at_the_position_before_each_answer_token(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "CROWD", 4)
     rng = random.Random(6)
     sampler = Batches(corpus, 2048)._sampler(False)
-    samples = [sampler.draw(rng, training_spec(rng, 512)) for _ in range(4)]
+    samples = [sampler.draw(rng, training_spec(rng, 512, 0.9)) for _ in range(8)]
     batch = collate(samples)
     flat = batch.ids.reshape(-1)
-    assert batch.ids.shape == (4, 512)
+    assert batch.ids.shape == (8, 512)
     assert (flat[batch.at + 1] == batch.token).all()
     assert sorted((batch.at + 1).tolist()) == np.flatnonzero(np.concatenate([s.target for s in samples])).tolist()
     assert int(batch.lead.sum()) == sum(int(s.lead.sum()) for s in samples)
     crowds = torch.tensor([len(s.questions) for s in samples for q in s.questions], dtype=torch.float32)
-    each = torch.where(batch.lead, LEAD_WEIGHT, 1.0) / (crowds[batch.question] / 4).clamp(min=1).sqrt()
+    choices = torch.from_numpy(np.concatenate([s.lead | s.fork for s in samples]))[batch.at + 1]
+    assert choices.sum() > batch.lead.sum()
+    each = torch.where(choices, CHOICE_WEIGHT, 1.0) / (crowds[batch.question] / 4).clamp(min=1).sqrt()
     torch.testing.assert_close(batch.weight, each)
     assert batch.questions == sum(len(s.questions) for s in samples) == int(batch.question.max()) + 1
     assert ((batch.text + 1) % 512 != 0).all()  # the next token is of the same row

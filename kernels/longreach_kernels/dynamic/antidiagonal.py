@@ -296,4 +296,4 @@ def antidiagonal_mass(
         PARTS=PARTS,
         num_warps=4,
     )
-    return mass
+    return mass[:, :, None]

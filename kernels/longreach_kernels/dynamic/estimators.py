@@ -37,6 +37,9 @@ class Pooled:
         return 1 / (2 * tile_k)
 
 
+# Queries that have to find their own share: in a whole tile, one that looks for a single key is one of 128.
+STRIP = 32
+
 # Channels of keys vary together: in blocks of 64 keys of the embedded model logits deviate by 1.37 times what
 # independent channels would give. Of the queries that find one key far away 0.74 percent lose it, 1.21 without this.
 SPREAD = 2.0
@@ -53,8 +56,9 @@ class Moments:
     times `SPREAD`. A single key that a query looks for raises the variance in its direction, where a mean alone loses
     it.
 
-    The mass of a key tile is the root of the mean square over the queries of a tile and the heads of a group: one query
-    that needs it is not lost among all those that do not.
+    The mass of a key tile is the root of the mean square over `STRIP` queries and the heads of a group: one query that
+    needs it is not lost among all those that do not. For the same reason a `Recall` holds for each such strip of a
+    query tile, which keeps what any of them does; the other targets go by the root of the mean square over strips.
 
     Raises:
         ValueError: ``block`` is not 16, 32, 64 or 128.
@@ -69,6 +73,11 @@ class Moments:
     def cost(self, tile_k: int) -> float:
         """Its products, two for each block, over those of dense attention."""
         return 1 / min(self.block, tile_k)
+
+
+def strips_of(tile_q: int) -> int:
+    """Strips of a tile of so many queries, a power of two."""
+    return max(1, tile_q // STRIP)
 
 
 Estimator = Antidiagonal | Moments | Pooled

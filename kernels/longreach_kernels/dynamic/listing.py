@@ -24,20 +24,10 @@ from .lists import ListFrame
 _BITS = 31
 
 
-@triton.jit(do_not_specialize=["slots", "key_tiles"])
-def recall_kernel(Mass, Visible, Forced, Share, Keep, slots, key_tiles, BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """Grid (slots, H): Keep (H, slots, key_tiles), as `targets.choose` for a recall of Share, one fp64."""
-    slot = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64) * slots + slot
-    column = tl.arange(0, BLOCK)
-    inside = column < key_tiles
-    at = slot.to(tl.int64) * key_tiles + column
-    visible = tl.load(Visible + at, mask=inside, other=0) != 0
-    forced = visible & (tl.load(Forced + at, mask=inside, other=0) != 0)
-    mass = tl.load(Mass + row * key_tiles + column, mask=inside, other=0)
-    free = visible & (forced == 0)
-    wide = mass.to(tl.int64)
-    needed = tl.ceil(tl.sum(wide, 0).to(tl.float64) * tl.load(Share)).to(tl.int64)
+@triton.jit
+def _needed(wide, free, forced, share, BITS: tl.constexpr):
+    """Of a row's tiles that are ``free`` those that a recall of ``share`` keeps beside the ``forced`` ones."""
+    needed = tl.ceil(tl.sum(wide, 0).to(tl.float64) * share).to(tl.int64)
     first = tl.sum(tl.where(forced, wide, 0), 0)
     # The least mass of which all that is heavier, with what is forced, does not hold what is needed.
     least = tl.zeros((), tl.int64)
@@ -48,7 +38,29 @@ def recall_kernel(Mass, Visible, Forced, Share, Keep, slots, key_tiles, BLOCK: t
     heavier = first + tl.sum(tl.where(free & (wide > least), wide, 0), 0)
     alike = free & (wide == least)
     before = tl.cumsum(alike.to(tl.int32), 0) - alike.to(tl.int32)
-    kept = forced | (free & (wide > least)) | (alike & (heavier + before * least < needed))
+    return (free & (wide > least)) | (alike & (heavier + before * least < needed))
+
+
+@triton.jit(do_not_specialize=["slots", "key_tiles", "strips"])
+def recall_kernel(
+    Mass, Visible, Forced, Share, Keep, slots, key_tiles, strips, BLOCK: tl.constexpr, BITS: tl.constexpr
+):
+    """Grid (slots, H): Keep (H, slots, key_tiles), as `targets.choose` for a recall of Share, one fp64, by the mass
+    (H, slots, strips, key_tiles).
+    """
+    slot = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64) * slots + slot
+    column = tl.arange(0, BLOCK)
+    inside = column < key_tiles
+    at = slot.to(tl.int64) * key_tiles + column
+    visible = tl.load(Visible + at, mask=inside, other=0) != 0
+    forced = visible & (tl.load(Forced + at, mask=inside, other=0) != 0)
+    free = visible & (forced == 0)
+    share = tl.load(Share)
+    kept = forced
+    for strip in range(strips):
+        mass = tl.load(Mass + (row * strips + strip) * key_tiles + column, mask=inside, other=0)
+        kept = kept | _needed(mass.to(tl.int64), free, forced, share, BITS)
     tl.store(Keep + row * key_tiles + column, kept.to(tl.int8), mask=inside)
 
 
@@ -92,12 +104,25 @@ def entries_kernel(Keep, BitTile, Row, Start, NumFull, Tiles, BitIndex, slots, k
 
 def choose_recall(mass: Tensor, visible: Tensor, forced: Tensor, share: float) -> Tensor:
     """As `targets.choose` for `Recall` below 1. Does not wait for the device."""
-    heads, slots, key_tiles = mass.shape
+    heads, slots, strips, key_tiles = mass.shape
     shares = torch.full((), share, dtype=torch.float64, device=mass.device)
-    keep = torch.empty(mass.shape, dtype=torch.bool, device=mass.device)
+    keep = torch.empty((heads, slots, key_tiles), dtype=torch.bool, device=mass.device)
     block = block_of(key_tiles)
-    arguments = mass, visible.view(torch.int8), forced.view(torch.int8), shares, keep.view(torch.int8), slots, key_tiles
-    launch(recall_kernel, (slots, heads), *arguments, BLOCK=block, BITS=_BITS, num_warps=warps_of(block))
+    seen = visible.view(torch.int8), forced.view(torch.int8)
+    launch(
+        recall_kernel,
+        (slots, heads),
+        mass,
+        *seen,
+        shares,
+        keep.view(torch.int8),
+        slots,
+        key_tiles,
+        strips,
+        BLOCK=block,
+        BITS=_BITS,
+        num_warps=warps_of(block),
+    )
     return keep
 
 

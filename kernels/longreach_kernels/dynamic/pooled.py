@@ -195,6 +195,7 @@ def pooled_kernel(
     TILE_Q: tl.constexpr,
     TILE_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STRIPS: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SECOND: tl.constexpr,
@@ -202,7 +203,8 @@ def pooled_kernel(
     KV_SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (programs,): Mass (Hq, slots, key_tiles) fp32, the mean over the queries of a tile, of squares if SECOND.
+    """Grid (programs,): Mass (Hq, slots, STRIPS, key_tiles) fp32, the mean over the queries of a strip of a tile, of
+    squares if SECOND.
 
     A program goes from item to item, each a slot and a head, and computes the logits of each once. What it keeps of
     them lies in the L2 cache: for each query and key tile the sum of exponentials, in Parts (programs, steps, tiles of
@@ -290,8 +292,10 @@ def pooled_kernel(
         tl.debug_barrier()  # threads read below what others have written
         base = tl.where(highest == float("-inf"), 0.0, highest)
         share = tl.where(real, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
-        of_a_row = 1.0 / tl.maximum(rows_of_tile, 1)
-        out = Mass + (head.to(tl.int64) * slots + slot) * key_tiles
+        strip = tl.arange(0, STRIPS)
+        rows_of_strip = tl.minimum(tl.maximum(rows_of_tile - strip * (TILE_Q // STRIPS), 1), TILE_Q // STRIPS)
+        of_a_row = 1.0 / rows_of_strip.to(tl.float32)
+        out = Mass + (head.to(tl.int64) * slots + slot) * STRIPS * key_tiles
         for step in range(begin, last + 1, CHUNK):
             # Beyond the last step nothing was written: the last one is read again, and stored nowhere.
             several = tl.minimum(step + tl.arange(0, CHUNK), last) * TILE_Q
@@ -300,8 +304,10 @@ def pooled_kernel(
             weights = tl.load(parts + places[:, :, None] + offs_m[None, None, :]).to(tl.float32) * factor[:, None, :]
             if SECOND:
                 weights *= weights
+            sums = tl.sum(tl.reshape(weights, (CHUNK, TILES, STRIPS, TILE_Q // STRIPS)), 3)
             tile = tl.arange(0, CHUNK)[:, None] * TILES + tl.arange(0, TILES)[None, :] + step * TILES
-            tl.store(out + tile, tl.sum(weights, 2) * of_a_row, mask=tile * PER < end)
+            places = strip[None, None, :] * key_tiles + tile[:, :, None]
+            tl.store(out + places, sums * of_a_row[None, None, :], mask=(tile * PER < end)[:, :, None])
         tl.debug_barrier()  # and write in the next turn where others are reading
 
 
@@ -355,7 +361,8 @@ def pooled_mass(
     sums = torch.float32 if q.dtype == torch.float32 else torch.float16
     parts = means.new_empty((programs, steps, config.block_n // per_tile, tiles.tile_q), dtype=sums)
     maxima = means.new_empty((programs, steps, tiles.tile_q), dtype=torch.float32)
-    mass = torch.zeros((heads, slots, key_tiles), dtype=torch.float32, device=q.device)
+    strips = estimators.strips_of(tiles.tile_q) if second else 1
+    mass = torch.zeros((heads, slots, strips, key_tiles), dtype=torch.float32, device=q.device)
     launch(
         moments_kernel,
         (blocks, kv_heads, batch.size),
@@ -404,6 +411,7 @@ def pooled_mass(
         TILE_Q=tiles.tile_q,
         TILE_K=tiles.tile_k,
         BLOCK_K=block_k,
+        STRIPS=strips,
         WINDOWED=tiles.window is not None,
         SOFTCAP=logits.softcap is not None,
         SECOND=second,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
 
-from .estimators import SPREAD
+from .estimators import SPREAD, STRIP, strips_of
 from .query_tiles import QueryTiles
 from .targets import PARTS
 
@@ -78,10 +78,12 @@ def _masses(
     *,
     squared: bool = False,
 ) -> Tensor:
-    """(Hkv, Q, K) int32 in `PARTS`, the mean over rows and heads, or the root of the mean square. ``rows_of``: products
-    (Hkv, G, R, n), which of them count (R, n), and which rows are real (R,); n a multiple of the key tiles."""
+    """(Hkv, Q, 1, K) int32 in `PARTS`, the mean over rows and heads, or the root of the mean square for each strip of
+    rows, (Hkv, Q, S, K). ``rows_of``: products (Hkv, G, R, n), which of them count (R, n), and which rows are real
+    (R,); n a multiple of the key tiles."""
     heads = k_pages.shape[2]
-    masses = torch.zeros(heads, len(tiles.seq), tiles.key_tiles, dtype=torch.int32)
+    strips = strips_of(tiles.tile_q) if squared else 1
+    masses = torch.zeros(heads, len(tiles.seq), strips, tiles.key_tiles, dtype=torch.int32)
     for tile in _each_tile(q, k_pages, batch, tiles, logits):
         products, allowed, real = rows_of(tile)
         scores = products * logits.scale
@@ -91,15 +93,16 @@ def _masses(
         weights = torch.softmax(scores, -1).nan_to_num(0.0)[:, :, real]
         key_tiles = tile.keys.shape[1] // tiles.tile_k
         shares = weights.unflatten(-1, (key_tiles, -1)).sum(-1)
-        mass = shares.square().mean((1, 2)).sqrt() if squared else shares.mean((1, 2))
-        masses[:, tile.slot, :key_tiles] = (mass.double() * PARTS).round().int()
+        for strip, part in enumerate(shares.split(STRIP, 2) if squared else [shares]):
+            mass = part.square().mean((1, 2)).sqrt() if squared else part.mean((1, 2))
+            masses[:, tile.slot, strip, :key_tiles] = (mass.double() * PARTS).round().int()
     return masses
 
 
 def antidiagonal_mass(
     q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles, logits: Logits, stride: int
 ) -> Tensor:
-    """`estimators.Antidiagonal`: (Hkv, Q, K) int32 in `PARTS`, the mean over the tile's rows and the group's heads.
+    """`estimators.Antidiagonal`: (Hkv, Q, 1, K) int32 in `PARTS`, the mean over the tile's rows and the group's heads.
 
     Args:
         q: (T, Hq, D).
@@ -136,7 +139,8 @@ def pooled_mass(q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles
 def moments_mass(
     q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles, logits: Logits, block: int
 ) -> Tensor:
-    """`estimators.Moments`: as `antidiagonal_mass`, but the root of the mean square over rows and heads.
+    """`estimators.Moments`: (Hkv, Q, S, K), as `antidiagonal_mass`, but the root of the mean square over the rows of
+    each strip and the heads.
 
     ``block``, keys of a block, divides those of a tile.
     """

@@ -100,29 +100,32 @@ def choose(mass: Tensor, visible: Tensor, forced: Tensor, target: Recall | Densi
     """Which key tiles are kept.
 
     Args:
-        mass: (H, Q, K) int32, each row's mass in `PARTS`; 0 where not visible.
+        mass: (H, Q, S, K) int32, the mass of each strip's row in `PARTS`; 0 where not visible.
         visible: (Q, K) bool, tiles of which some key may be seen; nothing else is ever kept.
         forced: (Q, K) bool, tiles that are kept whatever their mass, which counts towards the target.
         target: what to keep.
 
     Returns:
-        (H, Q, K) bool. A row's result depends on its visible tiles only, not on K.
+        (H, Q, K) bool, for a recall what any strip of a query tile keeps, otherwise by the root of the mean square over
+        its strips. A row's result depends on its visible tiles only, not on K.
     """
     forced = forced & visible
+    heads, rows, strips, columns = mass.shape
     if target.share == 1.0 and not isinstance(target, Threshold):
-        return visible.expand(mass.shape)
-    if isinstance(target, Threshold):
-        heaviest = mass.amax(-1, keepdim=True)
-        return visible & (forced | (mass >= heaviest.double() * target.share))
-    key = torch.where(visible, mass + forced * (2 * PARTS), -1)
+        return visible.expand(heads, rows, columns)
     if isinstance(target, Recall):
+        key = torch.where(visible[:, None], mass + forced[:, None] * (2 * PARTS), -1)
         index = key.sort(dim=-1, descending=True, stable=True).indices
         ordered = mass.gather(-1, index)
         before = ordered.cumsum(-1, dtype=torch.int64) - ordered
         wanted = mass.sum(-1, keepdim=True, dtype=torch.int64).double() * target.share
-        kept = torch.zeros_like(visible).expand(mass.shape).scatter(-1, index, before < wanted)
+        kept = torch.zeros_like(mass, dtype=torch.bool).scatter(-1, index, before < wanted).any(2)
         return (kept | forced) & visible
-    heads, rows, columns = mass.shape
+    mass = mass[:, :, 0] if strips == 1 else mass.double().square().mean(2).sqrt().round().int()
+    if isinstance(target, Threshold):
+        heaviest = mass.amax(-1, keepdim=True)
+        return visible & (forced | (mass >= heaviest.double() * target.share))
+    key = torch.where(visible, mass + forced * (2 * PARTS), -1)
     index = key.transpose(0, 1).reshape(rows, heads * columns).sort(dim=-1, descending=True, stable=True).indices
     budget = (visible.sum(-1, keepdim=True).double() * (heads * target.share)).ceil()
     rank = torch.arange(heads * columns, device=mass.device)

@@ -274,7 +274,7 @@ def _consume(
 @gluon.jit(
     do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"],
     # They are parts of larger tensors and begin anywhere in them; each alignment would be compiled anew.
-    do_not_specialize_on_alignment=["cu_q", "context_lens", "table"],
+    do_not_specialize_on_alignment=["cu_q", "context_lens", "table", "counters"],
 )
 def decode_kernel(
     q_desc,

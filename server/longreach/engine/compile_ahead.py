@@ -29,7 +29,9 @@ _LENGTHS = (1, 15, 16, 100, 129, 1024)
 _ANSWER = 6
 _CROWD = 3
 _BUDGET = 64
-_BUDGETED = AttentionPolicy("dynamic", (("recall", 0.95), ("decode_budget", _BUDGET), ("estimator", "auto")))
+_BUDGETED = AttentionPolicy(
+    "dynamic", (("recall", 0.95), ("decode_budget", _BUDGET), ("estimator", "auto"), ("dense_below", 0))
+)
 _SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0.8, top_p=0.9, top_k=40, seed=1),

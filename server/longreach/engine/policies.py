@@ -222,7 +222,7 @@ class LayerPolicies:
         estimators = {
             layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self._chosen
         }
-        return TileChoice(target, estimators, lengths)
+        return TileChoice(target, estimators, lengths, parameters["dense_below"])
 
     def pairs(self, policy: AttentionPolicy, start: int, end: int) -> float:
         """Pairs that the queries at positions `start` to `end` compute, over all layers, as a mean of the heads."""

@@ -54,9 +54,9 @@ def test_a_dynamic_policy_has_one_target_and_a_default(server: LiveServer) -> No
     for asked in ("dynamic", "dynamic:0.9", {"policy": "dynamic", "density": 0.3, "estimator": "pooled"}):
         assert server.complete(attention=asked).status_code == 200
     assert [dict(request.attention.parameters) for request in server.engine.requests] == [
-        {"recall": 0.95, "estimator": "auto"},
-        {"recall": 0.9, "estimator": "auto"},
-        {"density": 0.3, "estimator": "pooled"},
+        {"recall": 0.95, "estimator": "auto", "dense_below": 8192},
+        {"recall": 0.9, "estimator": "auto", "dense_below": 8192},
+        {"density": 0.3, "estimator": "pooled", "dense_below": 8192},
     ]
 
 

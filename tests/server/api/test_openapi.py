@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import jsonschema
 import pytest
-import schemathesis
 from longreach.bench.summary import environment
+
+pytest.importorskip("jsonschema", reason="jsonschema is not installed (it is in the dev extra)")
+pytest.importorskip("schemathesis", reason="schemathesis is not installed (it is in the dev extra)")
+import jsonschema
+import schemathesis
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,

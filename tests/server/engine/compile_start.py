@@ -2,13 +2,15 @@
 launches them. Prints both as JSON.
 
 The GPU is a pretended one: tensors are on the CPU, the compiler takes a note and returns at once, and nothing is
-launched. Run as a process of its own, because Triton's interpreter, chosen for the other tests, has no compiler.
-Arguments: a model's directory, a backend, a dtype of pages.
+launched. Graphs are captured as on a real one, on streams of their own: launches may take other memory then. Run as a
+process of its own, because Triton's interpreter, chosen for the other tests, has no compiler. Arguments: a model's
+directory, a backend, a dtype of pages.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import sys
 import weakref
@@ -53,6 +55,42 @@ class _Driver:
         return GPUTarget("cuda", 90, 32)
 
 
+class _Stream:
+    """A stream with nothing to wait for."""
+
+    _made = itertools.count()
+
+    def __init__(self, *_: Any) -> None:
+        self.cuda_stream = next(self._made)
+
+    def wait_stream(self, stream: _Stream) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Streams:
+    """The current stream, and whether a graph is captured on it."""
+
+    def __init__(self) -> None:
+        self.current = _Stream()
+        self.capturing = False
+
+    @contextmanager
+    def on(self, stream: _Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def capture(self, *_: Any, **__: Any) -> Iterator[None]:
+        self.capturing = True
+        with self.on(_Stream()):
+            yield
+        self.capturing = False
+
+
 class _Compiler:
     """Stands for Triton's compiler: `ahead` and `late` are the kernels that it was called for in either phase."""
 
@@ -87,8 +125,12 @@ def pretend(backend: str) -> _Compiler:
         ):
             if hasattr(module, name):
                 setattr(module, name, stand_in)
-    torch.cuda.is_current_stream_capturing = lambda: False
-    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    streams = _Streams()
+    torch.cuda.is_current_stream_capturing = lambda: streams.capturing
+    torch.cuda.current_stream = lambda device=None: streams.current
+    torch.cuda.Stream, torch.cuda.stream = _Stream, streams.on
+    torch.cuda.CUDAGraph, torch.cuda.graph = SimpleNamespace, streams.capture
+    torch.cuda.graph_pool_handle = _nothing
     return compiler
 
 
@@ -103,13 +145,12 @@ def start(
     limits: Limits,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
 ) -> None:
-    """What `build_parts` does on a GPU, but that a graph's step is run where it is captured there."""
+    """What `build_parts` does on a GPU."""
     rehearsal = rehearse(loaded, PAGE, *_STEP)
     scales = rehearsal.scales if shape.dtype != loaded.dtype else None
     pages = KVPages(shape, num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
-    for run in graphs_over(pages, drawn, limits).steps():
-        run()
+    graphs_over(pages, drawn, limits).capture()
     warm(loaded, pages, limits)
 
 

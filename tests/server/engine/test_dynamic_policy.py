@@ -24,14 +24,20 @@ from .test_policies import build as build_small
 from .test_policies import spec
 
 LENGTH = 3300
-SPARSE = policy_of({"policy": "dynamic", "density": 0.2}).resolve()
+
+
+def dynamic(**parameters: object) -> AttentionPolicy:
+    return policy_of({"policy": "dynamic", "dense_below": 2048} | parameters).resolve()
+
+
+SPARSE = dynamic(density=0.2)
 EVERYTHING = policy_of("dynamic:1").resolve()
 OTHERS = {
-    "recall": policy_of("dynamic").resolve(),
-    "pooled": policy_of({"policy": "dynamic", "density": 0.3, "estimator": "pooled"}).resolve(),
-    "speedup": policy_of({"policy": "dynamic", "speedup": 3}).resolve(),
-    "antidiagonal": policy_of({"policy": "dynamic", "recall": 0.9, "estimator": "antidiagonal"}).resolve(),
-    "moments": policy_of({"policy": "dynamic", "recall": 0.9, "estimator": "moments"}).resolve(),
+    "recall": dynamic(),
+    "pooled": dynamic(density=0.3, estimator="pooled"),
+    "speedup": dynamic(speedup=3),
+    "antidiagonal": dynamic(recall=0.9, estimator="antidiagonal"),
+    "moments": dynamic(recall=0.9, estimator="moments"),
 }
 
 
@@ -123,6 +129,20 @@ def test_targets_and_estimators_reach_the_kernels(
     assert uses["a"].tiles <= uses["a"].dense_tiles
 
 
+def test_a_prompt_up_to_where_all_is_dense_is_computed_as_if_it_were(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_step, "choose_tiles", lambda *_, **__: pytest.fail("nothing is to be chosen"))
+    whole = dynamic(dense_below=LENGTH)
+    tokens, uses = run(build(model_dir), spec("a", whole, LENGTH), spec("b", DENSE, LENGTH), spec("c", whole, 700))
+    assert tokens["a"] == tokens["b"]
+    use = uses["a"]
+    assert (use.tiles, use.pairs) == (use.dense_tiles, use.dense_pairs)
+    assert use.kept_mass is not None
+    assert use.kept_mass.mean == use.kept_mass.least == 1
+    assert uses["c"].tiles == uses["c"].dense_tiles
+
+
 def test_auto_takes_the_estimator_that_suits_each_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     select: Callable[..., Any] = policy_step.choose_tiles
@@ -138,7 +158,7 @@ def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
     made: list[Any] = []
     plan: Callable[..., Any] = policy_step.plan_tiles
     monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
-    choice = policy_step.TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), batch.context_lens * 2)
+    choice = policy_step.TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), batch.context_lens * 2, 2048)
     group = policy_step.StepGroup(0, len(q), batch, choice=choice)
     options = {"scale": None, "k_scale": None, "backend": "cpu"}
     first, second = (policy_step._choose(x, k_pages, i, group, choice, options) for i, x in enumerate((q, q.flip(0))))

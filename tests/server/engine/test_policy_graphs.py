@@ -30,8 +30,10 @@ WINDOW = AttentionPolicy("window", (("size", 40), ("sinks", 3)))
 A_SHAPE = AttentionPolicy("a_shape", (("sinks", 20), ("window", 30)))
 NARROW = AttentionPolicy("window", (("size", 18), ("sinks", 0)))
 STRIDED = AttentionPolicy("strided", (("stride", 256), ("per_head", False)))
-DYNAMIC = AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "pooled")))
-BUDGET = AttentionPolicy("dynamic", (("recall", 0.9), ("decode_budget", 96), ("estimator", "pooled")))
+DYNAMIC = AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "pooled"), ("dense_below", 2048)))
+BUDGET = AttentionPolicy(
+    "dynamic", (("recall", 0.9), ("decode_budget", 96), ("estimator", "pooled"), ("dense_below", 2048))
+)
 
 Run = Callable[[], torch.Tensor]
 

@@ -31,7 +31,7 @@ POLICIES = {
     "dense": DENSE,
     "window": AttentionPolicy("window", (("size", 300), ("sinks", 4))),
     "strided by head": AttentionPolicy("strided", (("stride", 384), ("per_head", True))),
-    "dynamic": AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "antidiagonal"))),
+    "dynamic": AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "antidiagonal"), ("dense_below", 2048))),
 }
 
 

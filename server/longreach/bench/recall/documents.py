@@ -98,8 +98,8 @@ def _compound(drawer: Drawer, length: int, size: float) -> Item:
         return compound.repeated(drawer, rng.randint(2, 4))
     if draw < 0.48:
         return compound.chain(drawer, max(1, _hops(rng)))
-    if draw < 0.64:
+    if draw < 0.68:
         return compound.counted(drawer, rng.randint(1, max(2, int(9 * size))))
-    if draw < 0.74:
+    if draw < 0.78:
         return compound.frequent(drawer, rng.randint(10, max(12, int(min(300, length // 8) * size))))
     return compound.passage(drawer, rng.randint(4, max(5, int(24 * size))))

@@ -18,15 +18,15 @@ from .vocabulary import Lexicon
 # `prose` and `code` come from installed packages (`training/corpus.py`), `tongues`, `lines` and
 # `tales` from `training/invented.py`; the rest is made here.
 TRAINING_MIX = {
-    "prose": 0.18,
-    "story": 0.19,
+    "prose": 0.16,
+    "story": 0.18,
     "code": 0.11,
     "records": 0.10,
-    "tongues": 0.08,
-    "lines": 0.09,
+    "tongues": 0.10,
+    "lines": 0.12,
     "tales": 0.09,
-    "scripts": 0.04,
-    "noise": 0.08,
+    "scripts": 0.03,
+    "noise": 0.07,
     "random": 0.04,
 }
 GENERATED_MIX = {"story": 0.5, "records": 0.25, "noise": 0.25}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,13 +59,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """`ids` (length,) int64; `target` and `lead` (length,) bool mark answer tokens and the first of each value that
-    says something.
+    """`ids` (length,) int64; `target`, `lead` and `fork` (length,) bool mark answer tokens, the first of each value
+    that says something, and those at which it parts from another value of the document that begins like it.
     """
 
     ids: np.ndarray
     target: np.ndarray
     lead: np.ndarray
+    fork: np.ndarray
     questions: tuple[Question, ...]
     spans: tuple[tuple[Statement, int, int], ...]  # where each statement stands in `ids`
 
@@ -95,6 +97,30 @@ class Asked:
     opening: str = ""
 
 
+class Forks:
+    """What follows each beginning that values of a document have, by a hash of its tokens."""
+
+    _END = -1
+
+    def __init__(self, codec: Codec, items: Iterable[Item]) -> None:
+        answers = {(query.answer, query.listed) for item in items for query in item.queries}
+        values = {value for answer, listed in answers for value in (answer.split(", ") if listed else (answer,))}
+        self._next: dict[int, set[int]] = {}
+        for value in values:
+            for before, token in self._steps(codec.encode(value).tolist()):
+                self._next.setdefault(before, set()).add(token)
+
+    def _steps(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        before = 0
+        for token in (*tokens, self._END):
+            yield before, token
+            before = hash((before, token))
+
+    def after(self, tokens: Sequence[int]) -> list[bool]:
+        """Of each token of a value, and of what ends it, whether a value that begins like it goes on otherwise."""
+        return [bool(self._next.get(before, set()) - {token}) for before, token in self._steps(tokens)]
+
+
 class Assembly:
     """Token sequences put one after another, with notes of where answers and statements came to stand."""
 
@@ -117,16 +143,19 @@ class Assembly:
         self.add(asked.after)
         self.questions.append(Question(asked.text, asked.form, asked.query, asked.item, start, self.size))
 
-    def finish(self) -> Sample:
-        """The sample that was put together."""
+    def finish(self, forks: Forks) -> Sample:
+        """The sample that was put together, of a document with the values of `forks`."""
         ids = np.concatenate(self.pieces)
-        target, lead = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
+        target, lead, fork = (np.zeros(len(ids), bool) for _ in range(3))
         for question in self.questions:
             target[question.start : question.end] = True
-            firsts = [question.start]
+            starts, ends = [question.start], [question.end - 1]
             if question.query.listed:  # each value of a list has to be found
-                commas = np.flatnonzero(ids[question.start : question.end] == self.codec.comma)
-                firsts += (question.start + 1 + commas).tolist()
-            for first in firsts:
-                lead[first + bool(self.codec.blank[ids[first]])] = True
-        return Sample(ids, target, lead, tuple(self.questions), tuple(self.spans))
+                commas = question.start + np.flatnonzero(ids[question.start : question.end] == self.codec.comma)
+                starts += (commas + 1).tolist()
+                ends = [*commas.tolist(), *ends]
+            for start, end in zip(starts, ends, strict=True):
+                first = start + bool(self.codec.blank[ids[start]])
+                lead[first] = True
+                fork[first + 1 : end + 1] = forks.after(ids[first:end].tolist())[1:]
+        return Sample(ids, target, lead, fork, tuple(self.questions), tuple(self.spans))

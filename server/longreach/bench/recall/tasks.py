@@ -29,7 +29,7 @@ from .facts import FEW_CHARACTERS, FEW_IN_CHAINS, Drawer
 from .filler import Filler
 from .forms import EARLY, EARLY_CUES, ENDINGS, FORMS, SEPARATORS, gap
 from .items import Item, Query, Statement
-from .samples import Asked, Assembly, Placed, Sample, Spec
+from .samples import Asked, Assembly, Forks, Placed, Sample, Spec
 from .vocabulary import Lexicon
 
 COMPOUNDS = (0.1, 0.45, 0.85)  # shares of items of several statements, in training
@@ -117,7 +117,7 @@ class Sampler:
             self._document(rng, assembly, placed[turn], end - start, first, spec.depth)
             for question in asked[turn]:
                 assembly.ask(question)
-        return assembly.finish()
+        return assembly.finish(Forks(self.codec, items))
 
     def _opening(self, rng: random.Random, spec: Spec, form: str, early: str) -> np.ndarray:
         """The beginning of the prompt: special tokens, and in some prompts an instruction or the question."""
