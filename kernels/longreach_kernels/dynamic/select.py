@@ -21,7 +21,7 @@ from .specification import Logits
 from .targets import Density, Recall, Speedup, Target, Threshold, choose, density_of
 
 _ANTIDIAGONAL = Antidiagonal()
-# Where dense attention takes no longer than a choice and what is chosen: of 8,192 tokens 0.9 ms in a layer of a Llama
+# Where dense attention takes no longer than a choice and what is chosen: of 8,192 tokens 1.0 ms in a layer of a Llama
 # with 8 billion parameters (H200).
 DENSE_BELOW = 8192
 
