@@ -23,6 +23,7 @@ from longreach.engine.messages import (
 )
 from longreach.errors import ConfigError
 from longreach_kernels import block_rules, dynamic
+from longreach_kernels.dynamic.select import DENSE_BELOW
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.work import work
 
@@ -267,6 +268,7 @@ def test_every_policy_travels_to_the_engine_and_stays_itself(kind: type[policies
         policy_mask(policy.name, **dict(policy.parameters))
 
 
-def test_blocks_are_those_of_the_kernels() -> None:
+def test_sizes_are_those_of_the_kernels() -> None:
     assert policies.BLOCK == block_rules.BLOCK
     assert policies.KEYS == dynamic.BLOCK
+    assert policies.DynamicPolicy.model_fields["dense_below"].default == DENSE_BELOW

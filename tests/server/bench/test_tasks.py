@@ -16,8 +16,8 @@ from longreach.bench.recall import vocabulary as v
 from longreach.bench.recall.documents import TASKS
 from longreach.bench.recall.facts import Drawer, Phrasing
 from longreach.bench.recall.forms import FORMS
-from longreach.bench.recall.items import NOT_STATED, Item, Query
-from longreach.bench.recall.samples import Family, Forks, Sample, Spec
+from longreach.bench.recall.items import NOT_STATED, Query
+from longreach.bench.recall.samples import Family, Sample, Spec
 from longreach.bench.recall.tables import load
 from longreach.bench.recall.tasks import training_spec
 
@@ -54,36 +54,6 @@ def test_every_task_has_the_length_the_statements_and_the_answer_it_says(task: s
         prompt = sample.prompt(codec)
         assert prompt.endswith("<|assistant|>") == (form == "chat")
         assert text.startswith(" ") != prompt.endswith(" ")
-
-
-@pytest.mark.parametrize(
-    ("value", "parts"),
-    [("4711", [False, True, True, False]), ("47", [False, True]), ("8", [False]), ("12", [False, False])],
-)
-def test_forks_are_where_values_that_begin_alike_part(value: str, parts: list[bool]) -> None:
-    codec = sampler().codec
-    answers = ("4711", "4719", "8", "silver", "12, 47")
-    items = [Item((), (Query("", (), (), answer, listed="," in answer),)) for answer in answers]
-    assert Forks(codec, items).after(codec.encode(value).tolist())[1:] == parts
-
-
-def test_a_sample_marks_the_forks_of_its_answers() -> None:
-    spec = Spec(2048, items=40, questions=30, family="chains")
-    sample, codec = draw(3, spec), sampler().codec
-    forks = 0
-    for question in sample.questions:
-        others = {other.answer for other in sample.questions}
-        digits = [(at, codec.decode(sample.ids[at : at + 1])) for at in range(question.start, question.end - 1)]
-        digits = digits[digits[0][1].isspace() :]
-        said = ""
-        for at, piece in digits:
-            elsewhere = [o for o in others if said and o.startswith(said) and not o[len(said) :].startswith(piece)]
-            forks += bool(elsewhere)
-            assert not elsewhere or sample.fork[at], (question.answer, said)
-            said += piece
-    assert forks > 5
-    assert not (sample.fork & ~sample.target).any()
-    assert not (sample.fork & sample.lead).any()
 
 
 def told(sample: Sample) -> str:
