@@ -7,6 +7,7 @@ rewrites what stands between the two marks of the card, and draws the heat map a
 
 import json
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from longreach.bench.recall.measure import table
@@ -14,9 +15,11 @@ from longreach.bench.recall.measure import table
 ROOT = Path(__file__).parents[1]
 CARD = ROOT / "server" / "longreach" / "default_model" / "README.md"
 RESULTS = Path(__file__).with_name("results")
+OTHERS = RESULTS / "other-prompts"  # of the same plans with another seed
 PICTURES = ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- recall: begin -->", "<!-- recall: end -->"
 
+LOW = 0.95  # what phrasings that training never used are to reach
 TITLES = {
     "plain": "Usual phrasings, text of the kinds that it was trained on",
     "held_out": "Phrasings that training never used",
@@ -27,15 +30,30 @@ TITLES = {
 }
 
 
-def measured() -> dict[str, dict[str, Any]]:
+def measured(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """The committed results by name, in the order of the card."""
-    paths = {name: RESULTS / f"recall-{name}.json" for name in TITLES}
+    paths = {name: directory / f"recall-{name}.json" for name in TITLES}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
-def tables(results: dict[str, dict[str, Any]]) -> str:
-    """Markdown: each result's table under its title."""
-    return "\n".join(f"**{TITLES[name]}**\n\n{table(result)}" for name, result in results.items()).strip()
+def other(result: dict[str, Any]) -> str:
+    """A sentence about other prompts of the same plan: the mean of each length, and which cells lie below 0.95."""
+    plan, rows = result["plan"], result["rows"]
+    lengths = {row["length"]: [r["exact"] for r in rows if r["length"] == row["length"]] for row in rows}
+    means = ", ".join(f"{mean(found):.3f} at {length:,}" for length, found in lengths.items())
+    low = [f"{row['task']} at {row['length']:,} {row['exact']:.2f}" for row in rows if row["exact"] < LOW]
+    below = f"below {LOW:.2f}: {', '.join(low)}" if low else f"no cell below {LOW:.2f}"
+    return f"Other prompts (seed {plan['seed']}, {plan['count']} a cell), all tasks: {means} tokens; {below}."
+
+
+def tables(results: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> str:
+    """Markdown: each result's table under its title, and what other prompts say of it."""
+    parts = []
+    for name, result in results.items():
+        parts.append(f"**{TITLES[name]}**\n\n{table(result)}")
+        if name in others:
+            parts.append(f"{other(others[name])}\n")
+    return "\n".join(parts).strip()
 
 
 def draw_window(dense: dict[str, Any], windowed: dict[str, Any], path: Path) -> None:
@@ -64,7 +82,7 @@ def main() -> None:
     text = CARD.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    CARD.write_text(f"{before}{BEGIN}\n{tables(results)}\n{END}{after}")
+    CARD.write_text(f"{before}{BEGIN}\n{tables(results, measured(OTHERS))}\n{END}{after}")
     PICTURES.mkdir(exist_ok=True)
     for name in ("plain", "held_out"):
         if name in results:

@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--plans", nargs="+", choices=list(PLANS), default=list(PLANS))
     parser.add_argument("--longest", type=int, default=131072, help="leave out longer prompts")
     parser.add_argument("--count", type=int, help="prompts a cell; default: the plan's, 100")
+    parser.add_argument("--seed", type=int, default=Plan.seed, help="other prompts than those of the committed results")
     parser.add_argument("--workers", type=int, default=14, help="processes that make prompts")
     options = parser.parse_args()
 
@@ -127,7 +128,8 @@ def main() -> None:
     codec = _codec(options.model)
     cells = []
     for name in options.plans:
-        plan = PLANS[name] if options.count is None else dataclasses.replace(PLANS[name], count=options.count)
+        count = PLANS[name].count if options.count is None else options.count
+        plan = dataclasses.replace(PLANS[name], count=count, seed=options.seed)
         lengths = tuple(length for length in plan.lengths if length <= options.longest)
         if lengths:
             plan = dataclasses.replace(plan, lengths=lengths)

@@ -8,7 +8,7 @@ import torch
 from longreach.bench.recall.samples import Sample
 from longreach.bench.recall.suite import Plan, sampler_of, samples
 
-from training import evaluate
+from training import card, evaluate
 from training.evaluate import Cell
 
 PLAN = Plan(tasks=("single", "chain"), lengths=(512,), depths=2, count=6, phrasing="held_out")
@@ -62,3 +62,10 @@ def test_plans_cover_what_the_card_claims() -> None:
     assert {name: plan.count for name, plan in evaluate.PLANS.items()} == dict.fromkeys(evaluate.PLANS, 100)
     assert evaluate.PLANS["plain"] == dataclasses.replace(evaluate.PLANS["held_out"], phrasing="plain")
     assert max(evaluate.PLANS["long"].lengths) == 131072
+
+
+def test_a_cell_that_is_low_on_other_prompts_is_named() -> None:
+    rows = [{"task": "chain", "length": 1024, "exact": 0.91}, {"task": "count", "length": 1024, "exact": 0.99}]
+    plan = {"seed": 3, "count": 50}
+    assert card.other({"plan": plan, "rows": rows}).endswith("0.950 at 1,024 tokens; below 0.95: chain at 1,024 0.91.")
+    assert card.other({"plan": plan, "rows": rows[1:]}).endswith("0.990 at 1,024 tokens; no cell below 0.95.")

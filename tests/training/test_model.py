@@ -86,6 +86,8 @@ def test_files(model_directory: Path) -> None:
 
 def test_card_shows_what_was_measured(model_directory: Path) -> None:
     text = (model_directory / "README.md").read_text()
-    results = card.measured()
-    assert results
-    assert text.split(card.BEGIN)[1].split(card.END)[0].strip() == card.tables(results)
+    results, others = card.measured(), card.measured(card.OTHERS)
+    assert {"plain", "held_out", "unseen_text", "long", "window"} <= set(results)
+    assert text.split(card.BEGIN)[1].split(card.END)[0].strip() == card.tables(results, others)
+    assert len({result["environment"]["weights"] for result in (*results.values(), *others.values())}) == 1
+    assert results["plain"]["plan"]["seed"] not in {result["plan"]["seed"] for result in others.values()}

@@ -1,4 +1,4 @@
-"""How much of its prompt a query sees under an attention policy, in two numbers, for predictions of time."""
+"""How much of its prompt a query sees under an attention policy, in three numbers, for predictions of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def reach_of(policy: AttentionPolicy, dense_share: float) -> Reach | None:
     parameters = dict(policy.parameters)
     base, share = _reach(policy.name, parameters)
     share = dense_share + (1 - dense_share) * share
-    return None if share >= 1 else Reach((1 - dense_share) * base, share)
+    whole = parameters["dense_below"] if policy.is_dynamic else 0
+    return None if share >= 1 else Reach((1 - dense_share) * base, share, whole)
 
 
 def _reach(name: str, of: dict) -> tuple[float, float]:

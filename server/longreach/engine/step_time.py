@@ -32,18 +32,20 @@ _CALMING = 0.05
 
 class Reach(NamedTuple):
     """How many keys a query sees under an attention policy, about: `base` and `share` of those at or before it, or all
-    of them where they are fewer."""
+    of them where they are fewer or the query stands below position `whole`."""
 
     base: float
     share: float
+    whole: int = 0
 
     def keys(self, end: int) -> int:
         """Keys that the query before position `end` sees."""
-        return min(end, round(self.base + self.share * end))
+        return end if end <= self.whole else min(end, round(self.base + self.share * end))
 
     def pairs(self, start: int, end: int) -> int:
         """Pairs of the queries `start` to `end`."""
-        turn = end if self.share >= 1 else min(max(int(self.base / (1 - self.share)), start), end)
+        turn = end if self.share >= 1 else max(int(self.base / (1 - self.share)), self.whole)
+        turn = min(max(turn, start), end)
         grown = (turn - start) * (start + turn + 1) / 2
         return round(grown + (end - turn) * (self.base + self.share * (turn + end + 1) / 2))
 

@@ -120,6 +120,18 @@ def test_layers_that_stay_dense_count_in_a_reach() -> None:
     )
 
 
+def test_the_queries_that_a_dynamic_policy_leaves_alone_count_as_dense() -> None:
+    reach = reach_of(policy_of({"policy": "dynamic", "density": 0.25, "dense_below": 8192}).resolve(), 0.0)
+    dense = Work.of_chunk(0, 8192).pairs
+    assert reach is not None
+    assert reach.pairs(0, 8192) == dense
+    assert reach.keys(8192) == 8192
+    assert reach.keys(8200) == 2050
+    beyond = 0.25 * (Work.of_chunk(0, 60_000).pairs - dense)
+    assert reach.pairs(0, 60_000) == pytest.approx(dense + beyond, rel=1e-6)
+    assert reach.pairs(5000, 60_000) == pytest.approx(dense + beyond - Work.of_chunk(0, 5000).pairs, rel=1e-6)
+
+
 def test_what_a_policy_leaves_out_is_not_predicted() -> None:
     reach = reach_of(policy_of("window:1024:0").resolve(), 0.0)
     assert GPU.prefill_seconds(0, 131_072, 8192, reach) < 0.5 * GPU.prefill_seconds(0, 131_072, 8192)
