@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from .messages import AttentionPolicy
 from .step_time import Reach
@@ -14,7 +15,7 @@ _BOUNDS = 1 / 16  # what the bounds of keys take beside them: a key's least and 
 @lru_cache(maxsize=256)
 def reach_of(policy: AttentionPolicy, dense_share: float) -> Reach | None:
     """The mean over a model's full layers, `dense_share` of which see everything; None where that is all of them."""
-    parameters = dict(policy.parameters)
+    parameters: dict[str, Any] = dict(policy.parameters)
     base, share = _reach(policy.name, parameters)
     share = dense_share + (1 - dense_share) * share
     whole = parameters["dense_below"] if policy.is_dynamic else 0
