@@ -128,11 +128,11 @@ def main() -> None:
     codec = _codec(options.model)
     cells = []
     for name in options.plans:
-        count = PLANS[name].count if options.count is None else options.count
-        plan = dataclasses.replace(PLANS[name], count=count, seed=options.seed)
+        plan = PLANS[name]
         lengths = tuple(length for length in plan.lengths if length <= options.longest)
         if lengths:
-            plan = dataclasses.replace(plan, lengths=lengths)
+            count = plan.count if options.count is None else options.count
+            plan = dataclasses.replace(plan, lengths=lengths, count=count, seed=options.seed)
             cells += [Cell(name, plan, task, length) for length in lengths for task in plan.tasks]
     rows: dict[str, list[dict[str, Any]]] = {cell.name: [] for cell in cells}
     models: dict[bool, PreTrainedModel] = {}
