@@ -28,6 +28,7 @@ CHOICE_WEIGHT = 4.0
 # From so many questions on a document's weight goes with the root of their number: beside one with hundreds of facts
 # and questions, one with a few facts in much text would hardly count, and such are most of what is asked for there.
 CROWD = 16
+WIDE = 2 / 3  # of the adjectives and nouns of facts are any word
 TEXT_POSITIONS = 4096  # where a batch also learns to predict text
 UNSEEN_TOKENS = 150_000
 
@@ -133,7 +134,7 @@ class PieceCodec(Codec):
 
 def load_lexicon(corpus: Path) -> Lexicon:
     """The word list that `training.corpus` wrote."""
-    return Lexicon(tuple((corpus / "words.txt").read_text().split()))
+    return Lexicon(tuple((corpus / "words.txt").read_text().split()), WIDE)
 
 
 class Batches(Dataset[Batch]):

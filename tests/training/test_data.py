@@ -10,9 +10,10 @@ import torch
 from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.samples import Spec
 from longreach.bench.recall.tasks import training_spec
+from longreach.bench.recall.vocabulary import ADJECTIVES, NOUNS, Lexicon
 
 from training import data
-from training.data import CHOICE_WEIGHT, Batches, FastRandom, Job, PieceCodec, collate, loader
+from training.data import CHOICE_WEIGHT, WIDE, Batches, FastRandom, Job, PieceCodec, collate, load_lexicon, loader
 
 
 def test_collate_points_at_the_position_before_each_answer_token(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +68,11 @@ def test_fast_draws_reach_every_value_and_no_other() -> None:
     assert {rng.randint(-1, 2) for _ in range(200)} == {-1, 0, 1, 2}
     assert max(rng.randint(0, 1 << 40) for _ in range(50)) > 1 << 35
     assert [FastRandom(5).randint(0, 9) for _ in range(3)] == [FastRandom(5).randint(0, 9)] * 3
+
+
+def test_most_adjectives_and_nouns_of_training_are_of_no_list(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("quux\n")
+    rng, trained, tested = random.Random(2), load_lexicon(tmp_path), Lexicon()
+    for draw, listed in ((trained.adjective, ADJECTIVES), (trained.noun, NOUNS)):
+        assert sum(draw(rng) not in listed for _ in range(2000)) / 2000 == pytest.approx(WIDE, abs=0.05)
+    assert {tested.adjective(rng) for _ in range(500)} <= set(ADJECTIVES)

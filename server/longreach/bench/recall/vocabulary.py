@@ -27,15 +27,20 @@ HELD_OUT_RELATIONS = tuple(_TABLES["held_out_relations"])
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The words that keys and values may use: the lists above, and any `extra` words found in the corpus."""
+    """The words that keys and values may use: the lists above, and any `extra` words found in the corpus.
+
+    Of adjectives and nouns a share of `wide` is any word. As long as hardly any adjective of training was, a value of
+    two words was known by the first of them being in the list, and cut where it was not.
+    """
 
     extra: tuple[str, ...] = ()
+    wide: float = 0.0
 
     def adjective(self, rng: random.Random) -> str:
-        return rng.choice(ADJECTIVES)
+        return self.word(rng) if self.wide and rng.random() < self.wide else rng.choice(ADJECTIVES)
 
     def noun(self, rng: random.Random) -> str:
-        return self.word(rng) if rng.random() < 0.25 else rng.choice(NOUNS)
+        return self.word(rng) if rng.random() < max(0.25, self.wide) else rng.choice(NOUNS)
 
     def word(self, rng: random.Random) -> str:
         """A word of the corpus if there are any, else one of the lists, else an invented one."""
