@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.events import event
 from longreach.bench.recall.samples import Spec
 from longreach.bench.recall.tasks import training_spec
 from longreach.bench.recall.vocabulary import ADJECTIVES, NOUNS, Lexicon
@@ -76,3 +77,9 @@ def test_most_adjectives_and_nouns_of_training_are_of_no_list(tmp_path: Path) ->
     for draw, listed in ((trained.adjective, ADJECTIVES), (trained.noun, NOUNS)):
         assert sum(draw(rng) not in listed for _ in range(2000)) / 2000 == pytest.approx(WIDE, abs=0.05)
     assert {tested.adjective(rng) for _ in range(500)} <= set(ADJECTIVES)
+
+
+def test_some_verbs_of_training_are_any_word() -> None:
+    lexicon = Lexicon(("quux",))
+    told = [event(random.Random(i), lexicon).statements[0].lower() for i in range(300)]
+    assert sum("quuxed" in text for text in told) > 20

@@ -25,8 +25,9 @@ def _regular(base: str) -> tuple[str, ...]:
     return base, past, past
 
 
-# Of the verbs are words that are none: a value has to be told from its place where the verb was never read before.
-_NO_VERB = 0.3
+# This share of the verbs is any word, bent like a verb: a value has to be told by its place, beside a verb that was
+# never read before, too.
+_ANY_WORD = 0.3
 _VERBS = (
     *(tuple(verb.split("/")) for verb in _TABLES["verbs"].split()),
     *(_regular(base) for base in _TABLES["regular_verbs"].split()),
@@ -72,7 +73,7 @@ _MAKERS: dict[str, Callable[[random.Random, Lexicon], str]] = {
 def event(rng: random.Random, lexicon: Lexicon) -> Family:
     """A kind of event with its words chosen: one statement, and the questions for one of its parts."""
     kind = rng.choices(_KINDS, _WEIGHTS)[0]
-    base, past, participle = _regular(lexicon.word(rng)) if rng.random() < _NO_VERB else rng.choice(_VERBS)
+    base, past, participle = _regular(lexicon.word(rng)) if rng.random() < _ANY_WORD else rng.choice(_VERBS)
     go, went = rng.choice(_GOING)
     plural = f"{lexicon.noun(rng)}s"
     words = {"base": base, "past": past, "participle": participle, "go": go, "went": went, "plural": plural}

@@ -29,14 +29,15 @@ HELD_OUT_RELATIONS = tuple(_TABLES["held_out_relations"])
 class Lexicon:
     """The words that keys and values may use: the lists above, and any `extra` words found in the corpus.
 
-    Of adjectives and nouns a share of `wide` is any word. As long as hardly any adjective of training was, a value of
-    two words was known by the first of them being in the list, and cut where it was not.
+    Of adjectives a share of `wide` is any word, of nouns as many or a quarter. As long as no adjective of training was,
+    a value of two words was known by the first of them being in the list, and cut where it was not.
     """
 
     extra: tuple[str, ...] = ()
     wide: float = 0.0
 
     def adjective(self, rng: random.Random) -> str:
+        # Without `wide` nothing is drawn for it: the prompts of `longreach bench recall` are what they were before it.
         return self.word(rng) if self.wide and rng.random() < self.wide else rng.choice(ADJECTIVES)
 
     def noun(self, rng: random.Random) -> str:
