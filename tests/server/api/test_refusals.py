@@ -148,6 +148,11 @@ def test_a_wrong_field_is_named(shared: LiveServer, field: str, value: Any, code
     assert len(shared.engine.requests) == before
 
 
+def test_what_is_supported_is_said_as_json(shared: LiveServer) -> None:
+    error = error_of(shared.complete(suffix="end"), 400, "unsupported_value")
+    assert error["message"] == '`suffix`: only null or "" is supported.'
+
+
 def test_more_answers_than_can_wait_are_refused_for_good(make_server: Callable[..., LiveServer]) -> None:
     with make_server(max_queued_requests=3) as server:
         error = error_of(server.complete(prompt=["a", "b"], n=2), 400, "invalid_value")

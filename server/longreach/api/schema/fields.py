@@ -49,7 +49,7 @@ def only(*allowed: object) -> PlainValidator:
         for neutral in allowed:
             if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
                 return value
-        shown = " or ".join("null" if neutral is None else str(neutral).lower() for neutral in allowed)
+        shown = " or ".join(msgspec.json.encode(neutral).decode() for neutral in allowed)
         raise invalid(f"only {shown} is supported", "unsupported_value")
 
     return PlainValidator(check)
