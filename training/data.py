@@ -100,6 +100,7 @@ class Job:
     spec: Spec | None = None
     unseen: bool = False  # text of kinds that training never uses
     chains: float = 0.14  # of documents have chains alone
+    hard: float = 0.0  # of documents are for a model that has learnt what others have to teach
 
 
 class FastRandom(random.Random):
@@ -158,8 +159,13 @@ class Batches(Dataset[Batch]):
     def __getitem__(self, job: Job) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride] - jobs are its indices
         rng, sampler = FastRandom(job.seed), self._sampler(job.unseen)
         rows = max(1, self.tokens // job.length)
-        specs = (job.spec or training_spec(rng, job.length, job.chains) for _ in range(rows))
+        specs = (job.spec or self._spec(rng, job) for _ in range(rows))
         return collate([sampler.draw(rng, spec) for spec in specs], job.seed)
+
+    @staticmethod
+    def _spec(rng: random.Random, job: Job) -> Spec:
+        hard = job.hard > 0 and rng.random() < job.hard  # nothing is drawn where none are
+        return training_spec(rng, job.length, job.chains, hard=hard)
 
 
 def loader(batches: Batches, jobs: Iterable[Job], workers: int) -> DataLoader:

@@ -56,6 +56,7 @@ class MasterMuon:
         groups = [{"params": p, "weight_decay": decay} for p, decay in zip(adams, (0.0, WEIGHT_DECAY), strict=True)]
         on_gpu = self.masters[0].is_cuda
         self.rate = torch.zeros((), device=self.masters[0].device)
+        self.remembered, self.mean = 0, [torch.zeros_like(m) for m in self.masters]  # of how many, see `remember`
         self.adam = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.95), fused=on_gpu, capturable=on_gpu)
 
     @torch.no_grad()
@@ -83,6 +84,21 @@ class MasterMuon:
         """Put the masters, rounded, into the model."""
         torch._foreach_copy_(self.weights, self.masters)
 
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Let the masters as they are now join the mean that `settle` takes."""
+        self.remembered += 1
+        torch._foreach_lerp_(self.mean, self.masters, 1 / self.remembered)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Put the mean of what was remembered into the masters and the model.
+
+        Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization".
+        """
+        torch._foreach_copy_(self.masters, self.mean)
+        self.round()
+
     def _averages(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """The averages that updates are made of: file, name of the weight, tensor."""
         for shape, at in self.matrices.items():
@@ -92,23 +108,30 @@ class MasterMuon:
                 yield "average", name, self.adam.state[master]["exp_avg"]
                 yield "average_of_squares", name, self.adam.state[master]["exp_avg_sq"]
 
+    def _whole(self, remembered: int) -> list[tuple[str, list[torch.Tensor]]]:
+        """What a state keeps in more than bfloat16, with what the names of its files end in."""
+        return [("", self.masters), *([("_mean", self.mean)] if remembered else [])]
+
     def tensors(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        """The state in bfloat16, by file: the weights rounded, what that loses, and the averages."""
+        """The state in bfloat16, by file: the weights rounded, what that loses, both of their mean, the averages."""
         half = torch.bfloat16
-        rounded = [m.to(half) for m in self.masters]
-        yield "weights", dict(zip(self.names, rounded, strict=True))
-        rest = [(m - r.float()).to(half) for m, r in zip(self.masters, rounded, strict=True)]
-        yield "rest", dict(zip(self.names, rest, strict=True))
+        for suffix, masters in self._whole(self.remembered):
+            rounded = [m.to(half) for m in masters]
+            yield f"weights{suffix}", dict(zip(self.names, rounded, strict=True))
+            rest = [(m - r.float()).to(half) for m, r in zip(masters, rounded, strict=True)]
+            yield f"rest{suffix}", dict(zip(self.names, rest, strict=True))
         found: dict[str, dict[str, torch.Tensor]] = {}
         for file, name, tensor in self._averages():
             found.setdefault(file, {})[name] = tensor.to(half)
         yield from found.items()
 
     @torch.no_grad()
-    def restore(self, files: dict[str, dict[str, torch.Tensor]], steps: int) -> None:
-        """Take up the state of `tensors` after `steps` updates."""
-        for name, master in zip(self.names, self.masters, strict=True):
-            master.copy_(files["weights"][name].float() + files["rest"][name].float())
+    def restore(self, files: dict[str, dict[str, torch.Tensor]], steps: int, remembered: int) -> None:
+        """Take up the state of `tensors` after `steps` updates, `remembered` of which are in the mean."""
+        self.remembered = remembered
+        for suffix, masters in self._whole(remembered):
+            for name, master in zip(self.names, masters, strict=True):
+                master.copy_(files[f"weights{suffix}"][name].float() + files[f"rest{suffix}"][name].float())
         for group in self.adam.param_groups:
             for master in group["params"]:
                 self.adam.state[master] = {

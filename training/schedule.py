@@ -4,7 +4,10 @@ Short sequences do most of the work, and cost least. A longer length comes with 
 tokens at 2e-3 made a probe with AdamW forget all it knew), and short ones stay in the mix. A stage ends before its
 share of the steps is over once the first token of its longest answers is right often enough; what it leaves goes to the
 next. Below all of it the rate falls in a straight line to almost nothing (Bergsma et al. 2025, "Straight to Zero"), and
-once more in a last, short stage of mostly long prompts: what is wrong after the first descent is wrong in those.
+twice more in short stages of mostly long prompts: what is wrong after the first descent is wrong in those. In the last
+stage half of the documents are hard (there from the beginning they kept everything else from being learnt early, alone
+they unlearnt passages). The mean of the weights where the last two descents end is right where only one of them is
+(Izmailov et al. 2018, "Averaging weights leads to wider optima").
 """
 
 import random
@@ -15,15 +18,16 @@ from training.data import Job
 
 WARM_UP = 300  # steps, at the start of every stage
 GATE_AFTER = 1000  # steps of a stage before its gate is looked at
-FLOOR = 0.01  # of the rate, at the very end
+FLOOR = 0.01  # of the rate, at the end of a descent
 
 
 @dataclass(frozen=True)
 class Stage:
     """Lengths by share of the batches, learning rate (before it falls), the share of all steps at most, the share of
-    first answer tokens that ends it before, and the share of documents of chains alone.
+    first answer tokens that ends it before, the share of documents of chains alone, and that of hard ones
+    (`longreach.bench.recall.samples.Spec`).
 
-    In a last stage that is `anew` the rate falls a second time; it begins when only its share of the steps is left.
+    In last stages that are `anew` the rate falls again; they begin when only their shares of the steps are left.
     """
 
     mix: Mapping[int, float]
@@ -32,13 +36,15 @@ class Stage:
     gate: float
     chains: float = 0.14
     anew: bool = False
+    hard: float = 0.0
 
 
 STAGES = (
-    Stage({512: 1.0}, 8.5e-4, 0.08, 0.9, 0.4),
-    Stage({512: 0.5, 4096: 0.5}, 8.5e-4, 0.25, 0.99, 0.3),
+    Stage({512: 1.0}, 8.5e-4, 0.072, 0.9, 0.4),
+    Stage({512: 0.5, 4096: 0.5}, 8.5e-4, 0.225, 0.99, 0.3),
     Stage({512: 0.3, 4096: 0.44, 16384: 0.1, 32768: 0.16}, 8.5e-4, 1.0, 2.0, 0.28),
-    Stage({512: 0.05, 4096: 0.3, 16384: 0.3, 32768: 0.35}, 3e-4, 0.12, 2.0, 0.2, anew=True),
+    Stage({512: 0.05, 4096: 0.3, 16384: 0.3, 32768: 0.35}, 3e-4, 0.108, 2.0, 0.2, anew=True),
+    Stage({512: 0.05, 4096: 0.3, 16384: 0.3, 32768: 0.35}, 3e-4, 0.1, 2.0, 0.2, anew=True, hard=0.5),
 )
 
 
@@ -52,7 +58,10 @@ class Schedule:
         self.steps, self.seed, self.stages = steps, seed, stages
         self.step = self.number = self.begun = 0
         self.gate_rate = 0.0  # of first answer tokens, at the stage's longest length, moving average
-        self.turn = steps - round(stages[-1].share * steps) if stages[-1].anew else steps  # where the rate falls anew
+        self.ends = [steps]  # of the stage before those that are anew, and of each of these
+        for stage in reversed(stages):
+            if stage.anew:
+                self.ends.insert(0, self.ends[0] - round(stage.share * steps))
 
     @property
     def position(self) -> dict[str, float]:
@@ -72,11 +81,21 @@ class Schedule:
     def done(self) -> bool:
         return self.step >= self.steps
 
+    @property
+    def descent(self) -> int:
+        """How many times the rate has begun to fall anew."""
+        return sum(stage.anew for stage in self.stages[: self.number + 1])
+
+    @property
+    def remembered(self) -> bool:
+        """Whether the weights after the last step belong to the mean: where a stage that is anew has ended."""
+        return self.step in self.ends[1:]
+
     def rate(self) -> float:
         """The learning rate of the step to come."""
         inside = self.step - self.begun
         warm = min(1.0, (inside + 1) / WARM_UP)
-        begin, end = (self.turn, self.steps) if self.stage.anew else (0, self.turn)
+        begin, end = (0, *self.ends)[self.descent :][:2]
         return self.stage.rate * warm * (FLOOR + (1 - FLOOR) * (end - self.step) / (end - begin))
 
     def advance(self) -> bool:
@@ -86,7 +105,7 @@ class Schedule:
         if self.number + 1 == len(self.stages):
             return False
         if self.stages[self.number + 1].anew:
-            over = self.step >= self.turn
+            over = self.step >= self.ends[self.descent]
         else:
             passed = inside >= GATE_AFTER and self.gate_rate >= self.stage.gate
             over = passed or inside >= self.stage.share * self.steps
@@ -107,5 +126,5 @@ class Schedule:
             seed = f"{self.seed} {step}"
             stage = self.stage
             length = random.Random(f"length {seed}").choices(list(stage.mix), list(stage.mix.values()))[0]
-            yield Job(seed, length, chains=stage.chains)
+            yield Job(seed, length, chains=stage.chains, hard=stage.hard)
             step += 1

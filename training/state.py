@@ -18,7 +18,8 @@ def save(directory: Path, optimizer: MasterMuon, schedule: Schedule) -> None:
         save_file(
             {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, directory / f"{name}.safetensors"
         )
-    (directory / POSITION).write_text(json.dumps(schedule.position) + "\n")
+    position = {**schedule.position, "remembered": optimizer.remembered}
+    (directory / POSITION).write_text(json.dumps(position) + "\n")
 
 
 def load(directory: Path, optimizer: MasterMuon, schedule: Schedule) -> None:
@@ -29,9 +30,10 @@ def load(directory: Path, optimizer: MasterMuon, schedule: Schedule) -> None:
     """
     if not (directory / POSITION).is_file():
         raise ValueError(f"{directory} holds no training state: it has no {POSITION}")
-    schedule.resume(json.loads((directory / POSITION).read_text()))
+    position = json.loads((directory / POSITION).read_text())
+    schedule.resume(position)
     files = {path.stem: load_file(path) for path in directory.glob("*.safetensors")}
     shapes = {name: tuple(tensor.shape) for name, tensor in files["weights"].items()}
     if shapes != {name: tuple(m.shape) for name, m in zip(optimizer.names, optimizer.masters, strict=True)}:
         raise ValueError(f"the state in {directory} is of a model of other sizes: give the same --pairs and --hidden")
-    optimizer.restore(files, schedule.step)
+    optimizer.restore(files, schedule.step, position.get("remembered", 0))

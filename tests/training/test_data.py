@@ -9,8 +9,9 @@ import pytest
 import torch
 from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.events import event
+from longreach.bench.recall.grammar import compound_question
 from longreach.bench.recall.samples import Spec
-from longreach.bench.recall.tasks import training_spec
+from longreach.bench.recall.tasks import Sampler, training_spec
 from longreach.bench.recall.vocabulary import ADJECTIVES, NOUNS, Lexicon
 
 from training import data
@@ -83,3 +84,50 @@ def test_some_verbs_of_training_are_any_word() -> None:
     lexicon = Lexicon(("quux",))
     told = [event(random.Random(i), lexicon).statements[0].lower() for i in range(300)]
     assert sum("quuxed" in text for text in told) > 20
+
+
+@pytest.mark.parametrize(("hard", "most"), [(False, 4), (True, 6)])
+def test_hard_documents_have_longer_lists(corpus: Path, hard: bool, most: int) -> None:
+    sampler = Batches(corpus, 0)._sampler(unseen=False)
+    rngs = [random.Random(i) for i in range(60)]
+    drawn = [sampler.draw(rng, training_spec(rng, 2048, hard=hard)) for rng in rngs]
+    for task in ("multivalue", "multiquery"):
+        lists = [q.answer.count(",") + 1 for sample in drawn for q in sample.questions if q.query.task == task]
+        assert max(lists) == most
+
+
+def test_some_hard_documents_have_a_refrain(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, sung = Batches(corpus, 0)._sampler(unseen=False), []
+    monkeypatch.setattr(Sampler, "_refrain", lambda *_: sung.append(1) or [])
+    for hard, most in ((False, 0), (True, 40)):
+        for i in range(60):
+            sampler.draw(random.Random(i), training_spec(random.Random(i), 512, hard=hard))
+        assert min(most, 1) <= len(sung) <= most
+
+
+def test_a_refrain_is_one_wording_with_other_names(corpus: Path) -> None:
+    sampler = Batches(corpus, 0)._sampler(unseen=False)
+    sung = [placed.statement.text for placed in sampler._refrain(random.Random(3), 4096, [])]
+    assert len(set(sung)) > len(sung) / 2 > 1
+    ends = {text.split()[-1] for text in sung}
+    assert len(ends) == 1 or len({text.split()[0] for text in sung}) == 1
+
+
+def test_hard_documents_are_asked_in_more_ways_which_came_first() -> None:
+    def asked(hard: bool) -> set[str]:
+        rng = random.Random(5)
+        return {compound_question(rng, "first_question", Lexicon(), hard=hard) for _ in range(3000)}
+
+    assert not any("right as" in text.lower() for text in asked(hard=False))
+    assert any("right as {k}" in text.lower() for text in asked(hard=True))
+
+
+def test_a_job_has_its_share_of_hard_documents(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Spec] = []
+    monkeypatch.setattr(data, "collate", lambda *_: None)
+    monkeypatch.setattr(Sampler, "draw", lambda _, __, spec: drawn.append(spec))
+    source = Batches(corpus, 200 * 512)
+    for share, least, most in ((0.0, 0, 0), (0.5, 60, 140), (1.0, 200, 200)):
+        drawn.clear()
+        source[Job("a", 512, hard=share)]
+        assert least <= sum(spec.hard for spec in drawn) <= most

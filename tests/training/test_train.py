@@ -2,6 +2,7 @@
 was interrupted goes on.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from training.trainer import Trainer
 SMALL = {"pairs": 1, "hidden": 64, "mlp": 96, "window": 32}
 CPU = torch.device("cpu")
 STAGES = (Stage({512: 1.0}, 1e-3, 0.4, 0.9), Stage({512: 0.5, 1024: 0.5}, 5e-4, 1.0, 2.0))
+ANEW = Stage({1024: 1.0}, 4e-4, 0.2, 2.0, anew=True)
 
 
 @pytest.fixture(autouse=True)
@@ -139,19 +141,30 @@ def test_a_stage_warms_up_and_ends_by_its_share_or_its_gate() -> None:
     assert late.step == 2000
 
 
-def test_in_a_last_stage_the_rate_falls_anew() -> None:
-    schedule = Schedule(5000, 1, (*STAGES, Stage({1024: 1.0}, 4e-4, 0.2, 2.0, anew=True)))
+def test_in_last_stages_the_rate_falls_anew() -> None:
+    schedule = Schedule(6000, 1, (*STAGES, ANEW, dataclasses.replace(ANEW, rate=2e-4)))
     rates = [schedule.rate()]
-    changes = []
+    changes, remembered = [], []
     while not schedule.done:
         if schedule.advance():
             changes.append(schedule.step)
+        if schedule.remembered:
+            remembered.append(schedule.step)
         rates.append(schedule.rate())
-    assert changes == [2000, 4000]  # the middle stage has what the others leave
-    assert rates[3999] == pytest.approx(0.01 * 5e-4, rel=0.03)
-    assert rates[4000] == pytest.approx(4e-4 / WARM_UP)
-    assert rates[4500] == pytest.approx(4e-4 * (0.01 + 0.99 * 0.5))
-    assert rates[5000] == pytest.approx(0.01 * 4e-4)
+    assert changes == [2400, 3600, 4800]  # the second stage has what the others leave
+    assert remembered == [4800, 6000]
+    assert rates[3599] == pytest.approx(0.01 * 5e-4, rel=0.03)
+    for begin, rate in ((3600, 4e-4), (4800, 2e-4)):
+        assert rates[begin] == pytest.approx(rate / WARM_UP)
+        assert rates[begin + 600] == pytest.approx(rate * (0.01 + 0.99 * 0.5))
+        assert rates[begin + 1199] == pytest.approx(0.01 * rate, rel=0.1)
+
+
+def test_without_a_second_descent_nothing_is_remembered() -> None:
+    schedule = Schedule(60, 1, STAGES)
+    while not schedule.done:
+        schedule.advance()
+        assert not schedule.remembered
 
 
 def test_jobs_go_on_where_a_schedule_was_resumed() -> None:
@@ -198,6 +211,36 @@ def test_a_run_that_pauses_goes_on_as_if_it_had_not(corpus: Path, tmp_path: Path
     ends = [r.trainer.optimizer.masters for r in (finished, run(one, rest, corpus, []))]
     for mine, other in zip(*ends, strict=True):
         torch.testing.assert_close(mine, other, rtol=2e-3, atol=2e-5)
+
+
+def test_a_run_ends_with_the_mean_of_the_last_two_descents(corpus: Path, tmp_path: Path) -> None:
+    source = Batches(corpus, 1024)
+    stages = (STAGES[0], *[dataclasses.replace(ANEW, share=0.25)] * 2)
+    log: list[dict] = []
+    schedule, one = Schedule(8, 1, stages), trainer()
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    def batches():
+        for job in schedule.jobs():
+            seen[schedule.step] = [master.detach().clone() for master in one.optimizer.masters]
+            if schedule.step == 7:
+                state.save(tmp_path, one.optimizer, schedule)
+            yield source[job]
+
+    assert run(one, schedule, corpus, log).until(batches(), lambda: False)
+    steps = [entry["step"] for entry in log if entry.get("event") == "score"]
+    assert steps == [8, 8]  # of the last weights and of the mean
+
+    rest, other = Schedule(8, 1, stages), trainer()
+    state.load(tmp_path, other.optimizer, rest)
+    assert other.optimizer.remembered == 1
+    for mine, end in zip(other.optimizer.mean, seen[6], strict=True):
+        torch.testing.assert_close(mine, end, rtol=2e-5, atol=1e-9)
+    other.step(source[next(rest.jobs())], rest.rate())
+    for mean, end, last in zip(one.optimizer.masters, seen[6], other.optimizer.masters, strict=True):
+        torch.testing.assert_close(mean, (end + last) / 2, rtol=2e-3, atol=2e-5)
+    for weight, mean in zip(one.optimizer.weights, one.optimizer.masters, strict=True):
+        assert torch.equal(weight, mean)
 
 
 def test_a_state_of_other_sizes_is_refused(tmp_path: Path) -> None:

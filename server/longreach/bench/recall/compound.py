@@ -31,7 +31,7 @@ def _pick(drawer: Drawer, table: str, name: str) -> tuple[str, ...]:
 def _told(drawer: Drawer, table: str, name: str, rule: str) -> str:
     """A phrase of a table; in the training mixture mostly one by a rule of the grammar."""
     if drawer.phrasing == "mixed" and drawer.rng.random() < NEW:
-        return grammar.compound_statement(drawer.rng, rule, drawer.lexicon)
+        return grammar.compound_statement(drawer.rng, rule, drawer.lexicon, hard=drawer.hard)
     return drawer.rng.choice(_pick(drawer, table, name))
 
 
@@ -43,7 +43,7 @@ def _asked(drawer: Drawer, table: str, name: str, rule: str) -> tuple[str, ...]:
     if drawer.phrasing != "mixed":
         return questions
     if drawer.rng.random() < NEW:
-        return (grammar.compound_question(drawer.rng, rule, drawer.lexicon),)
+        return (grammar.compound_question(drawer.rng, rule, drawer.lexicon, hard=drawer.hard),)
     return (grammar.dressed(drawer.rng, drawer.rng.choice(questions), drawer.lexicon),)
 
 
@@ -61,7 +61,7 @@ def repeated(drawer: Drawer, times: int) -> Item:
     def template() -> str:
         return grammar.sentence(_told(drawer, "repeated", "statements", "repeated"))
 
-    alike = template() if rng.random() < 0.5 else None
+    alike = template() if rng.random() < (0.35 if drawer.hard else 0.5) else None
     statements = tuple(Statement(fill(alike or template(), relation, key, value)) for value in values)
 
     def asked(name: str) -> tuple[str, ...]:

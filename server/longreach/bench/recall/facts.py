@@ -56,13 +56,20 @@ class Drawer:
 
     Half of the documents share one relation among all their facts, and some share words between keys, so that only
     the whole key tells facts apart. `phrasing` is `mixed` (what training uses: a quarter fixed templates, the rest
-    from the grammar), `plain` (the fixed templates alone), or `held_out` (those that training never uses).
+    from the grammar), `plain` (the fixed templates alone), or `held_out` (those that training never uses). `hard` is
+    that of `Spec`.
     """
 
     def __init__(
-        self, rng: random.Random, lexicon: Lexicon, phrasing: Phrasing = "mixed", few_characters: float = FEW_CHARACTERS
+        self,
+        rng: random.Random,
+        lexicon: Lexicon,
+        phrasing: Phrasing = "mixed",
+        few_characters: float = FEW_CHARACTERS,
+        *,
+        hard: bool = False,
     ) -> None:
-        self.rng, self.lexicon, self.phrasing = rng, lexicon, phrasing
+        self.rng, self.lexicon, self.phrasing, self.hard = rng, lexicon, phrasing, hard
         # The words that facts are made of; those of phrasings are `lexicon`'s. A model is tested with the short lists,
         # whose words stand in the text around, too, and more often the longer it is. As long as training hardly had
         # such, passages went on from there, and words of the text were counted with those of a list.

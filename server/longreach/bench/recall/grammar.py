@@ -1,6 +1,7 @@
 """Phrasings without end: statements, questions and records from a grammar, so that none can be learnt by heart.
 
-The rules are data, in `tables/grammar.toml` and, for items of several statements, `tables/compound_grammar.toml`.
+The rules are data, in `tables/grammar.toml` and, for items of several statements, `tables/compound_grammar.toml`,
+which `tables/hard_grammar.toml` adds to where a document is hard.
 Fixed words are now and then dropped, replaced or added to: what a model may rely on is the key, the relation, and what
 looks like a value beside them.
 """
@@ -83,7 +84,9 @@ class Grammar:
         return result
 
 
-_GRAMMAR = Grammar(load("grammar") | load("compound_grammar"))
+_RULES = load("grammar") | load("compound_grammar")
+_GRAMMAR = Grammar(_RULES)
+_HARD = Grammar(_RULES | {name: _RULES[name] + more for name, more in load("hard_grammar").items()})
 
 
 def _bare(template: str) -> str:
@@ -185,11 +188,12 @@ def record_question(rng: random.Random, lexicon: Lexicon) -> str:
     return _new(lambda: rough(rng, sentence(_GRAMMAR.expand(rng, "$record_question", lexicon)), lexicon, 0.15))
 
 
-def compound_statement(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
+def compound_statement(rng: random.Random, rule: str, lexicon: Lexicon, *, hard: bool = False) -> str:
     """A piece of an item of several statements, by a rule of `tables/compound_grammar.toml`; its fields stay as they
     are.
     """
-    text = _new(lambda: rough(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.15))
+    rules = _HARD if hard else _GRAMMAR
+    text = _new(lambda: rough(rng, rules.expand(rng, f"${rule}", lexicon), lexicon, 0.15))
     return text[:1].upper() + text[1:] if rng.random() < 0.8 else text
 
 
@@ -198,9 +202,10 @@ def reference(rng: random.Random, lexicon: Lexicon) -> str:
     return _GRAMMAR.expand(rng, "$reference", lexicon)
 
 
-def compound_question(rng: random.Random, rule: str, lexicon: Lexicon) -> str:
+def compound_question(rng: random.Random, rule: str, lexicon: Lexicon, *, hard: bool = False) -> str:
     """A question about an item of several statements, at times without its mark or its capital."""
-    text = _new(lambda: interrupted(rng, _GRAMMAR.expand(rng, f"${rule}", lexicon), lexicon, 0.2))
+    rules = _HARD if hard else _GRAMMAR
+    text = _new(lambda: interrupted(rng, rules.expand(rng, f"${rule}", lexicon), lexicon, 0.2))
     if rng.random() < 0.1:
         text = text.rstrip("?.! ")
     return text[:1].upper() + text[1:] if rng.random() < 0.9 else text
@@ -215,3 +220,17 @@ def dressed(rng: random.Random, text: str, lexicon: Lexicon) -> str:
         text = text[:1].lower() + text[1:]
     after = _GRAMMAR.expand(rng, "$afterthought", lexicon)
     return sentence(before + text) + ("" if "{" in after else after)
+
+
+def refrain(rng: random.Random, lexicon: Lexicon) -> str:
+    """A sentence of any words with a name {k} and a word {w} in it, for text that repeats itself.
+
+    As long as the sentences of made-up text came once each, a trained model answered with words that stood behind a key
+    in a sentence that it had read hundreds of times with other names.
+    """
+    words = [lexicon.word(rng) for _ in range(rng.randint(5, 18))]
+    for at in rng.sample(range(1, len(words) - 1), len(words) // 5):
+        words[at] += rng.choice(",,,;:")
+    words.insert(rng.randrange(len(words)), "{k}")
+    words.insert(rng.randrange(len(words)), "{w}")
+    return " ".join(words) + rng.choice("...!?")

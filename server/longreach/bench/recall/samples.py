@@ -23,7 +23,8 @@ class Spec:
     (None: as many as the task usually has). Without one, `items` of the `family` and up to `questions` of them asked
     for; this is what training uses. A family is `facts` of all kinds, `compounds` of them of several statements, or
     `chains` of variables alone, or `pairs` of UUIDs alone. `depth` in [0, 1] is where the first statement asked for
-    stands. `early` puts the question before the document.
+    stands. `early` puts the question before the document. `hard` documents are for a model that has learnt what others
+    have to teach: longer lists, sentences that come again, questions that are rare.
     """
 
     length: int
@@ -38,6 +39,7 @@ class Spec:
     early: bool = False
     family: Family = "facts"
     compounds: float = 0.3
+    hard: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import compound
+from . import compound, grammar
 from . import phrasings as p
+from . import vocabulary as v
 from .codec import Codec
-from .documents import TASKS, compose
+from .documents import TASKS, compose, most_values
 from .facts import FEW_CHARACTERS, FEW_IN_CHAINS, Drawer
 from .filler import Filler
 from .forms import EARLY, EARLY_CUES, ENDINGS, FORMS, SEPARATORS, gap
@@ -34,6 +35,7 @@ from .vocabulary import Lexicon
 
 COMPOUNDS = (0.1, 0.45, 0.85)  # shares of items of several statements, in training
 REDRAWS = 3  # of a question that was asked before: its answer stands there, and it teaches nothing
+REFRAINS = 0.15  # share of hard documents
 NEAR = 200  # tokens that a statement may move to stand at the end of a sentence or line
 
 
@@ -68,7 +70,7 @@ class Sampler:
     def _try(self, rng: random.Random, spec: Spec, size: float) -> Sample | None:
         """A sample with items and questions in number `size` of what is asked for, or None if they do not fit."""
         few = FEW_IN_CHAINS if spec.family == "chains" else FEW_CHARACTERS
-        drawer = Drawer(rng, self.lexicon, spec.phrasing, few)
+        drawer = Drawer(rng, self.lexicon, spec.phrasing, few, hard=spec.hard)
         items = compose(drawer, spec, size)
         questions = max(1, int(spec.questions * size))
         form = spec.form or rng.choices(FORMS, (0.3 if self.codec.chats else 0, 0.33, 0.25, 0.12))[0]
@@ -98,6 +100,8 @@ class Sampler:
         ]
         if spec.task is None and rng.random() < 0.3:
             placed[rng.randrange(turns)] += self._mentions(rng, drawer, items)
+        if spec.hard and rng.random() < REFRAINS:
+            placed[rng.randrange(turns)] += self._refrain(rng, spec.length, items)
         marks = turns - 1 if form == "chat" else 0
         fixed = len(opening) + marks + sum(len(s.ids) for part in placed for s in part)
         room = spec.length - fixed - sum(len(q.before) + len(q.after) for part in asked for q in part)
@@ -138,6 +142,17 @@ class Sampler:
         ]
         return [Placed(None, statement, self._spaced(rng, statement)) for statement in statements]
 
+    def _refrain(self, rng: random.Random, length: int, items: Sequence[Item]) -> list[Placed]:
+        """One sentence that says nothing over and over, each time with the key of an item or another name."""
+        wording = grammar.refrain(rng, self.lexicon)
+        keys = [item.key for item in items if item.key and item.relation]
+        sung = []
+        for _ in range(rng.randint(2, max(2, min(60, length // 150)))):
+            key = rng.choice(keys) if keys and rng.random() < 0.3 else v.key(rng, self.lexicon)
+            statement = Statement(p.capital(wording.replace("{k}", key).replace("{w}", self.lexicon.word(rng))))
+            sung.append(Placed(None, statement, self._spaced(rng, statement)))
+        return sung
+
     def _query(
         self, rng: random.Random, spec: Spec, drawer: Drawer, known: Sequence[Item], number: int | None
     ) -> tuple[Query, Item | None]:
@@ -147,7 +162,8 @@ class Sampler:
         if spec.task == "multiquery" or (spec.task is None and rng.random() < 0.15):
             joined = [item for item in known if compound.can_join(item) and item.relation == drawer.shared_relation]
             if len(joined) > 1:
-                return compound.together(drawer, rng.sample(joined, min(rng.randint(2, 4), len(joined)))), None
+                count = min(rng.randint(2, most_values(hard=spec.hard)), len(joined))
+                return compound.together(drawer, rng.sample(joined, count)), None
         if spec.task is not None or (number == 0 and spec.depth is not None):
             item = known[0]
             return next((q for q in item.queries if q.task == spec.task), item.queries[0]), item
@@ -258,12 +274,12 @@ class Sampler:
         assembly.add(text[position:])
 
 
-def training_spec(rng: random.Random, length: int, chains: float = 0.14) -> Spec:
+def training_spec(rng: random.Random, length: int, chains: float = 0.14, *, hard: bool = False) -> Spec:
     """A draw of the training distribution: many facts and about as many questions, or a few in much text; some asked
-    midway, some before the document; `chains` of them with chains alone.
+    midway, some before the document; `chains` of them with chains alone. `hard` is that of `Spec`.
     """
     family = rng.choices(("chains", "pairs", "facts"), (chains, 0.07, 0.93 - chains))[0]
-    mixture = Spec(length, absent=0.07, family=family, compounds=rng.choice(COMPOUNDS))
+    mixture = Spec(length, absent=0.07, family=family, compounds=rng.choice(COMPOUNDS), hard=hard)
     most = max(2, int(min(384, length // 40) * (1 - mixture.compounds / 2)))  # about what fits
     few = rng.random() < (0.3 if length < 16384 else 0.6)
     items = _log_uniform(rng, most) if few else rng.randint(max(2, most // 3), most)
