@@ -6,6 +6,7 @@ rewrites what stands between the two marks of the card, and draws the heat map a
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,7 +16,7 @@ from longreach.bench.recall.measure import table
 ROOT = Path(__file__).parents[1]
 CARD = ROOT / "server" / "longreach" / "default_model" / "README.md"
 RESULTS = Path(__file__).with_name("results")
-OTHERS = RESULTS / "other-prompts"  # of the same plans with another seed
+OTHERS = (RESULTS / "seed-7", RESULTS / "seed-23")  # of the same plans: other prompts, fewer
 PICTURES = ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- recall: begin -->", "<!-- recall: end -->"
 
@@ -37,7 +38,7 @@ def measured(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def other(result: dict[str, Any]) -> str:
-    """A sentence about other prompts of the same plan: the mean of each length, and which cells lie below 0.95."""
+    """A sentence about other prompts of a plan: the mean of each length, and which cells lie below 0.95."""
     plan, rows = result["plan"], result["rows"]
     lengths = {row["length"]: [r["exact"] for r in rows if r["length"] == row["length"]] for row in rows}
     means = ", ".join(f"{mean(found):.3f} at {length:,}" for length, found in lengths.items())
@@ -46,13 +47,13 @@ def other(result: dict[str, Any]) -> str:
     return f"Other prompts (seed {plan['seed']}, {plan['count']} a cell), all tasks: {means} tokens; {below}."
 
 
-def tables(results: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> str:
+def tables(results: dict[str, dict[str, Any]], others: Sequence[dict[str, dict[str, Any]]]) -> str:
     """Markdown: each result's table under its title, and what other prompts say of it."""
     parts = []
     for name, result in results.items():
         parts.append(f"**{TITLES[name]}**\n\n{table(result)}")
-        if name in others:
-            parts.append(f"{other(others[name])}\n")
+        if said := [other(measured_too[name]) for measured_too in others if name in measured_too]:
+            parts.append("\n".join(said) + "\n")
     return "\n".join(parts).strip()
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     text = CARD.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    CARD.write_text(f"{before}{BEGIN}\n{tables(results, measured(OTHERS))}\n{END}{after}")
+    CARD.write_text(f"{before}{BEGIN}\n{tables(results, [measured(directory) for directory in OTHERS])}\n{END}{after}")
     PICTURES.mkdir(exist_ok=True)
     for name in ("plain", "held_out"):
         if name in results:

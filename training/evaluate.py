@@ -1,6 +1,6 @@
 """Recall of an exported model over many fresh prompts, on a GPU in a minute.
 
-    python -m training.evaluate OUT/model training/results
+    python -m training.evaluate OUT/model training/results/seed-7
 
 The tasks are those of `longreach bench recall`, and so is the layout of the results, of which each plan gives one:
 recall-PLAN.json. Here the prompts of a cell are answered
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--plans", nargs="+", choices=list(PLANS), default=list(PLANS))
     parser.add_argument("--longest", type=int, default=131072, help="leave out longer prompts")
     parser.add_argument("--count", type=int, help="prompts a cell; default: the plan's, 100")
-    parser.add_argument("--seed", type=int, default=Plan.seed, help="other prompts than those of the committed results")
+    parser.add_argument("--seed", type=int, default=Plan.seed, help="of the prompts")
     parser.add_argument("--workers", type=int, default=14, help="processes that make prompts")
     options = parser.parse_args()
 

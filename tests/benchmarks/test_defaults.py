@@ -21,7 +21,7 @@ def result(name: str) -> dict[str, Any]:
 
 def picked(policy: str) -> dict[str, int]:
     """The parameters of the setting that both lengths together speak for, as `window size 8192` names them."""
-    curves = [row for name in ("quality-16k-h200", "quality-32k-h200") for row in result(name)["curves"]]
+    curves = [row for name in ("quality-16k-h100", "quality-32k-h100") for row in result(name)["curves"]]
     words = quality_report.picks({"curves": curves})[policy].split()
     assert words[0] == policy
     return {name: int(value) for name, value in zip(words[1::2], words[2::2], strict=True)}

@@ -97,6 +97,7 @@ def test_scores_follow_the_answers() -> None:
     shown = table(result)
     assert "| multivalue | 1.00 | 1.00 |" in shown
     assert "| density | 0.250 | 0.250 |" in shown
+    assert "| multivalue | 1.000 | 1.000 |" in table(result | {"plan": result["plan"] | {"count": 1000}})
 
 
 def _oracle(body: Body, asked: dict[str, tuple[str, str]]) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Report = Callable[[str], object]
 
 _EXAMPLES = 3  # wrong answers kept for each task and length
+_MANY = 1000  # prompts a cell, from which on a table has three digits
 
 
 def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, report: Report = print) -> dict[str, Any]:
@@ -98,14 +99,15 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as a Markdown table: a row for each task, a column for each length, then TTFT and density."""
+    """The result as a Markdown table: a row for each task, a column for each length, then TTFT and density. As many
+    digits as the prompts of a cell speak for."""
     lengths = result["plan"]["lengths"]
+    digits = 3 if result["plan"]["count"] >= _MANY else 2
     found = {(row["task"], row["length"]): row for row in result["rows"]}
     lines = [["task", *(f"{length:,}" for length in lengths)], ["---", *["---:"] * len(lengths)]]
     for task in result["plan"]["tasks"]:
-        lines.append(
-            [task, *(f"{found[task, length]['exact']:.2f}" if (task, length) in found else "" for length in lengths)]
-        )
+        exact = (found[task, length]["exact"] if (task, length) in found else None for length in lengths)
+        lines.append([task, *("" if share is None else f"{share:.{digits}f}" for share in exact)])
 
     def mean(name: str, length: int) -> str:
         values = [row[name] for (_, at), row in found.items() if at == length and row.get(name) is not None]
