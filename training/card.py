@@ -52,7 +52,7 @@ def tables(results: dict[str, dict[str, Any]], others: Sequence[dict[str, dict[s
     parts = []
     for name, result in results.items():
         parts.append(f"**{TITLES[name]}**\n\n{table(result)}")
-        if said := [other(measured_too[name]) for measured_too in others if name in measured_too]:
+        if said := [other(found[name]) for found in others if name in found]:
             parts.append("\n".join(said) + "\n")
     return "\n".join(parts).strip()
 
