@@ -1,6 +1,6 @@
 """Recall of an exported model over many fresh prompts, on a GPU in a minute.
 
-    python -m training.evaluate OUT/model training/results/seed-7
+    python -m training.evaluate OUT/model training/results
 
 The tasks are those of `longreach bench recall`, and so is the layout of the results, of which each plan gives one:
 recall-PLAN.json. Here the prompts of a cell are answered
