@@ -1,0 +1,155 @@
+"""What was wanted of the model's recall, and the least that was measured: the table in training/README.md.
+
+    python -m training.bars
+
+rewrites what stands between the two marks there, from the committed results of both runs of the training command.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from training.evaluate import NEEDLES
+
+HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
+RESULTS = HERE / "results"
+BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
+COLUMNS = {
+    "1,000": RESULTS,
+    "100, seed 7": RESULTS / "seed-7",
+    "100, seed 23": RESULTS / "seed-23",
+    "H200: 1,000": RESULTS / "h200",
+    "H200: 100, seed 7": RESULTS / "h200" / "seed-7",
+    "H200: 100, seed 23": RESULTS / "h200" / "seed-23",
+}
+
+Results = dict[str, dict[str, Any]]  # by plan, see `longreach bench recall`
+Values = Iterator[tuple[float, str]]  # and what each is of
+
+
+def measured(directory: Path) -> Results:
+    """The committed results of a directory, by plan."""
+    paths = sorted(directory.glob("recall-*.json"))
+    return {path.stem.removeprefix("recall-"): json.loads(path.read_text()) for path in paths}
+
+
+def rows(results: Results, *plans: str) -> Iterator[dict[str, Any]]:
+    """The rows of those of `plans` that were measured."""
+    for plan in plans:
+        yield from results.get(plan, {"rows": []})["rows"]
+
+
+def named(row: dict[str, Any]) -> str:
+    return f"{row['task']} at {row['length']:,}"
+
+
+def of_tasks(plan: str, *tasks: str) -> Callable[[Results], Values]:
+    """The exact answers of a plan's cells, of all tasks where none are named."""
+
+    def values(results: Results) -> Values:
+        for row in rows(results, plan):
+            if row["task"] in tasks or not tasks:
+                yield row["exact"], named(row)
+
+    return values
+
+
+def by_length(plan: str) -> Callable[[Results], Values]:
+    """The mean over the tasks of a plan, by length."""
+
+    def values(results: Results) -> Values:
+        found = list(rows(results, plan))
+        for length in dict.fromkeys(row["length"] for row in found):
+            yield mean(row["exact"] for row in found if row["length"] == length), f"{length:,}"
+
+    return values
+
+
+def alarms(results: Results) -> Values:
+    """How often something that is stated is called not stated."""
+    for row in rows(results, "plain", "held_out", "unseen_text"):
+        if row["task"] != "absent":
+            yield row["false_alarms"], named(row)
+
+
+def lost(results: Results) -> Values:
+    """What text of other kinds costs, by task."""
+    usual = {(row["task"], row["length"]): row["exact"] for row in rows(results, "plain")}
+    for row in rows(results, "unseen_text"):
+        if usual:
+            yield round(usual[row["task"], row["length"]] - row["exact"], 4), named(row)
+
+
+def long(length: int) -> Callable[[Results], Values]:
+    """Single facts of one long length."""
+    return lambda results: ((row["exact"], named(row)) for row in rows(results, "long") if row["length"] == length)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit for each of the `values`: the least that they may be, or with `most` the most."""
+
+    label: str
+    wanted: float
+    values: Callable[[Results], Values]
+    most: bool = False
+
+    def worst(self, results: Results) -> tuple[float, str] | None:
+        """The value nearest to the limit or beyond it, and what it is of; None where nothing was measured."""
+        return (max if self.most else min)(self.values(results), default=None)
+
+    def short(self, value: float) -> bool:
+        return value > self.wanted if self.most else value < self.wanted
+
+
+BARS = (
+    Bar("one fact, one of many, one key of many, key-value pairs", 0.99, of_tasks("plain", *NEEDLES)),
+    Bar("all values, chains", 0.95, of_tasks("plain", "multivalue", "chain")),
+    Bar("phrasings that it was never trained on, mean of the tasks at a length", 0.95, by_length("held_out")),
+    Bar("such phrasings, each task at each length", 0.95, of_tasks("held_out")),
+    Bar("what is not stated is called so", 0.95, of_tasks("plain", "absent")),
+    Bar("false alarms, at most", 0.02, alarms, most=True),
+    Bar("lost in text of other kinds at 16,384 tokens, at most", 0.02, lost, most=True),
+    Bar("single facts of 65,536 tokens, 100 prompts", 0.99, long(65536)),
+    Bar("single facts of 131,072 tokens, 100 prompts", 0.95, long(131072)),
+)
+
+
+def table(columns: dict[str, Results]) -> str:
+    """Markdown: the worst value of each bar in each column, bold where it is short; then which values are short."""
+    lines = [f"| | wanted | {' | '.join(columns)} |", f"|---|---:|{'---:|' * len(columns)}"]
+    for bar in BARS:
+        cells = []
+        for results in columns.values():
+            worst = bar.worst(results)
+            text = "–" if worst is None else f"{worst[0]:.3f}"
+            cells.append(f"**{text}**" if worst and bar.short(worst[0]) else text)
+        lines.append(f"| {bar.label} | {bar.wanted:.2f} | {' | '.join(cells)} |")
+    short = [
+        f"- {name}: {', '.join(f'{what} has {value:.3f}' for value, what in sorted(found))} ({bar.label})"
+        for name, results in columns.items()
+        for bar in BARS
+        if (found := [(value, what) for value, what in bar.values(results) if bar.short(value)])
+    ]
+    return "\n".join([*lines, "", "Short of it are:", "", *short])
+
+
+def written(text: str) -> str:
+    """The page with the table as the committed results have it."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    columns = {name: measured(directory) for name, directory in COLUMNS.items()}
+    return f"{before}{BEGIN}\n{table(columns)}\n{END}{after}"
+
+
+def main() -> None:
+    """Rewrite the table."""
+    PAGE.write_text(written(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
