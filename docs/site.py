@@ -31,7 +31,7 @@ SOURCES = (
         "docs/adr/*.md",
         "docs/pictures/*.png",
     ),
-    *("benchmarks/results/*.png", "training/README.md", "training/*.png", "server/longreach/default_model/README.md"),
+    *("benchmarks/results/*.png", "training/*.md", "training/*.png", "server/longreach/default_model/README.md"),
 )
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
