@@ -135,7 +135,7 @@ def table(columns: dict[str, Results]) -> str:
         for bar in BARS
         if (found := [(value, what) for value, what in bar.values(results) if bar.short(value)])
     ]
-    return "\n".join([*lines, "", "Short of it are:", "", *short])
+    return "\n".join([*lines, "", *(["Short of it are:", "", *short] if short else ["Nothing is short of it."])])
 
 
 def written(text: str) -> str:

@@ -22,6 +22,7 @@ def test_the_worst_value_stands_in_the_table_and_is_bold_where_it_is_short() -> 
     assert _line(table, "one fact") == ["0.99", "0.991", "**0.989**"]
     assert "- bad: uuid at 16,384 has 0.989 (one fact" in table
     assert "- good" not in table
+    assert bars.table({"good": good}).endswith("Nothing is short of it.")
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
