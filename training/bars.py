@@ -5,18 +5,16 @@
 rewrites what stands between the two marks there, from the committed results of both runs of the training command.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from training.card import RESULTS, measured, renewed
 from training.evaluate import NEEDLES
 
-HERE = Path(__file__).parent
-PAGE = HERE / "README.md"
-RESULTS = HERE / "results"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
 COLUMNS = {
     "1,000": RESULTS,
@@ -31,12 +29,6 @@ Results = dict[str, dict[str, Any]]  # by plan, see `longreach bench recall`
 Values = Iterator[tuple[float, str]]  # and what each is of
 
 
-def measured(directory: Path) -> Results:
-    """The committed results of a directory, by plan."""
-    paths = sorted(directory.glob("recall-*.json"))
-    return {path.stem.removeprefix("recall-"): json.loads(path.read_text()) for path in paths}
-
-
 def rows(results: Results, *plans: str) -> Iterator[dict[str, Any]]:
     """The rows of those of `plans` that were measured."""
     for plan in plans:
@@ -47,12 +39,12 @@ def named(row: dict[str, Any]) -> str:
     return f"{row['task']} at {row['length']:,}"
 
 
-def of_tasks(plan: str, *tasks: str) -> Callable[[Results], Values]:
-    """The exact answers of a plan's cells, of all tasks where none are named."""
+def each(plan: str, *tasks: str, length: int | None = None) -> Callable[[Results], Values]:
+    """The exact answers of a plan's cells, of all tasks where none are named, and of all lengths or of one."""
 
     def values(results: Results) -> Values:
         for row in rows(results, plan):
-            if row["task"] in tasks or not tasks:
+            if (row["task"] in tasks or not tasks) and length in (None, row["length"]):
                 yield row["exact"], named(row)
 
     return values
@@ -84,11 +76,6 @@ def lost(results: Results) -> Values:
             yield round(usual[row["task"], row["length"]] - row["exact"], 4), named(row)
 
 
-def long(length: int) -> Callable[[Results], Values]:
-    """Single facts of one long length."""
-    return lambda results: ((row["exact"], named(row)) for row in rows(results, "long") if row["length"] == length)
-
-
 @dataclass(frozen=True)
 class Bar:
     """A limit for each of the `values`: the least that they may be, or with `most` the most."""
@@ -107,15 +94,15 @@ class Bar:
 
 
 BARS = (
-    Bar("one fact, one of many, one key of many, key-value pairs", 0.99, of_tasks("plain", *NEEDLES)),
-    Bar("all values, chains", 0.95, of_tasks("plain", "multivalue", "chain")),
+    Bar("one fact, one of many, one key of many, key-value pairs", 0.99, each("plain", *NEEDLES)),
+    Bar("all values, chains", 0.95, each("plain", "multivalue", "chain")),
     Bar("phrasings that it was never trained on, mean of the tasks at a length", 0.95, by_length("held_out")),
-    Bar("such phrasings, each task at each length", 0.95, of_tasks("held_out")),
-    Bar("what is not stated is called so", 0.95, of_tasks("plain", "absent")),
+    Bar("such phrasings, each task at each length", 0.95, each("held_out")),
+    Bar("what is not stated is called so", 0.95, each("plain", "absent")),
     Bar("false alarms, at most", 0.02, alarms, most=True),
     Bar("lost in text of other kinds at 16,384 tokens, at most", 0.02, lost, most=True),
-    Bar("single facts of 65,536 tokens, 100 prompts", 0.99, long(65536)),
-    Bar("single facts of 131,072 tokens, 100 prompts", 0.95, long(131072)),
+    Bar("single facts of 65,536 tokens, 100 prompts", 0.99, each("long", length=65536)),
+    Bar("single facts of 131,072 tokens, 100 prompts", 0.95, each("long", length=131072)),
 )
 
 
@@ -140,10 +127,7 @@ def table(columns: dict[str, Results]) -> str:
 
 def written(text: str) -> str:
     """The page with the table as the committed results have it."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    columns = {name: measured(directory) for name, directory in COLUMNS.items()}
-    return f"{before}{BEGIN}\n{table(columns)}\n{END}{after}"
+    return renewed(text, BEGIN, table({name: measured(directory) for name, directory in COLUMNS.items()}), END)
 
 
 def main() -> None:

@@ -37,6 +37,13 @@ def measured(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
+def renewed(page: str, begin: str, inside: str, end: str) -> str:
+    """The page with `inside` between its marks."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{inside}\n{end}{after}"
+
+
 def other(result: dict[str, Any]) -> str:
     """A sentence about other prompts of a plan: the mean of each length, and which cells lie below 0.95."""
     plan, rows = result["plan"], result["rows"]
@@ -80,10 +87,8 @@ def main() -> None:
     from longreach.bench.recall.heatmap import draw
 
     results = measured()
-    text = CARD.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    CARD.write_text(f"{before}{BEGIN}\n{tables(results, [measured(directory) for directory in OTHERS])}\n{END}{after}")
+    inside = tables(results, [measured(directory) for directory in OTHERS])
+    CARD.write_text(renewed(CARD.read_text(), BEGIN, inside, END))
     PICTURES.mkdir(exist_ok=True)
     for name in ("plain", "held_out"):
         if name in results:

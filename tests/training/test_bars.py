@@ -1,4 +1,4 @@
-from training import bars
+from training import bars, card
 
 
 def _row(task: str, exact: float, *, length: int = 16384, false_alarms: float = 0.0) -> dict[str, object]:
@@ -54,4 +54,4 @@ def test_unknown_text_costs_what_usual_text_answers_more() -> None:
 def test_the_page_has_the_table_of_the_committed_results() -> None:
     text = bars.PAGE.read_text()
     assert bars.written(text) == text
-    assert all(bars.measured(directory) for directory in bars.COLUMNS.values())
+    assert all(card.measured(directory) for directory in bars.COLUMNS.values())
