@@ -59,12 +59,10 @@ def density(cells: Cells, choice: str) -> float:
 
 
 def pick(result: dict[str, Any]) -> str | None:
-    """Where targets make a curve, the choice that computes least of those that lose at most `MOST_LOST` on every task;
-    None where they make none, or all lose more. What was not asked every task is left out."""
-    if not is_curve(result):
-        return None
+    """Where targets make curves, the choice on one that computes least of those that lose at most `MOST_LOST` on every
+    task; None where they make none, or all lose more. What was not asked every task is left out."""
     cells = cells_of(result)
-    asked = [choice for choice, of in cells.items() if choice != "dense" and of.keys() == cells["dense"].keys()]
+    asked = [choice for choice in on_curves(result) if cells[choice].keys() == cells["dense"].keys()]
     good = [choice for choice in asked if most_lost(cells, choice) <= MOST_LOST]
     return min(good, key=lambda choice: density(cells, choice), default=None)
 
@@ -75,10 +73,11 @@ def series(choice: str) -> str:
     return f"{estimator}), {target.split('(')[0]}"
 
 
-def is_curve(result: dict[str, Any]) -> bool:
-    """Whether some estimator was asked with so many targets of one kind that they make a line."""
-    found = [series(choice) for choice in cells_of(result) if choice != "dense"]
-    return any(found.count(name) > 2 for name in found)
+def on_curves(result: dict[str, Any]) -> list[str]:
+    """The choices of estimators that were asked with so many targets of one kind that they make a line."""
+    found = [choice for choice in cells_of(result) if choice != "dense"]
+    lines = [series(choice) for choice in found]
+    return [choice for choice, line in zip(found, lines, strict=True) if lines.count(line) > 2]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -100,7 +99,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.plot([p[0] for p in points], [p[1] for p in points], marker=".", color=f"C{i}", label=name)
         for x, y, choice in points:
             axis.annotate(
-                choice.rsplit("=", 1)[-1].rstrip(")"), (x, y), xytext=(4, -11), textcoords="offset points", fontsize=7
+                choice.rsplit("=", 1)[-1].rstrip(")"),
+                (x, y),
+                xytext=(4, 5 if i % 2 else -11),
+                textcoords="offset points",
+                fontsize=7,
             )
             if choice == picked:
                 axis.plot([x], [y], "o", mfc="none", ms=11, color=f"C{i}")

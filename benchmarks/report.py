@@ -155,7 +155,7 @@ def picture_of(result: dict) -> Callable[[dict, Path], None] | None:
     if "runs" in result and not any(run["rows"] for run in result["runs"]):
         return None
     found = next((draw for kind, draw in PICTURES.items() if kind in result), None)
-    if found is None and "task" in result.get("rows", [{}])[0] and answers_report.is_curve(result):
+    if found is None and "task" in result.get("rows", [{}])[0] and answers_report.on_curves(result):
         return answers_report.draw
     return found
 

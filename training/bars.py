@@ -17,12 +17,13 @@ from training.evaluate import NEEDLES
 PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
 COLUMNS = {
-    "1,000": RESULTS,
+    "1,000, seed 47": RESULTS,
+    "1,000, seed 31": RESULTS / "seed-31",
     "100, seed 7": RESULTS / "seed-7",
     "100, seed 23": RESULTS / "seed-23",
-    "H200: 1,000": RESULTS / "h200",
-    "H200: 100, seed 7": RESULTS / "h200" / "seed-7",
-    "H200: 100, seed 23": RESULTS / "h200" / "seed-23",
+    "H100: 1,000, seed 31": RESULTS / "h100",
+    "H100: 100, seed 7": RESULTS / "h100" / "seed-7",
+    "H100: 100, seed 23": RESULTS / "h100" / "seed-23",
 }
 
 Results = dict[str, dict[str, Any]]  # by plan, see `longreach bench recall`

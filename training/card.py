@@ -16,7 +16,7 @@ from longreach.bench.recall.measure import table
 ROOT = Path(__file__).parents[1]
 CARD = ROOT / "server" / "longreach" / "default_model" / "README.md"
 RESULTS = Path(__file__).with_name("results")
-OTHERS = (RESULTS / "seed-7", RESULTS / "seed-23")  # of the same plans: other prompts, fewer
+OTHERS = tuple(RESULTS / f"seed-{seed}" for seed in (31, 7, 23))  # of the same plans: other prompts
 PICTURES = ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- recall: begin -->", "<!-- recall: end -->"
 

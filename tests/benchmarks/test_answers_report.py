@@ -51,6 +51,11 @@ def test_every_task_has_to_keep_its_answers() -> None:
     assert answers_report.pick(result(keeps, keeps_all)) is None  # too few to choose from
 
 
+def test_only_what_is_on_a_curve_is_picked() -> None:
+    curve = [(f"X(1), Y({i})", 100, 80, 0.5 + i / 10) for i in range(3)]
+    assert answers_report.pick(result(("Z(1), Y(1)", 100, 80, 0.1), *curve)) == "X(1), Y(0)"
+
+
 def test_a_choice_that_was_not_asked_every_task_is_not_picked_and_leaves_cells_empty() -> None:
     some = result(("X(1), Y(1)", 100, 80, 0.5), ("X(1), Y(2)", 100, 80, 0.4), ("X(1), Y(3)", 100, 80, 0.1))
     del some["rows"][-1]

@@ -39,4 +39,4 @@ def test_dynamic_begins_with_the_target_that_the_answers_pick() -> None:
     parameters = dict(BY_NAME["dynamic"].model_validate({"policy": "dynamic"}).resolve().parameters)
     recall, estimator = parameters["recall"], parameters["estimator"]
     assert estimator == "auto"  # which in the embedded model is moments
-    assert answers_report.pick(result("dynamic-targets-h100")) == f"Moments(block=64), Recall(share={recall})"
+    assert answers_report.pick(result("dynamic-thousand-h100")) == f"Moments(block=64), Recall(share={recall})"
