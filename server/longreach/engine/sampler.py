@@ -77,8 +77,8 @@ def sample(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     After the adjustments, temperature 0 takes the first largest logit. Otherwise the logits are divided by the
     temperature; all but the `top_k` largest, all with less than `min_p` times the largest probability, and all beyond
     the smallest set with mass `top_p` of what is left are dropped; and the token is the one where the cumulative mass
-    of the rest, largest first, passes `uniform`. A row with a logit that is not a number, or with none that may be
-    drawn, gives NOT_A_NUMBER.
+    of the rest, in the order of the vocabulary, passes `uniform`. A row with a logit that is not a number, or with none
+    that may be drawn, gives NOT_A_NUMBER.
     """
     logits = logits.float()
     broken = logits.isnan().any(-1)
@@ -100,8 +100,10 @@ def _draw(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     cumulative = counts.cumsum(-1)
     total = cumulative[:, -1:].double()
     # What is before a token decides whether it stays: the first one that passes top_p does.
-    kept = cumulative.masked_fill(cumulative - counts >= how.top_p[:, None].double() * total, 0).amax(-1, keepdim=True)
-    target = how.uniform[:, None].double() * kept.double()
+    counts = counts.masked_fill(cumulative - counts >= how.top_p[:, None].double() * total, 0)
+    # Likely tokens lie close together, and the last bit of a logit can change which comes first. In the order of the
+    # vocabulary each stays where it is, so that rounding moves a limit between two tokens a little, and no token.
+    cumulative = torch.zeros_like(counts).scatter_(-1, tokens, counts).cumsum(-1)
+    target = how.uniform[:, None].double() * cumulative[:, -1:].double()
     # The first place where the cumulative mass exceeds the target; a token without mass never is that place.
-    chosen = (cumulative <= target).sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
-    return tokens.gather(-1, chosen).squeeze(-1)
+    return (cumulative <= target).sum(-1).clamp(max=counts.shape[1] - 1)

@@ -85,6 +85,16 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     assert together.tolist() == alone
 
 
+def test_rounding_seldom_changes_a_draw() -> None:
+    randomly = torch.Generator().manual_seed(0)
+    logits = torch.randn(4096, generator=randomly) * 1e-3  # likely tokens lie closer together than what is rounded
+    rounded = logits + 1e-6 * torch.randn(4096, generator=randomly)
+    made = requests(Sampling(temperature=1.0, top_p=0.95, min_p=0.01), 500)
+    changed = draw(logits, made) != draw(rounded, made)
+    assert changed.float().mean() < 0.01
+    assert len(draw(logits, made).unique()) > 400
+
+
 def test_the_seed_and_the_position_decide() -> None:
     assert uniform(1, 5) == uniform(1, 5)
     assert len({uniform(seed, position) for seed in range(20) for position in range(20)}) == 400
