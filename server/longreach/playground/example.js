@@ -20,7 +20,7 @@ export const EXAMPLE_QUESTIONS = [
   "Who is the owner of the northern mill?",
   "What is the vault combination for the old chapel?",
   "What are all the signals for the supply boat?",
-  "What is the pass key for the golden lantern?",
+  "Who is the owner of the old chapel?",
 ];
 
 /** The text of the example. */
