@@ -29,6 +29,9 @@ EMBEDDED_MODEL_NAME = "longreach-default"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
 _ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
+# Text has about four bytes a token, as JSON escapes up to six a byte; token ids have up to nine.
+_BODY_BYTES_PER_TOKEN = 64
+_LEAST_BODY_BYTES = 4 * 2**20
 _TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -236,8 +239,11 @@ class Settings(BaseSettings):
     keep_alive_seconds: Real = Field(
         5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
     )
-    max_body_bytes: Bytes = Field(
-        32 * 2**20, ge=1024, le=2**30, description="Longest request body: 32MiB or a number of bytes."
+    max_body_bytes: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
+        None, ge=1024, le=2**30, description="Longest request body: 32MiB, a number of bytes, or auto: 64 a token."
+    )
+    max_encoding_bytes: Bytes = Field(
+        64 * 2**20, ge=1024, le=2**40, description="Text that may wait to be tokenized: 64MiB or a number of bytes."
     )
     max_total_body_bytes: Bytes = Field(
         512 * 2**20, ge=1024, le=2**40, description="Bodies of all open requests together: 512MiB or a number of bytes."
@@ -313,6 +319,13 @@ class Settings(BaseSettings):
     def default_policy(self) -> AttentionPolicy:
         """The attention policy of requests that name none."""
         return _policy(self.attention)
+
+    def body_limit(self, max_model_len: int | None) -> int:
+        """Bytes of the longest body: as set, or what the longest prompt can need of a model of this length, in tokens.
+        Where that is not known, what a prompt of a million tokens can need."""
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return max(_BODY_BYTES_PER_TOKEN * (max_model_len or 2**20), _LEAST_BODY_BYTES)
 
     def engine_config(self) -> EngineConfig:
         """What the engine process is told."""

@@ -77,15 +77,29 @@ class InvalidRequestError(ApiError):
 class ContextLengthError(InvalidRequestError):
     """Prompt and answer do not fit. The wording is OpenAI's: clients match it to decide to shorten the prompt."""
 
-    def __init__(self, n_prompt_tokens: int, max_tokens: int, n_ctx: int, *, param: str) -> None:
-        wanted = n_prompt_tokens + max_tokens
+    def __init__(
+        self,
+        n_prompt_tokens: int,
+        max_tokens: int,
+        n_ctx: int,
+        *,
+        param: str,
+        at_least: bool = False,
+        estimate: int | None = None,
+    ) -> None:
+        """`at_least`: the prompt was not read to its end and has no fewer tokens; `estimate`: about how many."""
+        more = "at least " if at_least else ""
         super().__init__(
-            f"This model's maximum context length is {n_ctx} tokens. However, you requested {wanted} tokens "
-            f"({n_prompt_tokens} in the prompt, {max_tokens} for the completion). "
-            "Please reduce the length of the prompt or max_tokens.",
+            f"This model's maximum context length is {n_ctx} tokens. However, you requested {more}"
+            f"{n_prompt_tokens + max_tokens} tokens ({more}{n_prompt_tokens} in the prompt, {max_tokens} for the "
+            "completion). Please reduce the length of the prompt or max_tokens.",
             param=param,
             code="context_length_exceeded",
-            extra={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
+            extra={
+                ("n_prompt_tokens_at_least" if at_least else "n_prompt_tokens"): n_prompt_tokens,
+                **({} if estimate is None else {"n_prompt_tokens_estimate": estimate}),
+                "n_ctx": n_ctx,
+            },
         )
 
 

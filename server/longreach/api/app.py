@@ -26,6 +26,7 @@ from longreach.api import (
     tokens,
 )
 from longreach.api.auth import OPEN_PATHS
+from longreach.api.errors import ClientGoneError
 from longreach.api.metering import current_record
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
@@ -126,10 +127,11 @@ class RequestMiddleware:
             await send(message)
 
         try:
+            record.client = (scope.get("client") or ("",))[0]
             with self._service.open_request(), record.at_end:
                 self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
                 await self._app(scope, receive_bounded, send_with_id)
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientGoneError):
             record.finish = "disconnected"
         except Exception as error:  # noqa: BLE001 - the last resort: nothing internal may reach the caller
             api_error = errors.as_api_error(error, record.request_id)

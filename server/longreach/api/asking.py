@@ -10,6 +10,7 @@ from longreach.api.schema.sampling import SamplingFields
 from longreach.api.service import Engine, Service
 from longreach.engine.messages import Generate, Started
 from longreach.errors import ContextLengthError, InvalidRequestError
+from longreach.text.stop import Stops
 
 
 def check_token_ids(ids: Sequence[int], info: Started, param: str) -> None:
@@ -89,6 +90,7 @@ def make_asks(
             param="attention.decode_budget",
             code="invalid_value",
         )
+    prepared = Stops([*asked.stop, *stops])
     asks = [
         Ask(
             Generate(
@@ -107,7 +109,7 @@ def make_asks(
                 prompt_logprobs=prompt_logprobs if choice == 0 else None,
                 attention=attention,
             ),
-            stops=[*asked.stop, *stops],
+            stops=prepared,
             include_stop=asked.include_stop_str_in_output,
             stop_token_ids=asked.stop_token_ids,
             special=special,

@@ -1,31 +1,35 @@
-"""Reading a JSON body: declared as JSON, bounded while it arrives, decoded off the event loop if it is long."""
+"""Reading a JSON body: declared as JSON, bounded while it arrives, and decoded off the event loop if it is long."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 import orjson
+from pydantic import BaseModel
 from starlette.requests import Request
 
+from longreach.api.schema.parse import parse
+from longreach.api.schema.typed import decode
 from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
+from longreach.work_pool import WorkPool
 
-T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _LONG_BYTES = 64 * 1024
 
 
-async def read_json(request: Request, parse: Callable[[object], T], limit: int) -> T:
-    """Read at most `limit` bytes, decode them and `parse` the result.
+async def read_json(
+    request: Request, model: type[M], limit: int, most_tokens: int, pool: WorkPool, caller: str = ""
+) -> M:
+    """Read at most `limit` bytes and make a `model` of them.
 
-    A long body is decoded and parsed in a thread. Both hold the GIL through most of their time, but as several shorter
-    calls, between which the event loop gets its turn.
+    A long body is decoded in a thread of `pool`, by the types of the model's fields (see `schema.typed`).
 
     Raises:
         MediaTypeError: the body is not declared as plain `application/json`.
         BodyTooLargeError: it is longer than `limit`; what follows is not read.
-        InvalidRequestError: it is not JSON, or `parse` refused it.
+        InvalidRequestError: it is not JSON, or not what the model allows.
+        ContextLengthError: a prompt has more than `most_tokens` token ids.
     """
     _check_headers(request, limit)
     body = bytearray()
@@ -33,17 +37,20 @@ async def read_json(request: Request, parse: Callable[[object], T], limit: int) 
         body += chunk
         if len(body) > limit:
             raise BodyTooLargeError(limit)
-    if len(body) > _LONG_BYTES:
-        return await asyncio.to_thread(_decode, body, parse)
-    return _decode(body, parse)
+    if len(body) <= _LONG_BYTES:
+        return parse(model, _loaded(body))
+    return await pool.call(_decoded, model, body, most_tokens, caller=caller, size=len(body))
 
 
-def _decode(body: bytearray, parse: Callable[[object], T]) -> T:
+def _decoded(model: type[M], body: bytearray, most_tokens: int) -> M:
+    return parse(model, decode(model, body, most_tokens))
+
+
+def _loaded(body: bytearray) -> object:
     try:
-        value = orjson.loads(body)
+        return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
-    return parse(value)
 
 
 def _check_headers(request: Request, limit: int) -> None:

@@ -31,6 +31,7 @@ from longreach.api.objects import (
     FunctionCall,
 )
 from longreach.api.openapi import documented
+from longreach.api.prompts import encode_chat
 from longreach.api.record import RequestRecord
 from longreach.api.schema.chat import ChatRequest
 from longreach.api.schema.formats import NamedTool
@@ -53,15 +54,17 @@ async def create_chat_completion(request: Request) -> Response:
     call = await receive(request, ChatRequest)
     asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
     chat = service.chat
-    text, prompt = await chat.prompt(
+    text, prompt = await encode_chat(
+        call,
         asked.messages,
-        tokenizer,
         asked.offered,
+        param="messages",
+        answer_tokens=asked.limit or 1,
         reasoning_effort=asked.reasoning_effort,
         enable_thinking=asked.enable_thinking,
     )
     max_tokens = tokens_left(prompt, asked.limit, engine.info, "messages")
-    reader, grammar = await _form(asked, service, text)
+    reader, grammar = await call.attend(_form(asked, service, text))
     completion = _ChatCompletion(asked, record, len(prompt), tokenizer, reader)
     asks = make_asks(
         asked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from longreach.api.schema.messages import Message
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
-from longreach.text.tokenizer import Tokenizer
+from longreach.text.marks import Marks, unguarded
 
 
 @dataclass(frozen=True)
@@ -30,32 +31,31 @@ class Chat:
         template = ChatTemplate.load(model)
         return cls(template, AnswerFormat.load(model, template.sources))
 
-    async def prompt(
+    def text(
         self,
-        messages: list[Message],
-        tokenizer: Tokenizer,
-        tools: list[Tool] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: str | bool | None,
-    ) -> tuple[str, list[int]]:
-        """The prompt as text and as token ids, both made in threads.
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        marks: Marks,
+        add_generation_prompt: bool,
+        variables: Mapping[str, str | bool],
+    ) -> tuple[str, str]:
+        """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
         """
-        given = {name: value for name, value in variables.items() if value is not None}
-        for name in given:
+        for name in variables:
             if not self.template.reads(name):
                 raise _unsupported(name, f"this model's chat template does not read `{name}`")
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
-        text = await self.template.render(
-            [message.for_template() for message in messages],
-            [tool.model_dump(exclude_none=True) for tool in tools or []],
+        guarded = self.template.render(
+            marks.guard([message.for_template() for message in messages]),
+            marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
             add_generation_prompt,
-            **given,
+            **marks.guard(dict(variables)),
         )
-        return text, await tokenizer.encode(text, special=self.template.is_default)
+        return guarded, unguarded(guarded)
 
 
 def call_schema(functions: list[Function], named: bool, parallel: bool) -> dict[str, Any]:

@@ -14,19 +14,21 @@ from starlette.responses import Response
 
 from longreach.api.answering import StreamExtras, stream_response, usage_of, whole_response
 from longreach.api.asking import check_token_ids, make_asks
-from longreach.api.call import receive
+from longreach.api.call import Call, receive
 from longreach.api.choices import Answer, collect, likeliest, run_choices
 from longreach.api.generation import TextDelta
 from longreach.api.objects import Completion, CompletionChoice, CompletionLogprobs, PromptProgress, Usage
 from longreach.api.openapi import documented
+from longreach.api.prompts import encode_text
 from longreach.api.record import RequestRecord
 from longreach.api.schema.completions import CompletionRequest
 from longreach.api.scored import completion_logprobs
 from longreach.api.stream import sse_data
-from longreach.engine.messages import Logprob, Started
+from longreach.engine.messages import Logprob
 from longreach.errors import InvalidRequestError
 from longreach.policies import POLICIES
 from longreach.text.tokenizer import Tokenizer
+from longreach.work_pool import WorkPool
 
 router = APIRouter()
 
@@ -39,12 +41,13 @@ async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
     call = await receive(request, CompletionRequest)
     asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
-    prompts = [await _encode(prompt, tokenizer, engine.info) for prompt in asked.prompt]
+    prompts = [await _encode(call, prompt) for prompt in asked.prompt]
     scored = asked.logprobs if asked.echo else None
     _check_scored(asked, prompts)
-    grammar = await service.compile_form(asked)
+    echoes = [await _echo(call, given, ids) for given, ids in zip(asked.prompt, prompts, strict=True) if asked.echo]
+    grammar = await call.attend(service.compile_form(asked))
     choosing = asked.candidates > asked.n
-    completion = _Completion(asked, record, prompts, tokenizer)
+    completion = _Completion(asked, record, prompts, echoes, tokenizer, service.reading)
     asks = make_asks(
         asked,
         prompts,
@@ -65,17 +68,33 @@ async def create_completion(request: Request) -> Response:
     return await whole_response(request, service, record, completion.whole(deltas, len(asks)))
 
 
-async def _encode(prompt: str | list[int], tokenizer: Tokenizer, info: Started) -> list[int]:
+async def _encode(call: Call[CompletionRequest], prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
-        return await tokenizer.encode(prompt)
-    check_token_ids(prompt, info, "prompt")
+        answer = max(call.asked.max_tokens, 1)
+        return await encode_text(
+            call, prompt, param="prompt", answer_tokens=answer, parse_special=call.asked.parse_special
+        )
+    check_token_ids(prompt, call.engine.info, "prompt")
     return prompt
 
 
+async def _echo(call: Call[CompletionRequest], given: str | list[int], ids: list[int]) -> _Echo:
+    """A prompt that is to be repeated. The text of token ids is found in a thread: there may be a million."""
+    tokenizer = call.tokenizer
+
+    def text() -> str:
+        detokenizer = tokenizer.detokenizer()
+        return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+
+    return _Echo(given if isinstance(given, str) else await call.service.reading.call(text), ids, tokenizer)
+
+
 def _check_scored(asked: CompletionRequest, prompts: list[list[int]]) -> None:
-    if asked.echo and asked.logprobs is not None and not asked.stream and sum(map(len, prompts)) > _MAX_WHOLE_SCORED:
+    scored = asked.n * sum(map(len, prompts))
+    if asked.echo and asked.logprobs is not None and not asked.stream and scored > _MAX_WHOLE_SCORED:
         raise InvalidRequestError(
-            f"`logprobs`: those of more than {_MAX_WHOLE_SCORED} prompt tokens are only sent with `stream: true`.",
+            f"`logprobs`: those of more than {_MAX_WHOLE_SCORED} prompt tokens, counted for each of `n` answers, are "
+            "only sent with `stream: true`.",
             param="logprobs",
             code="invalid_value",
         )
@@ -85,16 +104,21 @@ class _Completion:
     """The OpenAI objects of one request's answers."""
 
     def __init__(
-        self, asked: CompletionRequest, record: RequestRecord, prompts: list[list[int]], tokenizer: Tokenizer
+        self,
+        asked: CompletionRequest,
+        record: RequestRecord,
+        prompts: list[list[int]],
+        echoes: list[_Echo],
+        tokenizer: Tokenizer,
+        pool: WorkPool,
     ) -> None:
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._asked = asked
         self._record = record
         self._tokenizer = tokenizer
-        self._echoes = [
-            _Echo(given, ids, tokenizer) for given, ids in zip(asked.prompt, prompts, strict=True) if asked.echo
-        ]
+        self._echoes = echoes
+        self._pool = pool
         record.completion_id = self.id
         record.prompt_tokens = sum(map(len, prompts))
 
@@ -106,10 +130,15 @@ class _Completion:
         of_prompts = [answers[start].prompt_logprobs for start in range(0, count, asked.candidates)]
         chosen = likeliest(answers, asked.candidates, asked.n)
         self._record.finish = chosen[0].finish_reason
-        choices = [
-            self._whole_choice(index, answer, of_prompts[index // asked.n]) for index, answer in enumerate(chosen)
-        ]
-        return self._object(choices, usage_of(self._record))
+
+        def choices() -> list[CompletionChoice]:
+            return [
+                self._whole_choice(index, answer, of_prompts[index // asked.n]) for index, answer in enumerate(chosen)
+            ]
+
+        # With log-probabilities of a prompt's tokens there may be a million numbers to put in their places.
+        made = await self._pool.call(choices) if self._echoes else choices()
+        return self._object(made, usage_of(self._record))
 
     async def events(
         self, deltas: AsyncGenerator[tuple[int, TextDelta], None], extras: StreamExtras
@@ -173,25 +202,21 @@ class _Completion:
 
 
 class _Echo:
-    """A prompt as it is repeated before its answers: its text, and where in it each of its tokens begins.
+    """A prompt as it is repeated before its answers: its `text`, and where in it each of its tokens begins.
 
     `first` is the prompt's first token, which has no log-probability.
     """
 
-    def __init__(self, given: str | list[int], ids: list[int], tokenizer: Tokenizer) -> None:
-        self._given, self._ids, self._tokenizer = given, ids, tokenizer
+    def __init__(self, text: str, ids: list[int], tokenizer: Tokenizer) -> None:
+        self.text = text
+        self._ids, self._tokenizer = ids, tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._offset = 0
-        if isinstance(given, str):
-            self.text = given
-        else:
-            whole = tokenizer.detokenizer()
-            self.text = "".join(map(whole.push, ids)) + whole.flush()
         self.first: list[tuple[int, Logprob | int]] = [(self._next(ids[0]), ids[0])] if ids else []
 
     def again(self) -> _Echo:
         """The same, from the beginning."""
-        return _Echo(self._given, self._ids, self._tokenizer)
+        return _Echo(self.text, self._ids, self._tokenizer)
 
     def place(self, scores: list[Logprob]) -> list[tuple[int, Logprob | int]]:
         """Further tokens of the prompt with their places."""

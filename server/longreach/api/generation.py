@@ -11,7 +11,7 @@ from longreach.api.record import RequestRecord
 from longreach.api.service import Engine
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.messages import FinishReason, Generate, Logprob, Update
-from longreach.text.stop import StopStrings
+from longreach.text.stop import Stops, StopStrings
 from longreach.text.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class Ask:
     """
 
     request: Generate
-    stops: list[str] = field(default_factory=list)
+    stops: Stops = field(default_factory=Stops)
     include_stop: bool = False
     stop_token_ids: list[int] = field(default_factory=list)
     special: bool = False

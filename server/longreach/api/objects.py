@@ -333,13 +333,15 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong; `param` names the field. The last two come with `context_length_exceeded`."""
+    """What went wrong; `param` names the field. The last four come with `context_length_exceeded`."""
 
     message: str
     type: str
     param: str | None
     code: str | None
     n_prompt_tokens: int | UnsetType = UNSET
+    n_prompt_tokens_at_least: int | UnsetType = UNSET
+    n_prompt_tokens_estimate: int | UnsetType = UNSET
     n_ctx: int | UnsetType = UNSET
 
 

@@ -27,6 +27,7 @@ class RequestRecord:
     request_id: str
     method: str
     path: str
+    client: str = ""
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
     key: ApiKey | None = None
@@ -41,6 +42,11 @@ class RequestRecord:
     decode: dict[str, DecodeUse] = field(default_factory=dict)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def caller(self) -> str:
+        """Who asks, for whatever is shared out fairly: the key's name, or the address where there are no keys."""
+        return self.client if self.key is None else f"key {self.key.name}"
 
     def progressed(self, part: str, computed: int, cached: int) -> None:
         """So many of the prompt tokens of one part of the request have been computed, and found in the cache."""

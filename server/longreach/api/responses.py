@@ -20,6 +20,7 @@ from longreach.api.call import receive
 from longreach.api.chat_parts import ChatReader
 from longreach.api.generation import TextDelta, generate_text
 from longreach.api.openapi import documented
+from longreach.api.prompts import encode_chat
 from longreach.api.record import RequestRecord
 from longreach.api.response_objects import (
     Incomplete,
@@ -53,9 +54,11 @@ async def create_response(request: Request) -> Response:
     asked, service, record, engine, tokenizer = call.asked, call.service, call.record, call.engine, call.tokenizer
     chat = service.chat
     effort = None if asked.reasoning is None else asked.reasoning.effort
-    text, prompt = await chat.prompt(asked.messages, tokenizer, reasoning_effort=effort)
+    text, prompt = await encode_chat(
+        call, asked.messages, param="input", answer_tokens=asked.max_output_tokens or 1, reasoning_effort=effort
+    )
     max_tokens = tokens_left(prompt, asked.max_output_tokens, engine.info, "input")
-    grammar = await service.compile_form(asked)
+    grammar = await call.attend(service.compile_form(asked))
     reader = ChatReader() if grammar is not None else ChatReader(chat.format.reader(text, []))
     answer = _Response(asked, record, len(prompt), reader)
     [ask] = make_asks(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, cast
@@ -23,10 +24,13 @@ from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, S
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
 from longreach.text.tokenizer import Tokenizer, model_file
+from longreach.work_pool import WorkPool
 
 log = logging.getLogger(__name__)
 
 _RETRY_WHILE_LOADING = 2
+_READING_THREADS = 2
+_ENCODING_THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
 class Engine(Protocol):
@@ -122,6 +126,9 @@ class Service:
         self._chat: Chat | None = None
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self.masks = MaskPictures()
+        # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
+        self.reading = WorkPool("reading", _READING_THREADS)
+        self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -135,8 +142,8 @@ class Service:
             EngineStartError: the engine never became ready.
         """
         source = self.settings.model_source
-        tokenizer = await asyncio.to_thread(Tokenizer.load, source)
-        chat = await asyncio.to_thread(Chat.load, source)
+        tokenizer = await self.reading.call(Tokenizer.load, source)
+        chat = await self.reading.call(Chat.load, source)
         self._engine_config = msgspec.structs.replace(
             self._engine_config, tokenizer_file=str(model_file(source, "tokenizer.json"))
         )
@@ -279,6 +286,8 @@ class Service:
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
         self.masks.stop()
+        self.reading.close()
+        self.encoding.close()
         if self._engine is not None:
             await self._engine.stop()
 

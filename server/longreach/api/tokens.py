@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +11,7 @@ from longreach.api.asking import check_token_ids
 from longreach.api.call import receive
 from longreach.api.objects import Detokenized, Tokenized
 from longreach.api.openapi import documented
+from longreach.api.prompts import encode_chat, encode_text
 from longreach.api.schema.tokens import DetokenizeRequest, TokenizeRequest
 from longreach.api.scored import token_text
 
@@ -27,14 +26,20 @@ async def tokenize(request: Request) -> Response:
     call = await receive(request, TokenizeRequest)
     asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
     if asked.messages is not None:
-        _, ids = await call.service.chat.prompt(
-            asked.messages, tokenizer, add_generation_prompt=asked.add_generation_prompt
+        _, ids = await encode_chat(
+            call, asked.messages, param="messages", add_generation_prompt=asked.add_generation_prompt
         )
     else:
-        ids = await tokenizer.encode(asked.prompt or "", asked.add_special_tokens)
+        ids = await encode_text(
+            call,
+            asked.prompt or "",
+            param="prompt",
+            special=asked.add_special_tokens,
+            parse_special=asked.parse_special,
+        )
     strings = None
     if asked.return_token_strs:
-        strings = await asyncio.to_thread(lambda: [token_text(tokenizer.token_bytes(token)) for token in ids])
+        strings = await call.service.reading.call(lambda: [token_text(tokenizer.token_bytes(token)) for token in ids])
     return json_response(
         Tokenized(count=len(ids), max_model_len=engine.info.max_model_len, tokens=ids, token_strs=strings)
     )
@@ -51,4 +56,4 @@ async def detokenize(request: Request) -> Response:
         detokenizer = tokenizer.detokenizer()
         return "".join(map(detokenizer.push, asked.tokens)) + detokenizer.flush()
 
-    return json_response(Detokenized(await asyncio.to_thread(join)))
+    return json_response(Detokenized(await call.service.reading.call(join)))

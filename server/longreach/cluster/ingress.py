@@ -109,9 +109,10 @@ class Ingress:
     async def _read(self, headers: dict[bytes, bytes], receive: Receive, at_end: contextlib.ExitStack) -> bytes:
         """The body, which counts towards `--max-total-body-bytes` until `at_end` is closed."""
         settings = self._settings
+        limit = settings.body_limit(settings.max_model_len)
         declared = headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > settings.max_body_bytes:
-            raise BodyTooLargeError(settings.max_body_bytes)
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLargeError(limit)
         body = bytearray()
         held = 0
 
@@ -130,8 +131,8 @@ class Ingress:
                     held += len(chunk)
                     self._bodies += len(chunk)
                     body += chunk
-                    if len(body) > settings.max_body_bytes:
-                        raise BodyTooLargeError(settings.max_body_bytes)
+                    if len(body) > limit:
+                        raise BodyTooLargeError(limit)
                     if self._bodies > settings.max_total_body_bytes:
                         raise OverloadedError(
                             "The server is busy: the bodies of its open requests take all the memory that they may.",

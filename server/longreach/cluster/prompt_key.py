@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
-import orjson
+import msgspec
 
 BLOCK_BYTES = 512
 # An estimate: for what a router compares, a factor that is the same for all replicas does not matter.
@@ -22,6 +23,7 @@ _ANCHOR_BLOCKS = 8
 # In the order in which they stand in a prompt. Pages are shared only within one salt and attention policy.
 _BEFORE = ("cache_salt", "attention", "instructions", "tools")
 _PROMPTS = ("prompt", "messages", "input")
+_EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,9 @@ def prompt_key(body: bytes, salt: bytes) -> PromptKey:
     A body without a prompt has an empty key: whoever gets it says what is wrong with it.
     """
     try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        text = _text(_members.decode(body))
+    except (msgspec.DecodeError, RecursionError):
         return PromptKey()
-    text = _text(asked) if isinstance(asked, dict) else b""
     if not text:
         return PromptKey()
     digest = hashlib.blake2b(salt, digest_size=8).digest()
@@ -90,10 +91,15 @@ def prompt_key(body: bytes, salt: bytes) -> PromptKey:
     return PromptKey(tuple(chain), anchor, len(text))
 
 
-def _text(asked: dict[str, object]) -> bytes:
-    prompt = next((asked[name] for name in _PROMPTS if asked.get(name)), None)
+# The members are cut out and not decoded: whatever stands in them takes no memory here. Others are passed over.
+_members = msgspec.json.Decoder(
+    msgspec.defstruct("Members", [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in (*_BEFORE, *_PROMPTS)])
+)
+
+
+def _text(asked: Any) -> bytes:
+    prompt = next((raw for name in _PROMPTS if (raw := bytes(getattr(asked, name))) not in _EMPTY), None)
     if prompt is None:
         return b""
-    before = orjson.dumps([asked.get(name) for name in _BEFORE])
     # A prompt's end must change nothing before it: as JSON, texts, messages and token ids all only grow at their end.
-    return before + orjson.dumps(prompt)
+    return b",".join([*(bytes(getattr(asked, name)) for name in _BEFORE), prompt])

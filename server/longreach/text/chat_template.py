@@ -1,12 +1,10 @@
 """A chat as one text: the model's own Jinja template, in a sandbox, with what transformers offers to templates.
 
-Templates come with the model and never with a request. They run in Jinja's immutable sandbox, in a thread: filling in a
-long document must not stall the event loop.
+Templates come with the model and never with a request. They run in Jinja's immutable sandbox.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -88,28 +86,18 @@ class ChatTemplate:
         """Whether the template makes any use of a variable."""
         return variable in self._variables
 
-    async def render(
+    def render(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The chat as a text, in a thread.
+        """The chat as a text. Filling in a long document takes its time: not in the event loop.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
         """
-        return await asyncio.to_thread(self.render_here, messages, tools, add_generation_prompt, **variables)
-
-    def render_here(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> str:
-        """As `render`, in the calling thread."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()))
         try:

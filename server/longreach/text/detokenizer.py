@@ -50,7 +50,7 @@ class TokenBytes:
         self._byte_level = kinds == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in kinds
         if self._byte_level:
-            self._byte_of = {character: byte for byte, character in _byte_alphabet().items()}
+            self._byte_of = {character: byte for byte, character in byte_alphabet().items()}
             return
         trailing = any(step["type"] == "Strip" and step["stop"] for step in steps)
         if not kinds <= _CONCATENATIVE or trailing:
@@ -114,7 +114,7 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     return described["decoders"] if described["type"] == "Sequence" else [described]
 
 
-def _byte_alphabet() -> dict[int, str]:
+def byte_alphabet() -> dict[int, str]:
     """GPT-2's bijection from bytes to printable characters: printable Latin-1 stays, the rest moves past U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {byte: chr(byte) for byte in printable}

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+class Stops:
+    """Stop strings, prepared once for all answers of a request, in time linear in their length."""
+
+    def __init__(self, strings: Sequence[str] = ()) -> None:
+        assert all(strings), "an empty stop string would match everywhere"
+        self.strings = tuple(strings)
+        self.failures = [_failure(string) for string in self.strings]
+
+
 class StopStrings:
-    """Passes text through until one of `stops` has appeared, whatever pieces it arrives in.
+    """Passes text through until one of `stops` has appeared, whatever pieces it arrives in; for one answer.
 
     Only the end of the text that could still become a stop string is held back. The stop string that ends first wins
     (of several that end together, the longest), and nothing after it is passed on; it itself only if `include`.
@@ -15,13 +24,12 @@ class StopStrings:
     however long and repetitive they are.
     """
 
-    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        assert all(stops), "an empty stop string would match everywhere"
+    def __init__(self, stops: Stops, include: bool = False) -> None:
         self.matched = False
-        self._stops = stops
+        self._stops = stops.strings
         self._include = include
-        self._failures = [_failure(stop) for stop in stops]
-        self._states = [0] * len(stops)  # for each stop: how many of its characters the text ends with
+        self._failures = stops.failures
+        self._states = [0] * len(self._stops)  # for each stop: how many of its characters the text ends with
         self._held = ""
 
     def push(self, text: str) -> str:

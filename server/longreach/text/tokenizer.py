@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
+from array import array
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,54 @@ import tokenizers
 from tokenizers import AddedToken
 
 from longreach.errors import TokenizerError
+from longreach.text.borders import Borders
 from longreach.text.detokenizer import Detokenizer, TokenBytes
+from longreach.text.marks import GUARD, Marks, renamed
+from longreach.text.measure import Measure
+
+# A piece has so many characters, and at most so many more up to the next place where it can end.
+PIECE_CHARACTERS = 32 * 1024
+MAX_STRETCH_CHARACTERS = 512 * 1024
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than it may have.
+
+    Attributes:
+        tokens: it has so many; at least so many unless `exact`.
+        estimate: about so many, judged by its beginning; None where nothing of it was encoded.
+    """
+
+    def __init__(self, tokens: int, exact: bool = False, estimate: int | None = None) -> None:
+        super().__init__(f"{tokens} tokens" if exact else f"at least {tokens} tokens")
+        self.tokens = tokens
+        self.exact = exact
+        self.estimate = estimate
+
+
+class UnbrokenTextError(Exception):
+    """A text has a stretch of letters or digits that is too long to be encoded in one piece.
+
+    Attributes:
+        at: where it begins, in characters.
+    """
+
+    def __init__(self, at: int) -> None:
+        super().__init__(
+            f"from character {at} on there are more than {MAX_STRETCH_CHARACTERS} characters without a blank, a line's "
+            "end or punctuation; put line breaks in"
+        )
+        self.at = at
 
 
 class Tokenizer:
     """Encodes prompts and makes detokenizers; loaded by `Tokenizer.load`.
 
     A beginning-of-sequence token is added where the model's own tokenizer adds one. Special tokens that are written in
-    a prompt's text are read as such.
+    a text are read as such, unless they are broken by `marks.GUARD` or `parse_special` is false: then they are text.
+
+    Attributes:
+        marks: the special tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -28,6 +70,12 @@ class Tokenizer:
         self._backend = backend
         self._token_bytes = TokenBytes(backend)
         self._all_token_bytes = TokenBytes(backend, special=True)
+        self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
+        self._around = _around(backend)
+        self._borders = Borders.of(backend)
+        self._measure = Measure.of(backend)
+        self._plain: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
+        self._making_plain = threading.Lock()
 
     @classmethod
     def load(cls, model: str) -> Tokenizer:
@@ -56,18 +104,80 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    async def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a prompt, computed in a thread without the GIL: a book does not stall the event loop.
+    @property
+    def in_pieces(self) -> bool:
+        """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
+        return self._borders is not None
 
-        `special`: with the tokens that the model's tokenizer puts around a text.
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than these can stand for a text; 0 where nothing is known without encoding it."""
+        return 0 if self._measure is None else self._measure.least_tokens(text)
+
+    def encode_here(self, text: str, special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a prompt, computed in the calling thread; see `encoding`."""
+        work = self.encoding(text, special, parse_special)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return end.value
+
+    def encoding(
+        self, text: str, special: bool = True, parse_special: bool = True, most: int | None = None
+    ) -> Generator[None, None, list[int]]:
+        """Work that returns the token ids of a prompt, piece by piece, mostly without the GIL.
+
+        Arguments:
+            special: with the tokens that the model's tokenizer puts around a text.
+            parse_special: special tokens that are written in the text are read as such.
+            most: with more tokens than these it is given up.
+
+        Raises:
+            TooManyTokensError: it was given up.
+            UnbrokenTextError: it cannot be cut into pieces of bearable size.
         """
-        return await asyncio.to_thread(self.encode_here, text, special)
+        ids = array("q")
+        for piece, read in self._pieces(text, special, parse_special):
+            ids.extend(piece)
+            if most is not None and len(ids) > most:
+                exact = read >= len(text)
+                raise TooManyTokensError(len(ids), exact, None if exact else len(ids) * len(text) // read)
+            yield
+        return ids.tolist()
 
-    def encode_here(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a prompt, computed in the calling thread."""
-        # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)
-        return encoding.ids
+    def _pieces(self, text: str, special: bool, parse_special: bool) -> Iterator[tuple[list[int], int]]:
+        """Token ids of pieces, and how many characters have been read by then."""
+        backend, borders, of_plain = self._backend, self._borders, None
+        if GUARD in text or not parse_special:
+            backend, names, of_plain = self._plain_backend()
+            text = self.marks.rename(text, names) if parse_special else text
+        around = self._around if special else ([], [])
+        if around is None:  # what stands around a text is not known apart from it
+            yield backend.encode_batch_fast([text])[0].ids, len(text)
+            return
+        start, before = 0, around[0]
+        while True:
+            end = len(text)
+            if borders is not None:
+                found = borders.next(text, start, PIECE_CHARACTERS, PIECE_CHARACTERS + MAX_STRETCH_CHARACTERS)
+                if found is None:
+                    raise UnbrokenTextError(start + PIECE_CHARACTERS)
+                end = found
+            # Not `encode`: it holds the GIL throughout, and keeps offsets that nobody reads.
+            ids = backend.encode_batch_fast([text[start:end]], add_special_tokens=False)[0].ids
+            if of_plain is not None:
+                ids = [of_plain.get(token, token) for token in ids]
+            last = end == len(text)
+            yield [*before, *ids, *(around[1] if last else [])], end
+            if last:
+                return
+            start, before = borders.begin(text, end) if borders is not None else end, []
+
+    def _plain_backend(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
+        with self._making_plain:  # made for the first text that needs it: it takes as much memory as the other
+            if self._plain is None:
+                self._plain = renamed(self._backend)
+        return self._plain
 
     def detokenizer(self, special: bool = False) -> Detokenizer:
         """A detokenizer for one answer; `special`: special tokens have text, too."""
@@ -76,6 +186,15 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself; special tokens are their names."""
         return self._all_token_bytes[token_id]
+
+
+def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The ids that the post-processor puts before and behind a text; None if it does something else."""
+    bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    for at in range(len(full) - len(bare) + 1):
+        if full[at : at + len(bare)] == bare:
+            return full[:at], full[at + len(bare) :]
+    return None
 
 
 def model_file(model: str, name: str) -> Path | None:

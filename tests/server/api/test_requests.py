@@ -11,7 +11,7 @@ import orjson
 import pytest
 from longreach.api.body import read_json
 from longreach.api.schema.completions import CompletionRequest
-from longreach.api.schema.parse import parse
+from longreach.work_pool import WorkPool
 from starlette.requests import Request
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
@@ -112,7 +112,8 @@ def test_a_long_body_is_read_while_the_event_loop_turns() -> None:
     async def main() -> None:
         scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
         ticking = asyncio.create_task(tick())
-        parsed = await read_json(Request(scope, receive), lambda body: parse(CompletionRequest, body), len(body))
+        pool = WorkPool("reading", 1)
+        parsed = await read_json(Request(scope, receive), CompletionRequest, len(body), 2_000_000, pool)
         ticking.cancel()
         assert len(parsed.prompt[0]) == 1_000_000
 

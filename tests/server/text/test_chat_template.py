@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def rendered(template: str, messages: list | None = None, **more) -> str:
-    return ChatTemplate({"default": template}, {"bos_token": "<s>"}).render_here(messages or HELLO, **more)
+    return ChatTemplate({"default": template}, {"bos_token": "<s>"}).render(messages or HELLO, **more)
 
 
 def test_the_embedded_models_chats_are_those_of_transformers() -> None:
@@ -31,7 +29,7 @@ def test_the_embedded_models_chats_are_those_of_transformers() -> None:
     expected = AutoTokenizer.from_pretrained(EMBEDDED_MODEL).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
-    assert asyncio.run(template.render(messages)) == expected
+    assert template.render(messages) == expected
     assert not template.is_default
     assert not template.reads("tools")
 
@@ -72,27 +70,15 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert ChatTemplate.load(str(tmp_path)).is_default
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "A{{ bos_token }}", "bos_token": {"content": "<b>"}}))
-    assert ChatTemplate.load(str(tmp_path)).render_here(HELLO) == "A<b>"
+    assert ChatTemplate.load(str(tmp_path)).render(HELLO) == "A<b>"
     several = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools }}"}]
     config.write_text(json.dumps({"chat_template": several}))
     template = ChatTemplate.load(str(tmp_path))
-    assert template.render_here(HELLO) == "plain"
-    assert template.render_here(HELLO, tools=[{}]) == "with [{}]"
+    assert template.render(HELLO) == "plain"
+    assert template.render(HELLO, tools=[{}]) == "with [{}]"
     assert template.reads("tools")
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert ChatTemplate.load(str(tmp_path)).render_here(HELLO) == "file"
+    assert ChatTemplate.load(str(tmp_path)).render(HELLO) == "file"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(TokenizerError, match="not valid Jinja"):
         ChatTemplate.load(str(tmp_path))
-
-
-def test_filling_in_a_chat_does_not_stall_the_event_loop() -> None:
-    """The template waits for what only the running event loop gives it."""
-    template = ChatTemplate({"default": "{{ messages[0].content.wait(60) }}"}, {})
-
-    async def main() -> str:
-        given = threading.Event()
-        asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, given.set)
-        return await template.render([{"role": "user", "content": given}])
-
-    assert asyncio.run(main()) == "True"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from longreach.text.stop import StopStrings
+from longreach.text.stop import Stops, StopStrings
 
 texts = st.text(alphabet="ab🦉", max_size=24)
 stop_lists = st.lists(st.text(alphabet="ab🦉", min_size=1, max_size=5), max_size=4)
@@ -25,7 +25,7 @@ def specified(text: str, stops: list[str]) -> tuple[str, bool]:
 @example(text="aaab", stops=["aab"], cuts=[1])
 @example(text="ababb", stops=["abb"], cuts=[2])
 def test_any_pieces_give_what_the_definition_says(text: str, stops: list[str], cuts: list[int]) -> None:
-    matcher, passed, position, i = StopStrings(stops), "", 0, 0
+    matcher, passed, position, i = StopStrings(Stops(stops)), "", 0, 0
     while position < len(text):
         step = cuts[i % len(cuts)]
         passed += matcher.push(text[position : position + step])
@@ -42,18 +42,18 @@ def test_any_pieces_give_what_the_definition_says(text: str, stops: list[str], c
 
 
 def test_after_a_match_nothing_more_is_passed_on() -> None:
-    matcher = StopStrings(["END"])
+    matcher = StopStrings(Stops(["END"]))
     assert [matcher.push(piece) for piece in ("a E", "N", "Dxyz", "more")] == ["a ", "", "", ""]
     assert matcher.matched
     assert matcher.flush() == ""
 
 
 def test_without_stop_strings_text_passes_at_once() -> None:
-    matcher = StopStrings([])
+    matcher = StopStrings(Stops())
     assert matcher.push("text") == "text"
     assert matcher.flush() == ""
 
 
 def test_an_empty_stop_string_is_a_bug() -> None:
     with pytest.raises(AssertionError):
-        StopStrings([""])
+        Stops([""])

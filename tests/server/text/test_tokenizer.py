@@ -15,6 +15,7 @@ import tokenizers
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from longreach.errors import TokenizerError
 from longreach.text.tokenizer import Tokenizer
+from longreach.work_pool import WorkPool
 from transformers import PreTrainedTokenizerFast
 
 from tests.server.conftest import BOS, CORPUS, EOS
@@ -54,10 +55,6 @@ def test_limits_saved_while_training_do_not_cut_prompts(model_dir: Path, tmp_pat
     assert 10 < len(tokenizer.encode_here(CORPUS[0])) < 64
 
 
-def test_encode_gives_the_ids_of_the_blocking_call(tokenizer: Tokenizer) -> None:
-    assert asyncio.run(tokenizer.encode(CORPUS[1])) == tokenizer.encode_here(CORPUS[1])
-
-
 def test_a_book_is_encoded_while_the_event_loop_turns(tokenizer: Tokenizer) -> None:
     words = [word for line in CORPUS for word in line.split()]
     book = " ".join(random.Random(0).choices(words, k=300_000))
@@ -71,7 +68,7 @@ def test_a_book_is_encoded_while_the_event_loop_turns(tokenizer: Tokenizer) -> N
 
     async def main() -> list[int]:
         ticking = asyncio.create_task(tick())
-        ids = await tokenizer.encode(book)
+        ids = await WorkPool("encoding", 1).run(tokenizer.encoding(book))
         ticking.cancel()
         return ids
 

@@ -54,7 +54,8 @@ _PROMPT_SCHEMA = {
 class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
     """Continue one or several prompts.
 
-    What OpenAI does not have is vLLM's, but for `return_progress` (llama.cpp's), `speculate`, `regex` and `grammar`.
+    What OpenAI does not have is vLLM's, but for `return_progress` and `parse_special` (llama.cpp's), `speculate`,
+    `regex` and `grammar`.
     """
 
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
@@ -73,6 +74,9 @@ class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
     )
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities of tokens, and so many of the likeliest."
+    )
+    parse_special: Annotated[bool, or_default(True)] = Field(
+        True, description="Read special tokens that are written in the prompt as such; false: as plain text."
     )
     suffix: Annotated[Literal[""] | None, only(None, "")] = neutral(None, "")
     user: Annotated[None, only(None)] = neutral(None)

@@ -17,6 +17,7 @@ MAX_PROMPTS = 64
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_ALL_STOP_CHARACTERS = 4096
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_SPECULATE = 32
@@ -82,6 +83,8 @@ def _stop(value: object) -> list[str]:
         raise invalid(f"must have at most {MAX_STOPS} strings")
     if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
         raise invalid(f"each string must have 1 to {MAX_STOP_CHARACTERS} characters")
+    if sum(map(len, stops)) > MAX_ALL_STOP_CHARACTERS:
+        raise invalid(f"the strings must have at most {MAX_ALL_STOP_CHARACTERS} characters together")
     return stops
 
 

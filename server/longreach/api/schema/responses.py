@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
 
@@ -104,6 +104,8 @@ Metadata = dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str,
 
 class ResponseRequest(SamplingFields):
     """Answer a text or a chat. Nothing is stored; earlier turns are given in `input`."""
+
+    NESTED: ClassVar = (InputMessage,)  # what the schema of `input` names
 
     input: Annotated[list[Message], PlainValidator(_input), described(_INPUT_SCHEMA)] = Field(
         description="A text, or the chat so far."

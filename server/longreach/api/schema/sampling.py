@@ -108,7 +108,7 @@ class SamplingFields(ServingFields):
     ignore_eos: Annotated[bool, or_default(False)] = Field(
         False, description="Go on after the model's end-of-sequence token."
     )
-    stop: Stops = Field([], description="Strings that end the answer.")
+    stop: Stops = Field([], description="Strings that end the answer, of 4096 characters together at most.")
     stop_token_ids: Annotated[list[int], PlainValidator(_stop_token_ids), described(_STOP_IDS_SCHEMA)] = Field(
         [], description="Token ids that end the answer."
     )

@@ -29,6 +29,9 @@ class TokenizeRequest(StrictModel):
     add_special_tokens: Annotated[bool, or_default(True)] = Field(
         True, description="Add what the tokenizer puts around a text; a chat's template does that itself."
     )
+    parse_special: Annotated[bool, or_default(True)] = Field(
+        True, description="Read special tokens that are written in the text as such; a chat's messages are plain text."
+    )
     add_generation_prompt: Annotated[bool, or_default(True)] = Field(
         True, description="End a chat where the assistant's answer begins."
     )

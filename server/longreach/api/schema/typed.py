@@ -1,0 +1,262 @@
+"""Decoding a long body by the types of its fields, so that it stops at the first thing that is wrong.
+
+A body of thirty megabytes may be thirty million empty lists. Made into Python's objects before anybody looks, they take
+a gigabyte and hold the interpreter's lock for seconds. So a long body is first cut into its members, which makes no
+objects, and each long member is decoded as what its JSON schema allows. The model's own checks follow, as for a short
+body: this only keeps out what could never pass them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from longreach.errors import ContextLengthError, InvalidRequestError, quoted
+
+# Members up to this length are decoded at once: the model's checks then say what is wrong with them.
+_SHORT_BYTES = 16 * 1024
+# What may be any JSON, such as the schema of a function's arguments: each, and all of a body together.
+MAX_FREE_BYTES = 256 * 1024
+MAX_ALL_FREE_BYTES = 1024 * 1024
+
+_PREFIX = "#/components/schemas/"
+_NAMES = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+_PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+_WHERE = re.compile(r"(?s)(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+
+Schema = dict[str, Any]
+
+
+def decode(model: type[BaseModel], body: bytes | bytearray, most_tokens: int) -> dict[str, Any]:
+    """The members of a JSON object, decoded; those that `model` does not have, or has of another type, are refused.
+
+    Prompts of more than `most_tokens` token ids are refused before their ids are read.
+
+    Raises:
+        InvalidRequestError: as above, or it is no JSON object; names the member.
+        ContextLengthError: as above.
+    """
+    shape = _shape(model)
+    try:
+        raws = shape.members.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refused("", error) from None
+    budget = _Budget()
+    decoded = {}
+    for name in shape.schemas:
+        raw = getattr(raws, name)
+        if raw is not msgspec.UNSET:
+            decoded[name] = _member(shape, name, bytes(raw), budget, most_tokens)
+    return decoded
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A model's members: a decoder that only cuts, their JSON schemas, and the schemas' definitions."""
+
+    members: msgspec.json.Decoder[Any]
+    schemas: dict[str, Schema]
+    definitions: dict[str, Schema]
+
+
+@functools.cache
+def _shape(model: type[BaseModel]) -> _Shape:
+    nested: tuple[type[BaseModel], ...] = getattr(model, "NESTED", ())
+    models = [(one, "validation") for one in (model, *nested)]
+    _, whole = models_json_schema(models, ref_template=_PREFIX + "{model}")  # pyright: ignore[reportArgumentType]
+    definitions = whole["$defs"]
+    schemas = definitions[model.__name__]["properties"]
+    fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in schemas]
+    members = msgspec.defstruct("Members", fields, forbid_unknown_fields=True, gc=False)
+    return _Shape(msgspec.json.Decoder(members), schemas, definitions)
+
+
+class _Budget:
+    """Decodes what may be any JSON, up to so many bytes together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_ALL_FREE_BYTES
+
+    def decode(self, raw: bytes, where: str) -> object:
+        self._left -= len(raw)
+        if len(raw) > MAX_FREE_BYTES or self._left < 0:
+            limit = MAX_FREE_BYTES if len(raw) > MAX_FREE_BYTES else MAX_ALL_FREE_BYTES
+            which = "must have at most" if limit == MAX_FREE_BYTES else "with others of its kind it must have at most"
+            raise _invalid(where, f"{which} {limit} bytes of JSON", "invalid_value")
+        return _loaded(raw)
+
+
+def _member(shape: _Shape, name: str, raw: bytes, budget: _Budget, most_tokens: int) -> object:
+    if len(raw) <= _SHORT_BYTES:
+        return _loaded(raw)
+    simple = _alternatives(shape.schemas[name], shape.definitions)
+    if simple is None:
+        return budget.decode(raw, name)
+    kind = _kind(raw[:1])
+    fitting = [one for one in simple if one["type"] == kind or (kind == "integer" and one["type"] == "number")]
+    if kind == "array" and len(fitting) > 1:  # of several lists, the one that the first element fits
+        first = _kind(raw[1:1024].lstrip()[:1])
+        fitting = [one for one in fitting if first in (item["type"] for item in _alternatives(one["items"], {}) or [])]
+    if not fitting:
+        allowed = " or ".join(dict.fromkeys(_NAMES[one["type"]] for one in simple))
+        raise _invalid(name, f"must be {allowed}, got {_NAMES[kind]}", "invalid_type")
+    schema = fitting[0]
+    if kind == "array" and (items := _alternatives(schema["items"], {})) and len(items) == 1:
+        if items[0]["type"] == "integer":
+            return _ids(raw, name, most_tokens)
+        if items[0]["type"] == "array":
+            return _lists_of_ids(raw, name, schema, most_tokens)
+    value = _typed(raw, _type(schema, shape.definitions), name)
+    if isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
+        raise _invalid(name, f"must have at most {schema['maxItems']} elements", "invalid_value")
+    return _plain(value, name, budget)
+
+
+def _ids(raw: bytes, where: str, most_tokens: int) -> object:
+    count = raw.count(b",") + 1
+    if count > most_tokens:
+        raise ContextLengthError(count, 1, most_tokens, param=where.partition(".")[0])
+    return _typed(raw, list[int], where)
+
+
+def _lists_of_ids(raw: bytes, where: str, schema: Schema, most_tokens: int) -> object:
+    # A list of lists of numbers has no brackets but its own.
+    if raw.count(b"[") - 1 > schema["maxItems"]:
+        raise _invalid(where, f"must have at most {schema['maxItems']} lists", "invalid_value")
+    lists: list[msgspec.Raw] = _typed(raw, list[msgspec.Raw], where)
+    return [_ids(bytes(one), f"{where}.{index}", most_tokens) for index, one in enumerate(lists)]
+
+
+def _typed(raw: bytes, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refused(where, error) from None
+
+
+def _plain(value: object, where: str, budget: _Budget) -> object:
+    """The value with dicts in place of structs, and with what may be any JSON decoded."""
+    if isinstance(value, msgspec.Raw):
+        return budget.decode(bytes(value), where)
+    if isinstance(value, list):
+        return [_plain(item, f"{where}.{index}", budget) for index, item in enumerate(value)]
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        members = ((encoded, getattr(value, name)) for name, encoded in names)
+        return {name: _plain(v, f"{where}.{name}", budget) for name, v in members if v is not msgspec.UNSET}
+    return value
+
+
+def _loaded(raw: bytes) -> object:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _kind(first: bytes) -> str:
+    names = {b'"': "string", b"{": "object", b"[": "array", b"t": "boolean", b"f": "boolean", b"n": "null"}
+    return names.get(first, "integer")
+
+
+def _alternatives(schema: Schema, definitions: dict[str, Schema]) -> list[Schema] | None:
+    """What a value may be, one schema for each JSON type that it may have; None where it may be any JSON."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix(_PREFIX)
+        return _alternatives(definitions[name], definitions) if name in definitions else None
+    if "anyOf" in schema:
+        found: list[Schema] = []
+        for one in schema["anyOf"]:
+            alternatives = _alternatives(one, definitions)
+            if alternatives is None:
+                return None
+            found += alternatives
+        return found if sum(one["type"] == "object" for one in found) < 2 else None
+    if "enum" in schema and "type" not in schema:
+        kinds = {_kind(orjson.dumps(value)[:1]) for value in schema["enum"]}
+        return None if kinds & {"array", "object"} else [{"type": kind} for kind in sorted(kinds)]
+    kinds = schema.get("type")
+    if kinds is None:
+        return None
+    if isinstance(kinds, list):
+        return [one for kind in kinds for one in _alternatives({**schema, "type": kind}, definitions) or []] or None
+    if kinds == "object" and "properties" not in schema and not isinstance(schema.get("additionalProperties"), dict):
+        return None
+    return [schema]
+
+
+def _type(schema: Schema, definitions: dict[str, Schema]) -> Any:
+    """The type that msgspec decodes a value as."""
+    alternatives = _alternatives(schema, definitions)
+    if alternatives is None:
+        return msgspec.Raw
+    kinds = [_one_type(one, definitions) for one in alternatives]
+    lists = sum(one["type"] == "array" for one in alternatives)
+    if msgspec.Raw in kinds or lists > 1:
+        return msgspec.Raw
+    return functools.reduce(lambda left, right: left | right, kinds)
+
+
+def _one_type(schema: Schema, definitions: dict[str, Schema]) -> Any:
+    kind = schema["type"]
+    if kind == "array":
+        return Annotated[list[_type(schema["items"], definitions)], msgspec.Meta(min_length=schema.get("minItems", 0))]
+    if kind == "object" and "properties" in schema:
+        return _struct(schema, definitions)
+    if kind == "object":
+        return dict[str, _type(schema["additionalProperties"], definitions)]
+    return _PLAIN[kind]
+
+
+def _struct(schema: Schema, definitions: dict[str, Schema]) -> Any:
+    required = set(schema.get("required", ()))
+    fields, names = [], {}
+    for number, (name, one) in enumerate(schema["properties"].items()):
+        kind = _type(one, definitions)
+        own = f"field{number}"  # a member may have a name that Python keeps for itself
+        names[own] = name
+        fields.append((own, kind) if name in required else (own, kind | msgspec.UnsetType, msgspec.UNSET))
+    fields.sort(key=len)  # those without a default come first
+    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False)
+
+
+def _refused(where: str, error: Exception) -> InvalidRequestError:
+    """What the caller is told of an error of msgspec's."""
+    if not isinstance(error, msgspec.ValidationError):
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return InvalidRequestError(f"The request body is not valid JSON: {why}.", code="invalid_json")
+    found = _WHERE.fullmatch(str(error))
+    assert found is not None, "the expression matches anything"
+    path = ".".join(re.findall(r"[^.\[\]]+", found["path"] or ""))
+    param = ".".join(part for part in (where, path) if part)
+    if (unknown := _UNKNOWN.fullmatch(found["what"])) is not None:
+        name = ".".join(part for part in (param, unknown["name"]) if part)
+        message = f"Unrecognized request argument: {quoted(name)}."
+        return InvalidRequestError(message, param=name[:256], code="unknown_parameter")
+    if (missing := _MISSING.fullmatch(found["what"])) is not None:
+        name = f"{param}.{missing['name']}"[:256]
+        return InvalidRequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
+    if not param:
+        return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
+    return _invalid(param, found["what"][:1].lower() + found["what"][1:], "invalid_type")
+
+
+def _invalid(param: str, why: str, code: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{param[:256]}`: {why}.", param=param[:256], code=code)
