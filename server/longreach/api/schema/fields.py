@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_SPECULATE = 32
 MAX_MESSAGES = 65536
 MAX_TOOLS = 128
+MAX_LEVELS = 64
 
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
@@ -73,6 +75,20 @@ def token_ids(value: object) -> list[int]:
         return msgspec.convert(value, _TokenIds)
     except msgspec.ValidationError:
         raise invalid("token ids must be non-negative integers", "invalid_type") from None
+
+
+def check_levels(value: object) -> None:
+    """Refuse JSON of more than `MAX_LEVELS` levels: what writes or compiles it goes down a call for each."""
+    level = [value]
+    for _ in range(MAX_LEVELS + 1):
+        level = [inner for outer in level for inner in _members(outer)]
+        if not level:
+            return
+    raise invalid(f"must have at most {MAX_LEVELS} levels of objects and lists")
+
+
+def _members(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _stop(value: object) -> list[str]:

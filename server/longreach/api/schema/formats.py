@@ -6,25 +6,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
 
-from longreach.api.schema.fields import MAX_TOOLS, StrictModel, described, invalid, neutral, only, or_default
+from longreach.api.schema.fields import (
+    MAX_TOOLS,
+    StrictModel,
+    check_levels,
+    described,
+    invalid,
+    neutral,
+    only,
+    or_default,
+)
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-
-
-# What has to write a schema down again, or to compile it, goes down one call a level.
-_MAX_LEVELS = 64
 
 
 def _json_object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("must be a JSON schema: an object", "invalid_type")
-    level: list[Any] = [value]
-    for _ in range(_MAX_LEVELS):
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [inner for inner in level if isinstance(inner, dict | list)]
-        if not level:
-            return value
-    raise invalid(f"must have at most {_MAX_LEVELS} levels of objects and lists")
+    check_levels(value)
+    return value
 
 
 JsonSchema = Annotated[dict[str, Any], PlainValidator(_json_object), described({"type": "object"})]

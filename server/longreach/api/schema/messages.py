@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
 
-from longreach.api.schema.fields import MAX_TOOLS, StrictModel, described, invalid, neutral, only
+from longreach.api.schema.fields import MAX_TOOLS, StrictModel, check_levels, described, invalid, neutral, only
 
 TEXT_TYPES = {"text", "input_text", "output_text"}
 _MAX_PARTS = 65536
@@ -81,6 +81,7 @@ class CalledFunction(StrictModel):
             value = None
         if not isinstance(value, dict):
             raise invalid("`arguments` must be a JSON object in a string")
+        check_levels(value)
         return value
 
 
