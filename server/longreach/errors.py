@@ -14,7 +14,7 @@ LongreachError
     ├── OverloadedError           429, with Retry-After
     ├── HttpError                 4xx of HTTP itself: no such URL, not that method, no HTTP at all
     ├── InternalError             500, without internals; the request id finds the log line
-    └── UnavailableError          503: loading, draining, or the engine is gone
+    └── UnavailableError          503: loading, draining, or a process that is needed is gone
 
 The engine's own errors are in `longreach.engine.errors`.
 """

@@ -42,7 +42,7 @@ def _in_url(kind: type[Policy]) -> dict[str, Any]:
     return schema
 
 
-_MASK: dict[str, Any] = documented(None, MaskPicture, refusals=("400", "401", "429", "500"))
+_MASK: dict[str, Any] = documented(None, MaskPicture, refusals=("400", "401", "429", "500", "503"))
 _MASK["openapi_extra"]["responses"]["200"]["content"]["image/png"] = {"schema": {"type": "string", "format": "binary"}}
 _MASK["openapi_extra"]["parameters"] = [
     # An object in this style is no parameter itself: its members are, so that they can depend on each other.

@@ -8,6 +8,7 @@ sequences are sampled.
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import signal
 from collections import OrderedDict
@@ -17,7 +18,9 @@ from typing import Any
 
 from longreach.api.objects import MaskPicture
 from longreach.engine.messages import AttentionPolicy
-from longreach.errors import OverloadedError
+from longreach.errors import OverloadedError, UnavailableError
+
+log = logging.getLogger(__name__)
 
 MAX_LENGTH = 2**22
 MAX_CELLS = 128
@@ -25,6 +28,7 @@ MAX_CELLS = 128
 _WAITING = 16
 _REMEMBERED = 64
 _RETRY_AFTER = 2
+_TRIES = 2
 # Rows of tiles that are counted: all of up to 128K positions. Beyond, so many are a sample, evenly spread, and the
 # fewer the longer they are.
 _COUNTED_ROWS = 1024
@@ -45,6 +49,7 @@ class MaskPictures:
 
         Raises:
             OverloadedError: too many pictures are asked for at once.
+            UnavailableError: there is no process to draw it, or two have ended while they drew it.
         """
         name = policy, length
         if name not in self._known:
@@ -63,14 +68,35 @@ class MaskPictures:
         return self._known[name]
 
     async def _run(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
-            self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
+        for _ in range(_TRIES):  # the process may have been killed for somebody else's memory, and long ago
+            try:
+                return await self._submit(policy, length)
+            except BrokenProcessPool:
+                self._pool = None  # the next picture gets another process
+                log.warning("the process that draws masks ended; it was to draw %s of %d tokens", policy.name, length)
+        raise UnavailableError(
+            "The process that draws masks ended twice at this one; it may need more memory than there is.",
+            code="drawing_failed",
+            retry=False,
+        )
+
+    def _submit(self, policy: AttentionPolicy, length: int) -> asyncio.Future[tuple[MaskPicture, bytes]]:
+        before = set(multiprocessing.active_children())
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
+            if self._pool is None:
+                context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
+                self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
+            return asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
         except BrokenProcessPool:
-            self._pool = None  # the next picture gets another process
             raise
+        except (OSError, RuntimeError) as error:  # no descriptor, process or thread is left
+            self.stop()
+            for process in set(multiprocessing.active_children()) - before:  # nobody would ever end it
+                process.kill()
+            log.warning("the process that draws masks cannot be started: %s", error)
+            raise UnavailableError(
+                "The process that draws masks cannot be started now.", code="drawing_failed", retry_after=_RETRY_AFTER
+            ) from None
 
     def stop(self) -> None:
         """End the process, if it was ever started."""

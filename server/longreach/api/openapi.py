@@ -24,7 +24,7 @@ _REFUSALS = {
     "415": "The body is not declared as plain JSON.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
-    "503": "Loading, shutting down, or without an engine.",
+    "503": "Loading, shutting down, or without the engine or another process that is needed.",
 }
 _ALWAYS = ("401", "500", "503")
 _WITH_BODY = ("400", "404", "408", "413", "415", "429", *_ALWAYS)

@@ -50,8 +50,13 @@ class Places:
         return cls(torch.from_numpy(rows), torch.from_numpy(tokens), torch.from_numpy(values))
 
     def update(self, logits: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Replace the logits here, in place; no place is listed twice."""
-        logits[self.rows, self.tokens] = change(logits[self.rows, self.tokens])
+        """Replace the logits here, in place; no place is listed twice.
+
+        What may not be drawn stays so, and what would overflow is the largest number: no change alone forbids a token.
+        """
+        old = logits[self.rows, self.tokens]
+        most = torch.finfo(logits.dtype).max
+        logits[self.rows, self.tokens] = torch.where(old == float("-inf"), old, change(old).clamp(-most, most))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -188,7 +189,7 @@ class Engine:
             if plan.is_bounded:
                 self.scheduler.step_time.judge(plan.work, seconds)
             self.scheduler.step_time.observe(plan.work, seconds)
-        broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, []))]
+        broken = [c.request for c in here if NOT_A_NUMBER in c.standing(drawn.get(c.request.id, [])) or _unscored(c)]
         failures = self._fail(broken, "the model's output was not a number")
         failures += self._fail_stuck(here)
         lengths = [chunk.request.known for chunk in here]
@@ -253,6 +254,11 @@ def _failures(
     requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
 ) -> list[Updates | Failed]:
     return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
+
+
+def _unscored(chunk: Chunk) -> bool:
+    """Whether a token of the prompt has no log-probability, since the row before it is not of numbers."""
+    return any(math.isnan(chunk.request.logprobs[at].logprob) for at in chunk.scored)
 
 
 def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeUse | None) -> Update:

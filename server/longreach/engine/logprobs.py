@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .messages import Logprob
+from .messages import LEAST_LOGPROB, Logprob
 from .plan import Chunk, StepPlan
 from .request import Request
 from .rows import likeliest, log_softmax
@@ -49,12 +49,12 @@ class StepLogprobs:
         logprobs = log_softmax(logits[rows].float())
         # A draw of NOT_A_NUMBER ends its request; until then it stands for some token.
         tokens = torch.where(draws < 0, known, drawn[draws].clamp(min=0)) if len(drawn) else known
-        own = logprobs.gather(1, tokens[:, None]).squeeze(1)
+        own = logprobs.gather(1, tokens[:, None]).squeeze(1).clamp(min=LEAST_LOGPROB)
         top = likeliest(logprobs, min(max(one.width for one in self._wanted), logits.shape[1]))
-        self._results = OnItsWay(tokens, own, top, logprobs.gather(1, top))
+        self._results = OnItsWay(tokens, own, top, logprobs.gather(1, top).clamp(min=LEAST_LOGPROB))
 
     def deliver(self) -> None:
-        """Wait for them and put them into their requests' `logprobs`."""
+        """Wait for them and put them into their requests' `logprobs`; they are NaN where a row has no softmax."""
         if not self._wanted:
             return
         for one, token, logprob, top, values in zip(self._wanted, *self._results.lists(), strict=True):

@@ -22,6 +22,12 @@ HEARTBEAT_SECONDS = 0.25
 
 _DECODE = "decode"
 
+# A colder request is greedy. Logits near 100 are 2**-17 (0.8e-5) apart in float32: at lower temperatures rounding, and
+# not the model, would decide which of the likeliest tokens is drawn.
+LEAST_TEMPERATURE = 1e-5
+# What is told of less likely tokens. JSON has no -inf, and OpenAI's API says -9999.0 for "very unlikely".
+LEAST_LOGPROB = -9999.0
+
 
 class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of each."""
@@ -97,8 +103,8 @@ DENSE = AttentionPolicy()
 class Sampling(msgspec.Struct, frozen=True):
     """How a token is drawn. `top_k` 0 means no limit.
 
-    Penalties and `logit_bias` (by token id) change the logits first and so count at every temperature; temperature 0
-    is greedy and ignores `top_p`, `top_k`, `min_p` and `seed`.
+    Penalties and `logit_bias` (by token id) change the logits first and so count at every temperature; a temperature
+    below LEAST_TEMPERATURE is greedy and ignores `top_p`, `top_k`, `min_p` and `seed`.
     """
 
     temperature: float = 1.0
@@ -110,6 +116,11 @@ class Sampling(msgspec.Struct, frozen=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, which no random number decides."""
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def penalizes(self) -> bool:
@@ -187,7 +198,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag=True):
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
     """The log-probability of a token where it stands, and the likeliest tokens there with theirs, likeliest first.
 
-    They are the model's own: before penalties, bias, grammar and temperature.
+    They are the model's own: before penalties, bias, grammar and temperature. None is below LEAST_LOGPROB.
     """
 
     token: int

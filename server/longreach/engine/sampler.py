@@ -17,7 +17,7 @@ from .rows import softmax
 # Probabilities are counted in such parts of one. Sums of whole numbers are exact, and so do not depend on the order in
 # which a GPU adds, which differs from one number of rows to another.
 _PARTS = 2.0**40
-NOT_A_NUMBER = -1  # stands for a token where a row's logits were not numbers
+NOT_A_NUMBER = -1  # stands for a token where a row's logits had no softmax
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class SamplingTensors:
     """How each of R rows is to be drawn; made on the host, and moved to the logits' device as a whole.
 
     Attributes:
-        temperature, top_p, min_p, uniform: (R,) float32; `uniform` is the row's random number in [0, 1).
+        temperature, top_p, min_p, uniform: (R,) float32; `temperature` is 0 where the likeliest token is to be drawn,
+            and never a subnormal number; `uniform` is the row's random number in [0, 1).
         top_k: (R,) int64, the vocabulary's size where there is no limit.
         adjustments: what is done to the logits first.
         all_greedy: every row has temperature 0.
@@ -45,7 +46,7 @@ class SamplingTensors:
         specs = [draw.request.spec.sampling for draw in draws]
         numbers = torch.tensor(
             [
-                [spec.temperature for spec in specs],
+                [0.0 if spec.is_greedy else spec.temperature for spec in specs],
                 [spec.top_p for spec in specs],
                 [spec.min_p for spec in specs],
                 [uniform(draw.request.seed, draw.request.generated + draw.after) for draw in draws],
@@ -60,7 +61,7 @@ class SamplingTensors:
             uniform=numbers[3],
             top_k=top_k,
             adjustments=Adjustments.of(draws),
-            all_greedy=all(spec.temperature == 0 for spec in specs),
+            all_greedy=all(spec.is_greedy for spec in specs),
         )
 
 
@@ -77,11 +78,11 @@ def sample(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     After the adjustments, temperature 0 takes the first largest logit. Otherwise the logits are divided by the
     temperature; all but the `top_k` largest, all with less than `min_p` times the largest probability, and all beyond
     the smallest set with mass `top_p` of what is left are dropped; and the token is the one where the cumulative mass
-    of the rest, in the order of the vocabulary, passes `uniform`. A row with a logit that is not a number, or with none
-    that may be drawn, gives NOT_A_NUMBER.
+    of the rest, in the order of the vocabulary, passes `uniform`. The first largest logit is never dropped. A row with
+    a logit that is NaN or positive infinity, or with none that may be drawn, gives NOT_A_NUMBER.
     """
     logits = logits.float()
-    broken = logits.isnan().any(-1)
+    broken = ~(logits < float("inf")).all(-1)  # NaN is not less either
     logits = how.adjustments.apply(logits)
     broken |= logits.amax(-1) == float("-inf")
     greedy = logits.argmax(-1)
@@ -92,15 +93,19 @@ def sample(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
 def _draw(logits: torch.Tensor, how: SamplingTensors) -> torch.Tensor:
     # Rows with temperature 0 pass through here too (no wait for the device to find them); their result is not used.
     temperature = torch.where(how.temperature == 0, 1.0, how.temperature)
-    ordered, tokens = (logits / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
-    mass = softmax(ordered)
+    # Less the first, the numbers of a row are 0 or below: at any temperature none overflows but to a probability of 0.
+    # In place, since rows are as wide as the vocabulary.
+    mass = softmax(ordered.sub_(ordered[:, :1].clone()).div_(temperature[:, None]))
     dropped = (rank >= how.top_k[:, None]) | (mass < how.min_p[:, None] * mass[:, :1])
     counts = (mass * _PARTS).to(torch.int64).masked_fill_(dropped, 0)
     cumulative = counts.cumsum(-1)
     total = cumulative[:, -1:].double()
-    # What is before a token decides whether it stays: the first one that passes top_p does.
-    counts = counts.masked_fill(cumulative - counts >= how.top_p[:, None].double() * total, 0)
+    # What is before a token decides whether it stays: the first one that passes top_p does. Nothing is before the
+    # likeliest, which stays even where float32 has no number for so small a top_p.
+    beyond = cumulative - counts >= how.top_p[:, None].double() * total
+    counts = counts.masked_fill((rank > 0) & beyond, 0)
     # Likely tokens lie close together, and the last bit of a logit can change which comes first. In the order of the
     # vocabulary each stays where it is, so that rounding moves a limit between two tokens a little, and no token.
     cumulative = torch.zeros_like(counts).scatter_(-1, tokens, counts).cumsum(-1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import struct
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from longreach import policies
+from longreach.api import mask_pictures
 from longreach.config import load_settings
 from longreach.engine.messages import (
     DENSE,
@@ -27,7 +31,8 @@ from longreach_kernels.dynamic.select import DENSE_BELOW
 from longreach_kernels.policies import policy_mask
 from longreach_kernels.work import work
 
-from tests.server.api.conftest import MODEL, LiveServer
+from tests.server.api.conftest import MODEL, LiveServer, eventually
+from tests.server.api.picture_stubs import drawn_at_once, killed_at_work
 
 WINDOW = AttentionPolicy("window", (("size", 100), ("sinks", 2)))
 
@@ -257,6 +262,54 @@ def test_a_picture_of_the_longest_prompt_is_a_sample_and_holds_nobody_up(server:
     assert told["exact"] is False
     assert 0 < told["density"] < 0.01
     assert len(gaps) > 5, "the loop did not turn while the mask was drawn"
+
+
+def test_a_picture_is_drawn_though_the_process_for_it_was_killed(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_pictures, "picture", drawn_at_once)
+    first = mask(server, policy="dense", length=3).json()
+    [killed] = [process for process in multiprocessing.active_children() if process.pid == first["density"]]
+    killed.kill()
+    killed.join(10)
+    assert mask(server, policy="dense", length=4).json()["density"] not in (os.getpid(), first["density"])
+    assert mask(server, policy="dense", length=3).json() == first
+
+
+def test_a_picture_that_ends_its_process_twice_is_refused_and_the_next_is_drawn(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mask_pictures, "picture", killed_at_work)
+    answer = mask(server, policy="window", size=100, length=300)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (503, "drawing_failed", "service_unavailable")
+    assert answer.headers["x-should-retry"] == "false"
+    told = [record for record in caplog.records if "masks ended; it was to draw window of 300" in record.getMessage()]
+    assert len(told) == 2
+    assert not any(record.exc_info for record in caplog.records)
+    monkeypatch.setattr(mask_pictures, "picture", drawn_at_once)
+    assert mask(server, policy="window", size=100, length=300).status_code == 200
+
+
+def test_a_picture_without_a_process_is_refused_and_the_next_is_drawn(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mask_pictures, "picture", drawn_at_once)
+    before = set(multiprocessing.active_children())
+    for error in (OSError(24, "Too many open files"), RuntimeError("can't start new thread")):
+
+        def refuse(*_: object, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:  # behind the start of the pool's process
+            patched.setattr(ProcessPoolExecutor, "_start_executor_manager_thread", refuse)
+            answer = mask(server, policy="dense", length=3)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "drawing_failed")
+        assert answer.headers["retry-after"] == "2"
+        assert str(error) in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+    eventually(lambda: not set(multiprocessing.active_children()) - before)
+    assert mask(server, policy="dense", length=3).status_code == 200
 
 
 @pytest.mark.parametrize("kind", policies.POLICIES)

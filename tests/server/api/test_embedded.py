@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import openai
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
 
 from tests.server.api.embedded import EmbeddedServer
+from tests.server.attacks import sampling
 
 PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 20
 
@@ -103,3 +104,21 @@ def test_what_nothing_can_follow_is_an_error_of_its_own(client: openai.OpenAI) -
     with pytest.raises(openai.BadRequestError, match="Unsatisfiable schema"):
         complete(client, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}})
     assert complete(client, max_tokens=2).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        sampling.tiny_temperatures_are_greedy,
+        sampling.tiny_shares_are_greedy,
+        sampling.ends_of_ranges_are_answered,
+        sampling.choices_of_the_last_seed_are_those_of_their_own,
+        sampling.forbidden_tokens_have_log_probabilities,
+        sampling.numbers_beyond_ranges_are_refused,
+    ],
+)
+def test_numbers_at_the_edge_are_answered_rightly_or_refused(
+    client: openai.OpenAI, attack: Callable[[int], None]
+) -> None:
+    assert client.base_url.port is not None
+    attack(client.base_url.port)

@@ -153,6 +153,13 @@ def test_what_is_supported_is_said_as_json(shared: LiveServer) -> None:
     assert error["message"] == '`suffix`: only null or "" is supported.'
 
 
+def test_a_token_id_with_two_biases_is_named(shared: LiveServer) -> None:
+    error = error_of(shared.complete(logit_bias={"7": 1, "5": 1, "05": 1, "005": 3}), 400, "invalid_value")
+    assert error["message"] == "`logit_bias`: token id 5 is given more than once."
+    assert shared.complete(logit_bias={"07": 1, "5": 1}).status_code == 200
+    assert shared.engine.requests[-1].sampling.logit_bias == {7: 1.0, 5: 1.0}
+
+
 def test_more_answers_than_can_wait_are_refused_for_good(make_server: Callable[..., LiveServer]) -> None:
     with make_server(max_queued_requests=3) as server:
         error = error_of(server.complete(prompt=["a", "b"], n=2), 400, "invalid_value")

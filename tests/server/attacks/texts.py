@@ -88,12 +88,11 @@ def stop_strings_for_many_answers(port: int) -> None:
 def deep_schemas(port: int) -> None:
     """JSON schemas of 65 to 1,000 levels."""
     for levels in (65, 127, 254, 1000):
-        schema: Any = {}
-        for _ in range(levels):
-            schema = {"items": schema}
-        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-        status, answer = post(port, "/v1/completions", {"model": MODEL, "prompt": "a", "response_format": form})
-        assert status == 400, answer
+        schema = b'{"items":' * levels + b"{}" + b"}" * levels
+        form = b'{"type":"json_schema","json_schema":{"name":"a","schema":' + schema + b"}}"
+        body = b'{"model":"longreach-default","prompt":"a","response_format":' + form + b"}"
+        with _send(port, "/v1/completions", body) as sock:
+            assert _status(sock) == 400, levels
 
 
 def marks_in_messages(port: int) -> None:

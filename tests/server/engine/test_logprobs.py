@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from longreach.engine.engine import Engine
 from longreach.engine.messages import Logprob, Sampling, Update
 from longreach.engine.speculation import MAX_DRAFTS
 from transformers import AutoModelForCausalLM
@@ -95,3 +97,57 @@ def test_penalties_and_logprobs_are_the_same_one_step_ahead(model_dir: Path) -> 
     assert told[0] == told[1]
     engine.submit(spec("penalized", ids(40, seed=1), max_tokens=30))
     assert drain(engine)[0]["penalized"] != told[0]["penalized"], "penalties change nothing"
+
+
+def change_logits(engine: Engine, change: Callable[[torch.Tensor], None]) -> None:
+    """Have `change` alter the logits of every step in place."""
+    computing = engine._runner._computing  # type: ignore[attr-defined]
+    plain = computing.logits
+
+    def logits(*args: object) -> object:
+        found, samples = plain(*args)
+        change(found)
+        return found, samples
+
+    computing.logits = logits
+
+
+def test_no_logprob_is_below_the_least_that_json_can_tell(model_dir: Path) -> None:
+    engine, started = build(model_dir)
+
+    def leave_two(logits: torch.Tensor) -> None:
+        logits[:, 2:] = float("-inf")
+        logits[:, 0], logits[:, 1] = 30_000.0, 0.0
+
+    change_logits(engine, leave_two)
+    engine.submit(spec("a", [0, 1, 7], max_tokens=1, logprobs=4, prompt_logprobs=2))
+    _, updates, _ = drain(engine)
+    of_prompt, of_answer = scores(updates["a"])
+    assert [score.logprob for score in of_prompt] == [-9999.0, -9999.0]
+    assert [score.top_logprobs for score in of_prompt] == [[0.0, -9999.0]] * 2
+    assert of_answer == [Logprob(0, 0.0, [0, 1, 2, 3], [0.0, -9999.0, -9999.0, -9999.0])]
+    assert started.vocab_size > 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_prompt_without_logprobs_fails_alone(model_dir: Path, bad: float) -> None:
+    """The row that a token is drawn from may be sound where another row of the prompt is not."""
+    engine, _ = build(model_dir)
+    prompts = {name: ids(20, seed=n) for n, name in enumerate(("scored", "plain", "other"))}
+
+    def spoil(logits: torch.Tensor) -> None:
+        if len(logits) > 20:  # the prompts' own step: the 19 rows that "scored" is scored from are its first
+            logits[len(logits) - 10, 3] = bad
+
+    engine.submit(spec("other", prompts["other"], prompt_logprobs=0))
+    expected = drain(engine)[0]["other"]
+    engine, _ = build(model_dir, max_batched_tokens=64)
+    change_logits(engine, spoil)
+    engine.submit(spec("plain", prompts["plain"]))
+    engine.submit(spec("scored", prompts["scored"], prompt_logprobs=0))
+    engine.submit(spec("other", prompts["other"]))
+    tokens, _, failures = drain(engine)
+    assert [(one.request_id, one.kind) for one in failures] == [("scored", "internal")]
+    assert "not a number" in failures[0].message
+    assert tokens["other"] == expected
+    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages

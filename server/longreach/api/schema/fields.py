@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -117,7 +118,11 @@ def _logit_bias(value: object) -> dict[int, float]:
         raise invalid("its values must be numbers", "invalid_type")
     if not all(-100 <= bias <= 100 for bias in value.values()):
         raise invalid("its values must be from -100 to 100")
-    return {int(key): float(bias) for key, bias in value.items()}
+    biases = {int(key): float(bias) for key, bias in value.items()}
+    if len(biases) < len(value):
+        twice = next(token for token, count in Counter(map(int, value)).items() if count > 1)
+        raise invalid(f"token id {twice} is given more than once")
+    return biases
 
 
 _STOP_SCHEMA = {

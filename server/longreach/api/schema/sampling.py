@@ -70,7 +70,7 @@ class SamplingFields(ServingFields):
     """How each token is drawn, and what ends an answer. Defaults are OpenAI's."""
 
     temperature: Annotated[float, or_default(1.0)] = Field(
-        1.0, ge=0, le=2, allow_inf_nan=False, description="0 takes the likeliest token."
+        1.0, ge=0, le=2, allow_inf_nan=False, description="0, as all below 1e-5, takes the likeliest token."
     )
     top_p: Annotated[float, or_default(1.0)] = Field(
         1.0, gt=0, le=1, allow_inf_nan=False, description="Draw from the smallest set of tokens with this probability."
