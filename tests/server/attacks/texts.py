@@ -109,8 +109,9 @@ def marks_in_messages(port: int) -> None:
 def post(port: int, path: str, fields: dict[str, Any]) -> tuple[int, Any]:
     """The status and the JSON of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
+    body = json.dumps(fields, ensure_ascii=False).encode()
     with contextlib.closing(connection):
-        connection.request("POST", path, json.dumps(fields).encode(), {"Content-Type": "application/json"})
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
 
