@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,27 +28,39 @@ EMBEDDED_MODEL_NAME = "longreach-default"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
 _ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
-_TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
-_BYTE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def _measure(units: dict[str, int], example: str) -> Callable[[object], object]:
+class Measure:
     """A parser of numbers with a unit, such as `128k` or `4GiB`; what is no string passes through."""
-    pattern = re.compile(rf"(\d{{1,15}})\s*({'|'.join(sorted(units, reverse=True))})")
 
-    def parse(value: object) -> object:
+    def __init__(self, metavar: str, units: dict[str, int], example: str) -> None:
+        self.metavar = metavar
+        self._units = units
+        self._factors = {unit.lower(): factor for unit, factor in units.items()}
+        self._pattern = re.compile(rf"(\d{{1,15}})\s*({'|'.join(sorted(self._factors, reverse=True))})")
+        self._example = example
+
+    def __call__(self, value: object) -> object:
+        """The number that a text stands for."""
         if not isinstance(value, str):
             return value
-        match = pattern.fullmatch(value.strip().lower())
+        match = self._pattern.fullmatch(value.strip().lower())
         if match is None:
-            raise PydanticCustomError("measure", "give {example}", {"example": example})
-        return int(match[1]) * units[match[2]]
+            raise PydanticCustomError("measure", "give {example}", {"example": self._example})
+        return int(match[1]) * self._factors[match[2]]
 
-    return parse
+    def shown(self, value: int) -> str:
+        """The number in the largest unit that leaves no fraction, so that it can be given back as it is shown."""
+        fitting = (unit for unit in self._units if value and value % self._units[unit] == 0)
+        unit = max(fitting, key=lambda unit: (self._units[unit], unit), default="")
+        return f"{value // self._units[unit]}{unit}"
 
 
-def _or_auto(value: object) -> object:
+def or_auto(value: object) -> object:
+    """None for the word `auto`; anything else passes through."""
     return None if isinstance(value, str) and value.strip().lower() == "auto" else value
 
 
@@ -103,9 +114,9 @@ def _power_of_two(value: int) -> int:
 
 Whole = Annotated[int, Strict(), BeforeValidator(_number)]
 Real = Annotated[float, Strict(), BeforeValidator(_number), Field(allow_inf_nan=False)]
-Tokens = Annotated[int, Strict(), BeforeValidator(_measure(_TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
-Milliseconds = Annotated[int, Strict(), BeforeValidator(_measure(_TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
-Bytes = Annotated[int, Strict(), BeforeValidator(_measure(_BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
+Tokens = Annotated[int, Strict(), BeforeValidator(Measure("TOKENS", _TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
+Milliseconds = Annotated[int, Strict(), BeforeValidator(Measure("TIME", _TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
+Bytes = Annotated[int, Strict(), BeforeValidator(Measure("BYTES", _BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
 
 
 def parse_bytes(text: str, source: str) -> int:
@@ -176,11 +187,11 @@ class Settings(BaseSettings):
     symmetric_sums: bool = Field(
         False, description="Sum small tensors over GPUs through memory that they map of each other, not through NCCL."
     )
-    max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+    max_model_len: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
     )
     max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
-    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
         None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
     )
     max_itl: Milliseconds = Field(
@@ -190,7 +201,7 @@ class Settings(BaseSettings):
         description="Longest delay between an answer's tokens that reading prompts may cause: 50ms.",
     )
     max_queued_requests: Whole = Field(256, ge=1, le=65536, description="Requests that may wait; more get a 429.")
-    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
         None, ge=1, le=2**36, description="Prompt tokens that may wait, or auto: four times what the KV cache holds."
     )
     prefix_cache: bool = Field(
@@ -208,7 +219,7 @@ class Settings(BaseSettings):
     page_bounds: bool = Field(
         False, description="Keep bounds of the keys beside KV pages, for requests with a `decode_budget`."
     )
-    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
+    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=2**20, le=2**44, description="Memory for KV pages on each device: 4GiB, a number of bytes, or auto."
     )
     kv_offload_bytes: Bytes = Field(
