@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
-import uvloop
 
 from longreach import __version__
 from longreach.api.app import create_app
@@ -47,6 +46,11 @@ def run(settings: Settings, unknown_variables: list[str]) -> int:
     for name in unknown_variables:
         log.warning("%s sets nothing: there is no such setting", name)
     _allow_files(settings.max_connections + _OTHER_FILES)
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        log.warning("uvloop is not installed: asyncio's own event loop is used, which serves fewer streams at once")
+        return asyncio.run(serve(settings))
     return uvloop.run(serve(settings))
 
 
