@@ -24,6 +24,10 @@ from longreach.policies import policy_of
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
 EMBEDDED_MODEL_NAME = "longreach-default"
+EMBEDDED_MODEL_DESCRIPTION = (
+    "This is the demonstration model of 8M parameters. It finds facts that are stated in a sentence; to most other "
+    "questions it says 'Not stated.', even where the text has the answer. Serve your own: longreach serve MODEL"
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
@@ -319,6 +323,11 @@ class Settings(BaseSettings):
         if self.model is None:
             return EMBEDDED_MODEL_NAME
         return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+
+    @property
+    def description(self) -> str | None:
+        """What the served model is and is not, in a line for whoever asks it; None of others than the embedded one."""
+        return EMBEDDED_MODEL_DESCRIPTION if self.model is None else None
 
     @property
     def default_policy(self) -> AttentionPolicy:
