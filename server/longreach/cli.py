@@ -115,6 +115,7 @@ def chat(
     from rich.console import Console
 
     from longreach.chat.client import ChatClient, ChatError
+    from longreach.chat.editing import line_reader
     from longreach.chat.terminal import Conversation, Terminal
 
     try:
@@ -125,7 +126,7 @@ def chat(
     except ChatError as error:
         raise _refused(error) from None
     try:
-        Terminal(client, conversation, Console(), max_tokens=max_tokens).run()
+        Terminal(client, conversation, Console(), line_reader(), max_tokens).run()
     finally:
         client.close()
 
