@@ -63,8 +63,7 @@ class Measure:
         return f"{value // self._units[unit]}{unit}"
 
 
-def or_auto(value: object) -> object:
-    """None for the word `auto`; anything else passes through."""
+def _or_auto(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() == "auto" else value
 
 
@@ -191,11 +190,11 @@ class Settings(BaseSettings):
     symmetric_sums: bool = Field(
         False, description="Sum small tensors over GPUs through memory that they map of each other, not through NCCL."
     )
-    max_model_len: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
+    max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
     )
     max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
-    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
+    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
     )
     max_itl: Milliseconds = Field(
@@ -205,7 +204,7 @@ class Settings(BaseSettings):
         description="Longest delay between an answer's tokens that reading prompts may cause: 50ms.",
     )
     max_queued_requests: Whole = Field(256, ge=1, le=65536, description="Requests that may wait; more get a 429.")
-    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
+    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=1, le=2**36, description="Prompt tokens that may wait, or auto: four times what the KV cache holds."
     )
     prefix_cache: bool = Field(
@@ -223,7 +222,7 @@ class Settings(BaseSettings):
     page_bounds: bool = Field(
         False, description="Keep bounds of the keys beside KV pages, for requests with a `decode_budget`."
     )
-    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
+    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
         None, ge=2**20, le=2**44, description="Memory for KV pages on each device: 4GiB, a number of bytes, or auto."
     )
     kv_offload_bytes: Bytes = Field(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from longreach.config import Measure, Settings, flag, or_auto
+from longreach.config import Measure, Settings, flag
 
 # For `typer.Typer`: `-h` everywhere, and lines as wide as the terminal, up to where they are hard to read.
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -97,7 +97,8 @@ def shown_default(name: str) -> str | None:
     field = Settings.model_fields[name]
     value = field.default
     if value is None:
-        return "auto" if or_auto in _parsers(name) else None
+        takes_auto = any(not isinstance(read, Measure) and read("auto") is None for read in _parsers(name))
+        return "auto" if takes_auto else None
     if isinstance(value, bool):
         return "on" if value else None
     if isinstance(value, tuple):
