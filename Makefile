@@ -1,8 +1,13 @@
-# Everything a newcomer types. `make serve` and `make test` set up what they need; nothing else has to be installed.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# Everything a newcomer types. `make serve` installs the server, the other targets what development needs besides; nothing
+# else has to be installed first.
+PYTHON   ?= python3
+# For every pip install: an index, such as that of torch's CPU wheels (README.md), or --find-links with a folder.
+PIP_ARGS ?=
+VENV     := .venv
+BIN      := $(VENV)/bin
+CORE     := $(VENV)/.core
+ALL      := $(VENV)/.installed
+PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test loadtest soak check format lock docs docker-check clean
@@ -10,16 +15,22 @@ STAMP  := $(VENV)/.installed
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## make the virtual environment .venv from the lock file
+install: $(ALL) ## make the virtual environment .venv from the lock file, with what development needs
 
-$(STAMP): pyproject.toml requirements.lock
+$(CORE): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "longreach needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "== installing the server into $(VENV): 52 packages, 1.9 GB with torch for a CPU, several more with CUDA; minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	$(PIP) -e .
 	@touch $@
 
-serve: install ## start the server on 127.0.0.1:8000 with the embedded model
+$(ALL): $(CORE)
+	@echo "== installing what tests and checks need: 110 packages more, 1.3 GB; minutes"
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+serve: $(CORE) ## start the server on 127.0.0.1:8000 with the embedded model
 	$(BIN)/longreach serve
 
 test: install ## run the tests (what needs a GPU is skipped where there is none)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ EXCUSED = {
     "MODELS=/srv/models ": "as above: there is no container engine",
     "kubectl ": "there is no cluster; tests/docker checks the manifests",
     "longreach deploy ": "needs a Ray cluster; tests/server/cluster and tests/server/load/hosts.py run it",
-    "pip install 'longreach[ray]'": "the package is installed here already, and is not in an index",
+    "pip install ": "would install into the environment of the tests",
     "ray start ": "would start a Ray that outlives the test",
     "serve shutdown": "as above: there is no Ray cluster to end",
     "longreach bench kernels": "needs a GPU; tests/server/bench/test_cases.py runs it where there is one",
@@ -121,7 +122,7 @@ def serve(text: str, folder: Path) -> None:
 def test_a_make_target_exists_and_its_recipe_expands(command: Command) -> None:
     """What the targets run is what other tests run: this one would run itself."""
     done = subprocess.run(
-        ["make", "-n", *command.text.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+        ["make", "-n", *shlex.split(command.text)[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert ".venv/bin/" in done.stdout
@@ -143,6 +144,12 @@ def test_the_readmes_example_finds_the_fact(url: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert "48213" in done.stdout
+
+
+def test_no_command_needs_a_variable_that_nobody_has_set() -> None:
+    for command in ALL:
+        for name in re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", command.text):
+            assert f"{name}=" in command.text, f"{command}: ${name}"
 
 
 def test_no_excuse_is_left_over() -> None:

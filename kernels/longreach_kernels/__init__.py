@@ -1,6 +1,6 @@
 """Exact attention for long sequences: masks as values, and kernels that skip what a mask hides.
 
-Depends on torch and triton only. Start with `attention`, `ragged_attention` or `paged_attention`.
+Depends on torch, and for a GPU on triton, only. Start with `attention`, `ragged_attention` or `paged_attention`.
 """
 
 from .api import attention, decode_needs, list_tiles, paged_attention, ragged_attention, write_pages

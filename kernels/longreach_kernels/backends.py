@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 
@@ -50,6 +51,7 @@ def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
             return Backend("cpu", "tensors are on the CPU: torch's flash kernel, tile by tile")
         if device.type != "cuda":
             raise ValueError(f"backend: no kernels for device {device.type!r}; move the tensors to cuda or cpu")
+        _check_triton("auto")
         if torch.cuda.get_device_capability(device) == (9, 0) and dtype in _HALVES:
             return Backend("hopper", f"Gluon kernels for sm_90, portable ones for the rest; {_gpu(device)}")
         chosen = _resolve("triton", device, dtype)
@@ -67,7 +69,13 @@ def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
     raise ValueError(f"backend: {name!r} is not one of 'auto', {', '.join(map(repr, NAMES))}")
 
 
+def _check_triton(name: str) -> None:
+    if find_spec("triton") is None:
+        raise ValueError(f"backend: {name!r} needs the package triton, which is not installed; pip install triton")
+
+
 def _resolve_triton(device: torch.device, dtype: torch.dtype) -> Backend:
+    _check_triton("triton")
     if dtype not in _FLOATS:
         raise ValueError(f"backend: 'triton' takes fp16, bf16 or fp32 queries, got {dtype}; cast q or use 'reference'")
     if device.type == "cpu":
@@ -93,6 +101,7 @@ def _resolve_triton(device: torch.device, dtype: torch.dtype) -> Backend:
 
 
 def _resolve_hopper(device: torch.device, dtype: torch.dtype) -> Backend:
+    _check_triton("hopper")
     if dtype not in _HALVES:
         raise ValueError(f"backend: 'hopper' takes fp16 or bf16, got {dtype}; cast q, k and v or use 'triton'")
     if device.type != "cuda":

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 from .backends import interpreting
 
@@ -58,6 +57,8 @@ def compile_only(device: torch.device, threads: int) -> Iterator[Compilation]:
     Raises:
         ValueError: kernels run in Triton's interpreter, which has no compiler.
     """
+    import triton  # not where this module is imported: a CPU does without
+
     if interpreting():
         raise ValueError("TRITON_INTERPRET: the interpreter compiles nothing; unset it to compile for a GPU")
     done = Compilation()

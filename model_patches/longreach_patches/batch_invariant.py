@@ -7,13 +7,13 @@ is asked to be batch invariant. Norms, rotary encoding and activations are compu
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from longreach_kernels import Backend
 from torch import nn
 from transformers import PreTrainedModel
 
-from .fused import invariant_product
 from .layout import RankLayout
 
 
@@ -45,10 +45,12 @@ def check_ranks(layout: RankLayout) -> None:
 
 def make_invariant(model: PreTrainedModel) -> list[nn.Module]:
     """Give every linear module of this instance the invariant forward; returns the modules, for `restore`."""
+    from .fused.invariant import invariant_product  # Triton, which a CPU does without
+
     modules: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.forward = functools.partial(_forward, module)  # pyright: ignore[reportAttributeAccessIssue]
+            module.forward = functools.partial(_forward, invariant_product, module)  # pyright: ignore[reportAttributeAccessIssue]
             modules.append(module)
     return modules
 
@@ -59,6 +61,6 @@ def restore(modules: list[nn.Module]) -> None:
         del module.forward
 
 
-def _forward(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def _forward(product: Callable[..., torch.Tensor], module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     rows = x.reshape(-1, module.in_features).contiguous()
-    return invariant_product(rows, module.weight, module.bias).view(*x.shape[:-1], module.out_features)
+    return product(rows, module.weight, module.bias).view(*x.shape[:-1], module.out_features)

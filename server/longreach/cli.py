@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +11,19 @@ import typer
 
 from longreach import __version__
 from longreach.bench.commands import bench, names
-from longreach.config import Settings, flag, load_settings, unknown_variables
+from longreach.config import Settings, load_settings, unknown_variables
 from longreach.errors import ConfigError
+from longreach.extras import missing
+from longreach.options import CONTEXT, SectionedCommand, with_settings
 
 EXIT_CONFIG = 2
 
 app = typer.Typer(
-    help="An inference server for long prompts, behind the OpenAI API.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: see longreach.options
+    context_settings=CONTEXT,
 )
 
 
@@ -32,6 +33,21 @@ def main() -> None:
 
 
 app.add_typer(bench, name="bench")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"longreach {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """An inference server for long prompts, behind the OpenAI API."""
 
 
 @app.command()
@@ -64,39 +80,6 @@ _ENGINE_SETTINGS = (
 )
 
 
-def _with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option for each of these fields of `Settings`, or all; MODEL is its argument.
-
-    Values arrive as text, or None where the option was not used: `Settings` parses and bounds them, in the same way as
-    it does those from the environment. The command's own options stay.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        chosen = names or tuple(Settings.model_fields)
-        parameters = [_parameter(name) for name in Settings.model_fields if name in chosen] + own
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return command
-
-    return decorate
-
-
-def _parameter(name: str) -> inspect.Parameter:
-    field = Settings.model_fields[name]
-    if name == "model":
-        hint = Annotated[str | None, typer.Argument(help=field.description, show_default=False)]
-    elif field.annotation is bool:
-        switch = f"{flag(name)}/--no-{flag(name)[2:]}" if field.default else flag(name)
-        hint = Annotated[bool | None, typer.Option(switch, help=field.description, show_default=False)]
-    else:
-        shown = "auto" if field.default is None else str(field.default)
-        default = False if name == "served_model_name" else shown
-        option = typer.Option(flag(name), help=field.description, show_default=default, metavar="VALUE")
-        hint = Annotated[str | None, option]
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=hint)
-
-
 def _settings(flags: dict[str, Any]) -> Settings:
     try:
         return load_settings(**flags)
@@ -118,16 +101,21 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     file: Annotated[
-        list[Path] | None, typer.Option(help="Text file in front of the first message; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Text file in front of the first message; may be repeated.", metavar="FILE"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False)
+        int | None, typer.Option(help="Longest answer, in tokens.", min=1, show_default=False, metavar="N")
     ] = None,
 ) -> None:
-    """Talk to a server in the terminal: /file book.txt, /policy, /clear, /help; times and speed of each turn."""
+    """Talk to a server in the terminal; /help there lists what it does.
+
+    Arrow keys edit the line and recall earlier ones. A turn ends with its times and speed.
+    """
     from rich.console import Console
 
     from longreach.chat.client import ChatClient, ChatError
+    from longreach.chat.editing import line_reader
     from longreach.chat.terminal import Conversation, Terminal
 
     try:
@@ -138,13 +126,13 @@ def chat(
     except ChatError as error:
         raise _refused(error) from None
     try:
-        Terminal(client, conversation, Console(), max_tokens=max_tokens).run()
+        Terminal(client, conversation, Console(), line_reader(), max_tokens).run()
     finally:
         client.close()
 
 
-@app.command()
-@_with_settings()
+@app.command(cls=SectionedCommand)
+@with_settings()
 def serve(**flags: Any) -> None:
     """Serve a model over the OpenAI API until SIGTERM or Ctrl-C.
 
@@ -157,8 +145,8 @@ def serve(**flags: Any) -> None:
     sys.exit(run(settings, unknown_variables()))
 
 
-@app.command()
-@_with_settings()
+@app.command(cls=SectionedCommand)
+@with_settings()
 def deploy(
     replicas: Annotated[int | None, typer.Option(help="Number of replicas, fixed.", metavar="N")] = None,
     min_replicas: Annotated[int | None, typer.Option(help="Least number of replicas.", metavar="N")] = None,
@@ -167,16 +155,20 @@ def deploy(
         str, typer.Option(help="Prompt tokens that wait for each replica before there is another.", metavar="VALUE")
     ] = "128k",
     replica_cpus: Annotated[
-        float, typer.Option(help="CPUs that Ray sets aside for each replica; the model's threads on a CPU.", min=0.1)
+        float,
+        typer.Option(
+            help="CPUs that Ray sets aside for each replica; the model's threads on a CPU.", min=0.1, metavar="N"
+        ),
     ] = 1.0,
     ray_address: Annotated[
         str, typer.Option(help="Ray cluster: auto (this host's), HOST:PORT, or local: one in this process.")
     ] = "auto",
     **flags: Any,
 ) -> None:
-    """Serve a model from replicas on many hosts, under Ray Serve: start the application, or update it.
+    """Serve a model from replicas on many hosts, under Ray Serve.
 
-    Takes every option and variable of `longreach serve`. Needs: pip install 'longreach[ray]'
+    It starts the application, or updates it, and takes every option and variable of `longreach serve`. It needs the
+    extra `ray`. To install that, run in the folder of longreach's source: pip install -e '.[ray]'
     """
     settings = _settings(flags)
 
@@ -192,7 +184,7 @@ def deploy(
         from longreach.cluster.deploy import LOCAL, DeployError, wait_for_signal
         from longreach.cluster.deploy import deploy as run
     except ModuleNotFoundError as error:
-        raise _refused(ConfigError(f"{error.name} is not installed: pip install 'longreach[ray]'")) from None
+        raise _refused(ConfigError(missing(error.name or "ray", "ray"))) from None
     configure_logging(settings.log_level)
     try:
         url = run(settings, scale, ray_address)
@@ -206,12 +198,13 @@ def deploy(
         wait_for_signal()
 
 
-@app.command()
-@_with_settings(*_ENGINE_SETTINGS)
+@app.command(cls=SectionedCommand)
+@with_settings(*_ENGINE_SETTINGS)
 def warmup(**flags: Any) -> None:
-    """Compile the GPU kernels that a model needs into Triton's cache, so that a server that starts compiles nothing.
+    """Compile the GPU kernels that a model needs, before a server starts.
 
-    Give the settings that the server will have: they, the GPU and the versions decide which kernels are needed.
+    They go into Triton's cache, and a server that finds them there compiles nothing. Give the settings that the
+    server will have: they, the GPU and the versions decide which kernels are needed.
     """
     settings = _settings(flags)
 
@@ -233,8 +226,8 @@ def warmup(**flags: Any) -> None:
     )
 
 
-@app.command()
-@_with_settings(
+@app.command(cls=SectionedCommand)
+@with_settings(
     "model",
     "device",
     "dtype",
@@ -264,7 +257,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **flags: Any,
 ) -> None:
-    """Say what a model takes of a GPU's memory and which requests fit, before any weights are loaded."""
+    """Say what a model takes of a GPU's memory, and which requests fit.
+
+    No weights are loaded: the model's configuration is enough.
+    """
     settings = _settings(flags)
 
     from longreach import forecast  # torch and transformers take seconds to import

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +24,10 @@ from longreach.policies import policy_of
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
 EMBEDDED_MODEL_NAME = "longreach-default"
+EMBEDDED_MODEL_DESCRIPTION = (
+    "This is the demonstration model of 8M parameters. It finds facts that are stated in a sentence; to most other "
+    "questions it says 'Not stated.', even where the text has the answer. Serve your own: longreach serve MODEL"
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
@@ -32,24 +35,35 @@ _ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
 # Text has about four bytes a token, as JSON escapes up to six a byte; token ids have up to nine.
 _BODY_BYTES_PER_TOKEN = 64
 _LEAST_BODY_BYTES = 4 * 2**20
-_TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
-_BYTE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def _measure(units: dict[str, int], example: str) -> Callable[[object], object]:
+class Measure:
     """A parser of numbers with a unit, such as `128k` or `4GiB`; what is no string passes through."""
-    pattern = re.compile(rf"(\d{{1,15}})\s*({'|'.join(sorted(units, reverse=True))})")
 
-    def parse(value: object) -> object:
+    def __init__(self, metavar: str, units: dict[str, int], example: str) -> None:
+        self.metavar = metavar
+        self._units = units
+        self._factors = {unit.lower(): factor for unit, factor in units.items()}
+        self._pattern = re.compile(rf"(\d{{1,15}})\s*({'|'.join(sorted(self._factors, reverse=True))})")
+        self._example = example
+
+    def __call__(self, value: object) -> object:
+        """The number that a text stands for."""
         if not isinstance(value, str):
             return value
-        match = pattern.fullmatch(value.strip().lower())
+        match = self._pattern.fullmatch(value.strip().lower())
         if match is None:
-            raise PydanticCustomError("measure", "give {example}", {"example": example})
-        return int(match[1]) * units[match[2]]
+            raise PydanticCustomError("measure", "give {example}", {"example": self._example})
+        return int(match[1]) * self._factors[match[2]]
 
-    return parse
+    def shown(self, value: int) -> str:
+        """The number in the largest unit that leaves no fraction, so that it can be given back as it is shown."""
+        fitting = (unit for unit in self._units if value and value % self._units[unit] == 0)
+        unit = max(fitting, key=lambda unit: (self._units[unit], unit), default="")
+        return f"{value // self._units[unit]}{unit}"
 
 
 def _or_auto(value: object) -> object:
@@ -106,9 +120,9 @@ def _power_of_two(value: int) -> int:
 
 Whole = Annotated[int, Strict(), BeforeValidator(_number)]
 Real = Annotated[float, Strict(), BeforeValidator(_number), Field(allow_inf_nan=False)]
-Tokens = Annotated[int, Strict(), BeforeValidator(_measure(_TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
-Milliseconds = Annotated[int, Strict(), BeforeValidator(_measure(_TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
-Bytes = Annotated[int, Strict(), BeforeValidator(_measure(_BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
+Tokens = Annotated[int, Strict(), BeforeValidator(Measure("TOKENS", _TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
+Milliseconds = Annotated[int, Strict(), BeforeValidator(Measure("TIME", _TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
+Bytes = Annotated[int, Strict(), BeforeValidator(Measure("BYTES", _BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
 
 
 def parse_bytes(text: str, source: str) -> int:
@@ -314,6 +328,11 @@ class Settings(BaseSettings):
         if self.model is None:
             return EMBEDDED_MODEL_NAME
         return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+
+    @property
+    def description(self) -> str | None:
+        """What the served model is and is not, in a line for whoever asks it; None of others than the embedded one."""
+        return EMBEDDED_MODEL_DESCRIPTION if self.model is None else None
 
     @property
     def default_policy(self) -> AttentionPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -79,6 +80,21 @@ def test_the_server_of_compose_is_locked_down_and_local() -> None:
     assert all(port.startswith("127.0.0.1:") for port in server["ports"])
     grace = Settings.model_fields["shutdown_grace_seconds"].default
     assert int(server["stop_grace_period"].removesuffix("s")) > grace
+
+
+CPU_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize(("name", "default"), [("compose.yaml", CPU_WHEELS), ("compose.gpu.yaml", "")])
+@pytest.mark.parametrize("given", [None, "", "--find-links /wheels"])
+def test_the_wheel_of_torch_fits_the_machine_and_can_be_chosen(name: str, default: str, given: str | None) -> None:
+    """Compose expands a variable with a default as a shell does."""
+    build = documents(DOCKER / name)[0]["services"]["longreach"]["build"]
+    assert (DOCKER / build["context"] / build["dockerfile"]).resolve() == DOCKER / "Dockerfile"
+    environment = {"PATH": os.environ["PATH"]} | ({} if given is None else {"PIP_ARGS": given})
+    written = ["bash", "-c", f'printf %s "{build["args"]["PIP_ARGS"]}"']
+    expanded = subprocess.run(written, env=environment, capture_output=True, text=True, check=True).stdout
+    assert expanded == (default if given is None else given)
 
 
 def test_prometheus_reads_the_server_and_grafana_its_dashboard() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from longreach.config import Settings, load_settings
+from longreach.extras import missing
 
 from tests.docker.test_deployment import CACHE, DOCKER, ROOT, USER, documents, tool
 
@@ -91,7 +92,7 @@ def test_settings_are_settings_and_fit_the_pods() -> None:
 
 
 def test_ray_serve_accepts_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'longreach[ray]'")
+    ray = pytest.importorskip("ray", reason=missing("ray", "ray"))
     from longreach.cluster import application
     from longreach.errors import ConfigError
     from ray.serve.schema import ServeDeploySchema

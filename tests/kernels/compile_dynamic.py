@@ -15,7 +15,7 @@ import triton
 from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
 from longreach_kernels.dynamic.estimators import strips_of
 from longreach_kernels.dynamic.listing import count_kernel, entries_kernel, recall_kernel, warps_of
-from longreach_kernels.dynamic.page_bounds import bounds_kernel
+from longreach_kernels.dynamic.page_bounds_kernel import bounds_kernel
 from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
 from longreach_kernels.dynamic.page_scores import score_kernel
 from longreach_kernels.dynamic.pooled import moments_kernel, pooled_config, pooled_kernel, pooled_options

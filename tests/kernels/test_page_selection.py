@@ -9,7 +9,8 @@ import torch
 from longreach_kernels import PagedBatch, paged_attention, reference, write_pages
 from longreach_kernels.dynamic import block_attention, keys_read, new_bounds, select_blocks, write_bounds
 from longreach_kernels.dynamic.page_choice import choose
-from longreach_kernels.dynamic.page_scores import products_on_cpu, scores
+from longreach_kernels.dynamic.page_scores import scores
+from longreach_kernels.dynamic.page_selection import products_on_cpu
 from longreach_kernels.masks import Full
 from torch import Tensor
 

@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
-from longreach_patches.fused import product, rms_norm, rotate_and_write, silu_mul
-from longreach_patches.fused.products import MAX_ROWS
+from longreach_patches.fused import rms_norm, rotate_and_write, silu_mul
+from longreach_patches.fused.dispatch import MAX_ROWS
+from longreach_patches.fused.products import product
 from longreach_patches.fused.rotary import HeadNorms
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
-from longreach_patches.fused import invariant, invariant_product
+from longreach_patches.fused import invariant
+from longreach_patches.fused.invariant import invariant_product
 from longreach_patches.fused.invariant_tiles import candidates, choose, tiles_of
 from torch import Tensor
 

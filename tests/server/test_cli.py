@@ -84,7 +84,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 def test_the_flags_are_frozen() -> None:
     command = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
     options = sorted(p.opts[0] for p in command.params if isinstance(p, click.Option) or p.param_type_name == "option")
-    assert [option for option in options if option != "--help"] == FLAGS
+    assert options == FLAGS
 
 
 def test_flags_become_settings_and_the_status_is_the_servers(model_dir: Path, served: list[Settings]) -> None:

@@ -1,4 +1,4 @@
-"""The greatest logit that any key of a block may have, from its bounds: in torch, and in Triton."""
+"""The greatest logit that any key of a block may have, from its bounds, in Triton."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # (to the stubs a constexpr has no attributes, and device functions that return tl values return nothing)
@@ -14,25 +14,6 @@ from longreach_kernels.portable.arguments import padded
 from longreach_kernels.portable.config import cdiv, launch
 
 from .page_bounds import BLOCK
-
-
-def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
-    """(B, Hq, blocks) fp32: sum over channels of max(q_c least_c, q_c greatest_c); -inf beyond a sequence's end.
-
-    Args:
-        q: (B, Hq, D), one query a sequence.
-        bounds: of `page_bounds.new_bounds`.
-        batch: of decodes.
-    """
-    blocks_of_page, kv_heads = bounds.shape[1], bounds.shape[2]
-    limit = cdiv(max(1, batch.max_context_len), BLOCK)
-    products = torch.full((*q.shape[:2], limit), float("-inf"))
-    for b, length in enumerate(batch.context_lens.tolist()):
-        count = cdiv(length, BLOCK) if length else 0
-        pages = batch.page_table[b, : cdiv(count, blocks_of_page) if count else 0].long()
-        own = bounds[pages].flatten(0, 1)[:count].float().repeat_interleave(q.shape[1] // kv_heads, 1)
-        products[b, :, :count] = (q[b].float()[:, None] * own).amax(2).sum(-1).T
-    return products
 
 
 @triton.jit(
@@ -101,7 +82,7 @@ def scores(
     greatest, (B, Hkv, blocks); -inf beyond a sequence's end.
 
     Args:
-        q, bounds, batch: as for `products_on_cpu`.
+        q, bounds, batch: as for `page_selection.products_on_cpu`.
         scale, softcap: as in `paged_attention`.
         k_scale: (Hkv,) fp32, of fp8 pages.
     """

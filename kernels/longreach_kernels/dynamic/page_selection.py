@@ -17,8 +17,6 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import check_inputs, check_softcap, kv_scale_of, kv_scales_of, scale_of
 
 from .page_bounds import BLOCK
-from .page_choice import choose
-from .page_scores import products_on_cpu, scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +90,9 @@ def select_blocks(
     kv_heads = bounds.shape[2]
     k_scale = kv_scale_of(bounds[:, :, :, 0], "k_scale", k_scale)
     if resolve_backend(backend, q.device, q.dtype).name not in ("cpu", "reference"):
+        from .page_choice import choose
+        from .page_scores import scores
+
         logits, best = scores(q, bounds, batch, factor, softcap, k_scale)
         blocks, rows, tokens, skipped = choose(
             logits, best, batch, min(budget // BLOCK, logits.shape[2]), bounds.shape[1]
@@ -238,3 +239,22 @@ def _on_cpu(
             own, own_lse = cpu.attention(q[b][None, :, None], k, v, Full(), sink_logits=sink_logits, **options)
             out[b], lse[b] = own[0, :, 0], own_lse[0, :, 0].float()
     return out, lse
+
+
+def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
+    """(B, Hq, blocks) fp32: sum over channels of max(q_c least_c, q_c greatest_c); -inf beyond a sequence's end.
+
+    Args:
+        q: (B, Hq, D), one query a sequence.
+        bounds: of `page_bounds.new_bounds`.
+        batch: of decodes.
+    """
+    blocks_of_page, kv_heads = bounds.shape[1], bounds.shape[2]
+    limit = -(-max(1, batch.max_context_len) // BLOCK)
+    products = torch.full((*q.shape[:2], limit), float("-inf"))
+    for b, length in enumerate(batch.context_lens.tolist()):
+        count = -(-length // BLOCK)
+        pages = batch.page_table[b, : -(-count // blocks_of_page)].long()
+        own = bounds[pages].flatten(0, 1)[:count].float().repeat_interleave(q.shape[1] // kv_heads, 1)
+        products[b, :, :count] = (q[b].float()[:, None] * own).amax(2).sum(-1).T
+    return products

@@ -1,14 +1,13 @@
 """A decoder layer in few kernels: joined projections, rotary with the write into pages, the gated activation.
 
 On a GPU the kernels are plain Triton; on a CPU the same functions are a few lines of torch, which are also what the
-kernels are tested against.
+kernels are tested against. Modules with kernels (`products`, `invariant`, `*_kernel`) are imported where one is
+launched, so that a CPU needs no Triton.
 """
 
 from .activation import silu_mul
-from .invariant import invariant_product
 from .layer import FusedLayer
 from .norm import rms_norm
-from .products import product
 from .rotary import rotate_and_write
 
-__all__ = ["FusedLayer", "invariant_product", "product", "rms_norm", "rotate_and_write", "silu_mul"]
+__all__ = ["FusedLayer", "rms_norm", "rotate_and_write", "silu_mul"]

@@ -1,41 +1,18 @@
 """The gated activation of an MLP (SwiGLU, Shazeer 2020), in one kernel over the joined gate and up projections."""
 
-# pyright: reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
-from longreach_kernels.portable.config import cdiv, launch
 from torch import Tensor
 
 from .dispatch import uses_triton
 
-_BLOCK = 2048
-
-
-@triton.jit
-def silu(x):
-    """x * sigmoid(x), fp32."""
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _silu_mul_kernel(GateUp, Out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (blocks of a row, T)."""
-    row = tl.program_id(1).to(tl.int64)
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offs < WIDTH
-    gate = tl.load(GateUp + row * 2 * WIDTH + offs, mask=inside).to(tl.float32)
-    up = tl.load(GateUp + row * 2 * WIDTH + WIDTH + offs, mask=inside).to(tl.float32)
-    tl.store(Out + row * WIDTH + offs, (silu(gate) * up).to(Out.dtype.element_ty), mask=inside)
-
 
 def silu_mul(gate_up: Tensor, backend: str = "auto") -> Tensor:
     """silu(gate) * up of `gate_up` (T, 2 I), gates first, contiguous: (T, I). The kernels round once."""
+    if uses_triton(gate_up, backend):
+        from . import activation_kernel
+
+        return activation_kernel.silu_mul(gate_up)
     width = gate_up.shape[1] // 2
-    if not uses_triton(gate_up, backend):
-        return torch.nn.functional.silu(gate_up[:, :width]).mul_(gate_up[:, width:])
-    out = gate_up.new_empty(gate_up.shape[0], width)
-    launch(_silu_mul_kernel, (cdiv(width, _BLOCK), gate_up.shape[0]), gate_up, out, WIDTH=width, BLOCK=_BLOCK)
-    return out
+    return torch.nn.functional.silu(gate_up[:, :width]).mul_(gate_up[:, width:])

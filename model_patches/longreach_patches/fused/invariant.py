@@ -19,7 +19,7 @@ from longreach_kernels.portable.config import capability, launch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .activation import silu
+from .activation_kernel import silu
 from .invariant_tiles import Tile, choose, tiles_of
 
 _GROUP = 8  # tiles of rows that share the weights in the L2 cache

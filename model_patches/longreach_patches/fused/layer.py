@@ -23,10 +23,8 @@ from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
 
 from .activation import silu_mul
-from .dispatch import uses_triton
-from .invariant import invariant_product
+from .dispatch import MAX_ROWS, uses_triton
 from .norm import rms_norm
-from .products import MAX_ROWS, product
 from .rotary import HeadNorms, rotate_and_write
 from .weights import LayerWeights, Projection, in_blocks, share_of, whole_weights
 
@@ -89,8 +87,14 @@ class FusedLayer:
     def _own_product(self, stream: Tensor) -> Product | None:
         """Which of our products computes a step of these rows; None for the matrix library's."""
         if self._invariant:
+            from .invariant import invariant_product
+
             return invariant_product
-        return product if stream.shape[0] <= MAX_ROWS and uses_triton(stream, self._backend) else None
+        if stream.shape[0] > MAX_ROWS or not uses_triton(stream, self._backend):
+            return None
+        from .products import product
+
+        return product
 
     def _attend(
         self,

@@ -15,11 +15,10 @@ import triton.language as tl
 from longreach_kernels.portable.config import capability, cdiv, launch
 from torch import Tensor
 
-from .activation import silu
+from .activation_kernel import silu
+from .dispatch import MAX_ROWS
 
-# From 64 rows on the matrix library is as fast; two sizes in between, so that few forms are compiled.
-MAX_ROWS = 32
-_LEAST_ROWS = 16
+_LEAST_ROWS = 16  # a second size, so that few forms are compiled
 # Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
 _WIDE_PROGRAMS = 90
 

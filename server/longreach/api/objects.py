@@ -243,13 +243,17 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A served model; `max_model_len` is the context that really fits, prompt and answer."""
+    """A served model; `max_model_len` is the context that really fits, prompt and answer.
+
+    `description` says what the embedded model can do, in a line for people; of other models it is None.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    description: str | None
 
 
 class ModelList(msgspec.Struct, frozen=True):

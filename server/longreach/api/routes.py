@@ -17,7 +17,10 @@ router = APIRouter()
 
 @router.get("/v1/models", **documented(None, ModelList))
 async def list_models(request: Request) -> Response:
-    """The one model that is served, with the context length that really fits."""
+    """The one model that is served, with the context length that really fits.
+
+    `description` says what the embedded model can do, in a line for people; of other models it is null.
+    """
     return json_response(ModelList("list", [_model(request.app.state.service)]))
 
 
@@ -53,4 +56,5 @@ def _status(phase: Phase, *good: Phase) -> Response:
 
 def _model(service: Service) -> Model:
     engine, _ = service.require_ready()
-    return Model(service.settings.name, "model", service.created, "longreach", engine.info.max_model_len)
+    settings = service.settings
+    return Model(settings.name, "model", service.created, "longreach", engine.info.max_model_len, settings.description)

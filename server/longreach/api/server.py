@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
-import uvloop
 
 from longreach import __version__
 from longreach.api.app import create_app
 from longreach.api.connection import ConnectionLimits, LimitedProtocol
+from longreach.api.first_request import first_request
 from longreach.api.service import Phase, Service, StartEngine, wait_any
 from longreach.api.supervisor import keep_running
 from longreach.config import Settings, is_loopback
@@ -47,6 +47,11 @@ def run(settings: Settings, unknown_variables: list[str]) -> int:
     for name in unknown_variables:
         log.warning("%s sets nothing: there is no such setting", name)
     _allow_files(settings.max_connections + _OTHER_FILES)
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        log.warning("uvloop is not installed: asyncio's own event loop is used, which serves fewer streams at once")
+        return asyncio.run(serve(settings))
     return uvloop.run(serve(settings))
 
 
@@ -212,10 +217,15 @@ def _announce(service: Service, url: str) -> None:
     log.info("ready: %s", url)
     if service.settings.playground:
         log.info("playground: %s/", url)
-    log.info(
-        "try: curl -N %s/v1/completions -H 'Content-Type: application/json' %s"
-        '-d \'{"model": "%s", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}\'',
+    if service.settings.description is not None:
+        log.info("model: %s", service.settings.description)
+    command, answer = first_request(
         url,
-        "-H 'Authorization: Bearer KEY' " if service.keys else "",
         service.settings.name,
+        embedded=service.settings.model is None,
+        has_chat=not service.chat.template.is_default,
+        needs_key=bool(service.keys),
     )
+    if answer is not None:
+        log.info("the next line asks for a fact in a short text; the answer is %s", answer)
+    log.info("try: %s", command)

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from longreach.extras import require
+
 from .load_command import EXIT_CONFIG, load
 
-bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True)
+bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command()(load)
 
 
@@ -24,7 +26,7 @@ def kernels(
     peers: Annotated[str, typer.Option(help="Of cudnn, fa2, flex and fa3, with commas; empty for none.")] = "cudnn,fa2",
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
 ) -> None:
-    """Time the attention kernels beside their peers and the machine's ceilings. Needs a GPU."""
+    """Time the attention kernels beside their peers; needs a GPU."""
     from longreach.bench.cases import select
     from longreach.bench.kernels import measure, table
 
@@ -59,13 +61,18 @@ def recall(
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Write recall by length and depth as a PNG here.")] = None,
 ) -> None:
-    """Measure how well facts are found in long prompts: by task, length and depth, through a server."""
+    """Measure how well facts are found in long prompts.
+
+    Facts of several tasks are asked for through a server, by length and depth.
+    """
     from longreach.bench.recall.heatmap import draw
     from longreach.bench.recall.measure import table
     from longreach.bench.recall.run import run
     from longreach.bench.recall.suite import Plan, some_tasks, whole_numbers
 
     try:
+        if heatmap is not None:
+            require("matplotlib", "bench")
         plan = Plan(some_tasks(tasks), whole_numbers("lengths", lengths), depths, count, phrasing, filler, seed)
         result = run(
             target,
@@ -105,7 +112,10 @@ def latency(
     out: Annotated[Path | None, _OUT] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
 ) -> None:
-    """Time to the first token and between tokens, by prompt length, of a server that runs or is started."""
+    """Time to the first token and between tokens, by prompt length.
+
+    The server runs already, or is started.
+    """
     sizes = {"lengths": lengths, "concurrencies": str(concurrency), "repeats": repeats, "max_tokens": max_tokens}
     _compare(target, [], ["latency"], sizes, serve_flags=serve_flags, out=out, plot=plot)
 
@@ -118,7 +128,7 @@ def throughput(
     serve_flags: Annotated[str, _SERVE] = "",
     out: Annotated[Path | None, _OUT] = None,
 ) -> None:
-    """Seconds that batches of prompts take when they are sent all at once."""
+    """Seconds that batches of prompts take when sent all at once."""
     sizes = {"batches": batches, "batch_tokens": batch_tokens}
     _compare(target, [], ["throughput"], sizes, serve_flags=serve_flags, out=out)
 
@@ -143,7 +153,10 @@ def compare(
     out: Annotated[Path | None, _OUT] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
 ) -> None:
-    """One model by several servers, one after the other in one run; ours is started first."""
+    """One model by several servers, one after the other.
+
+    All are measured in one run; ours is started first.
+    """
     sizes = {"lengths": lengths, "repeats": repeats, "max_tokens": max_tokens, "batches": batches}
     sizes |= {"batch_tokens": batch_tokens, "long_prompt": long_prompt}
     chosen = names(suites)
@@ -181,6 +194,8 @@ def _compare(
             out.write_text(json.dumps(result, indent=1) + "\n")
 
     try:
+        if plot is not None:
+            require("matplotlib", "bench")
         result = compare(
             target,
             peers,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from longreach.extras import has, missing
 
 EXIT_CONFIG = 2
 
@@ -33,7 +34,9 @@ def load(
     itl_slo: Annotated[float, typer.Option(help="Goodput: mean delay between tokens, in seconds.")] = 0.1,
     attention: Annotated[
         list[str] | None,
-        typer.Option(help="Attention policy beside dense: a name, a JSON object, or all. May be repeated."),
+        typer.Option(
+            help="Attention policy beside dense: a name, a JSON object, or all. May be repeated.", metavar="POLICY"
+        ),
     ] = None,
     recall: Annotated[int, typer.Option(help="Prompts of each length that ask for a fact; 0: none.")] = 0,
     tokenizer: Annotated[
@@ -47,9 +50,10 @@ def load(
     out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.md and OUT.png.")] = None,
     plot: Annotated[bool, typer.Option(help="Draw OUT.png; needs matplotlib.")] = True,
 ) -> None:
-    """Load a server by context length: TTFT, ITL, end to end and goodput; cold, cached, at once and as they come.
+    """Load a server by context length: TTFT, ITL and goodput.
 
-    It needs a server that takes prompts of token ids and `ignore_eos` (longreach, vLLM, SGLang).
+    Prompts are sent cold, with a cached prefix, several at once, and at random times. It needs a server that takes
+    prompts of token ids and `ignore_eos` (longreach, vLLM, SGLang).
     """
     from longreach.bench import load_report
     from longreach.bench.load_plot import draw
@@ -63,8 +67,8 @@ def load(
     try:
         if out is not None and not out.parent.is_dir():
             raise ValueError(f"--out: there is no directory {out.parent}")
-        if out is not None and plot and find_spec("matplotlib") is None:
-            raise ValueError("--out: the plot needs matplotlib: pip install 'longreach[bench]', or add --no-plot")
+        if out is not None and plot and not has("matplotlib"):
+            raise ValueError(f"--out: {missing('matplotlib', 'bench')}, or add --no-plot")
         if recall < 0:
             raise ValueError(f"--recall: give a number of prompts, or 0, got {recall}")
         subject = Subject(target, attention or (), recall, tokenizer, shlex.split(serve_flags), api_key, machine)

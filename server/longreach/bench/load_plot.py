@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from longreach.extras import require
+
 from .load_report import cold_rows, growth, speedups
 from .report import set_log_y
 
@@ -20,10 +22,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed, or nothing was measured.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("a plot needs matplotlib: pip install 'longreach[bench]'") from None
+    require("matplotlib", "bench")
+    import matplotlib
+
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from longreach.extras import require
+
 
 def table(result: dict[str, Any]) -> str:
     """Latency with a row for each length, then the other suites with a row for each figure; a column for each run."""
@@ -79,7 +81,12 @@ def _milliseconds(summary: dict[str, float]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """TTFT and ITL against prompt length, on logarithmic axes; the line is the median and the band reaches to p99."""
+    """TTFT and ITL against prompt length, on logarithmic axes; the line is the median and the band reaches to p99.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    require("matplotlib", "bench")
     import matplotlib
 
     matplotlib.use("agg")

@@ -67,7 +67,7 @@ class Finished:
 
 
 class ChatClient:
-    """A server and the model that it serves.
+    """A server and the model that it serves; `description` is what the server says of the model, if it does.
 
     Raises:
         ChatError: no such server answers at `url`, or it does not take the key.
@@ -90,6 +90,8 @@ class ChatClient:
             [model, *_] = answer.json()["data"]
             self.model: str = model["id"]
             self.max_model_len: int | None = model.get("max_model_len")
+            description = model.get("description")
+            self.description: str | None = description if isinstance(description, str) else None
         except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
             raise ChatError(f"no OpenAI-compatible server answers at {url}: {error or type(error).__name__}") from None
 

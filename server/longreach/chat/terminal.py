@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from longreach.chat.client import ChatClient, ChatError, Finished, Message, Read
 from longreach.errors import quoted
 from longreach.policies import policy_of
 
+COMMANDS = ("/file ", "/policy ", "/clear", "/help", "/quit")
 HELP = """\
-/file PATH   put a text file in front of the next message
-/policy P    compute attention under a policy: window:4096:4, dynamic:0.95, dense, or as JSON; alone: show it
+/file PATH   put a text file in front of the next message; the tab key completes the path
+/policy P    attention policy: window:4096:4, dynamic:0.95, dense, or JSON; alone: show it
 /clear       begin a new conversation
 /help        show this
 /quit        leave; so does Ctrl-D
-Ctrl-C ends the answer that is being written."""
+Up and Down recall what was typed before. Ctrl-C ends the answer that is being written."""
 
 MAX_FILE_BYTES = 32 * 2**20
 
@@ -52,6 +54,9 @@ class Conversation:
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise ChatError(f"{shown} has more than {MAX_FILE_BYTES} bytes")
+            with path.open("rb") as file:
+                if file.read(5) == b"%PDF-":
+                    raise ChatError(f"{shown} is a PDF, not plain text; export it as text first")
             text = path.read_text("utf-8")
         except UnicodeDecodeError:
             raise ChatError(f"{shown} is no UTF-8 text") from None
@@ -97,7 +102,9 @@ class Terminal:
 
     def run(self) -> None:
         """Go on until `/quit` or the end of what is read."""
-        self._console.print(f"{self._client.model}: /help for help", style="dim", highlight=False)
+        self._console.print(f"{self._client.model}: /help for help", style="dim", markup=False, highlight=False)
+        if self._client.description is not None:
+            self._console.print(self._client.description, markup=False, highlight=False)
         while True:
             try:
                 line = self._read("> ").strip()
@@ -123,8 +130,8 @@ class Terminal:
         elif command == "/file":
             if not argument.strip():
                 raise ChatError("/file needs a path: /file book.txt")
-            path = Path(argument.strip()).expanduser()
-            self._note(f"{path.name}: {self._conversation.attach(path)} characters, in front of the next message")
+            for path in _paths(argument.strip()):
+                self._note(f"{path.name}: {self._conversation.attach(path)} characters, in front of the next message")
         elif command == "/policy":
             self._set_policy(argument.strip())
         elif line.startswith("/"):
@@ -204,6 +211,17 @@ class Terminal:
 
     def _note(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _paths(argument: str) -> list[Path]:
+    """The paths that follow `/file`: one as it stands, or several as a shell reads them, with quotes."""
+    as_it_stands = Path(argument).expanduser()
+    if as_it_stands.exists():
+        return [as_it_stands]
+    try:
+        return [Path(word).expanduser() for word in shlex.split(argument)]
+    except ValueError as error:
+        raise ChatError(f"/file: {error}: {quoted(argument, 256)}") from None
 
 
 def summary(turn: Finished) -> str:

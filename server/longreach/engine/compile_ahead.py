@@ -18,7 +18,6 @@ from longreach_kernels import resolve_backend
 from longreach_kernels.backends import interpreting
 from longreach_kernels.tile_counts import TILE
 from longreach_patches import resolve_device
-from triton import knobs
 
 from .build import build_engine
 from .engine import Engine
@@ -67,6 +66,8 @@ def compile_ahead(config: EngineConfig) -> Warmth:
         backend = resolve_backend(config.attention_backend, device, torch.float32)
         if backend.name == "cpu" or backend.name == "reference" or interpreting():
             return Warmth(backend.name, backend.reason, None)
+    from triton import knobs
+
     start = time.monotonic()
     cache = Path(knobs.cache.dir)
     before = compiled_kernels(cache)

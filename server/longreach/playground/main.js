@@ -4,7 +4,7 @@ import { AttentionPanel } from "./attention.js";
 import { DocumentPanel } from "./document.js";
 import { EXAMPLE_QUESTIONS } from "./example.js";
 import { NeedlePanel } from "./needle.js";
-import { EMBEDDED_MODEL, requestFor } from "./prompt.js";
+import { requestFor } from "./prompt.js";
 import { getJson, hasKey, setKey } from "./server.js";
 import { asCurl, asPython } from "./snippet.js";
 import { Turn } from "./turn.js";
@@ -40,7 +40,9 @@ async function connect() {
     byId("key-form").hidden = true;
     byId("reference").hidden = hasKey(); // a link cannot send a key
     byId("model").replaceChildren(element("strong", {}, model.id), ` \u00b7 reads ${count(model.limit)} tokens`);
-    byId("form").value = model.id === EMBEDDED_MODEL ? "plain" : "chat";
+    tell(byId("description"), served.description ?? null);
+    // The embedded model is the one that is described. It answers single questions in plain text best.
+    byId("form").value = served.description ? "plain" : "chat";
     showRemember();
     panel.setLimit(model.limit);
     needle.setLimit(model.limit);

@@ -1,8 +1,5 @@
 /** Requests: a document, a question and options become a path and a body. */
 
-/** The name of the embedded model, which answers single questions in plain text best. */
-export const EMBEDDED_MODEL = "longreach-default";
-
 /**
  * The request that puts `question` to `model` after `text`. The document always comes first, so that the next question about it
  * finds it in the prefix cache. `turns` are earlier questions and answers, oldest first; `attention` a policy or null.

@@ -210,6 +210,7 @@ def test_models(server: LiveServer) -> None:
     assert model.id == MODEL
     assert model.object == "model"
     assert model.to_dict()["max_model_len"] == 65536
+    assert model.to_dict()["description"] is None
     assert server.openai.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         server.openai.models.retrieve("gpt-4")

@@ -107,6 +107,13 @@ def chat(server: FakeServer, *lines: str, **more: Any) -> tuple[str, Conversatio
     return shown.getvalue(), conversation
 
 
+@pytest.mark.parametrize(("said", "shown"), [("A [bold] toy.", True), (None, False), (3, False)])
+def test_what_the_server_says_of_its_model_is_shown(server: FakeServer, said: Any, shown: bool) -> None:
+    server.models = (200, {"data": [MODELS["data"][0] | {"description": said}]})
+    lines = chat(server)[0].splitlines()
+    assert lines[:2] == (["owl-7b: /help for help", said] if shown else ["owl-7b: /help for help", ""])
+
+
 def test_a_turn_is_told_as_it_comes(server: FakeServer) -> None:
     events = list(client(server, "a-key").ask([{"role": "user", "content": "Hi"}], max_tokens=9))
     assert events == [
@@ -160,13 +167,37 @@ def test_a_file_stands_in_front_of_the_next_message_only(server: FakeServer, tmp
     assert contents == ["Call me Ishmael.\n\nWho speaks?", "And then?"]
 
 
+@pytest.mark.parametrize("written", ['"a b.txt"', "'a b.txt'", r"a\ b.txt", "a b.txt", '"a b.txt" c.txt'])
+def test_paths_are_read_as_a_shell_reads_them(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    (tmp_path / "a b.txt").write_text("Call me Ishmael.")
+    (tmp_path / "c.txt").write_text("Some years ago")
+    monkeypatch.chdir(tmp_path)
+    chat(server, f"/file {written}", "Who?")
+    files = ["Call me Ishmael.", *(["Some years ago"] if "c.txt" in written else [])]
+    assert server.bodies[0]["messages"][0]["content"] == "\n\n".join([*files, "Who?"])
+
+
+def test_a_quote_without_its_end_is_told(server: FakeServer) -> None:
+    assert "/file: No closing quotation" in chat(server, '/file "a b.txt')[0]
+
+
 def test_files_that_cannot_be_used_are_named(server: FakeServer, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "bad").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7\n\xff")
     (tmp_path / "long").write_text("x" * 10**6)
     monkeypatch.setattr("longreach.chat.terminal.MAX_FILE_BYTES", 10**6 - 1)
-    lines = ["/file", *(f"/file {tmp_path}/{name}" for name in ("none", "bad", "long", ""))]
+    lines = ["/file", *(f"/file {tmp_path}/{name}" for name in ("none", "bad", "book.pdf", "long", ""))]
     shown, conversation = chat(server, *lines)
-    for words_ in ("needs a path", "No such file", "no UTF-8 text", "more than 999999 bytes", "Is a directory"):
+    for words_ in (
+        "needs a path",
+        "No such file",
+        "no UTF-8 text",
+        "is a PDF",
+        "more than 999999 bytes",
+        "Is a directory",
+    ):
         assert words_ in shown
     assert not conversation.files
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from longreach.extras import missing
 
 from tests.server.cluster.deployed import Deployed, free_port
 from tests.server.load.client import complete, prompt
@@ -21,7 +22,7 @@ from tests.server.load.process import eventually
 MODEL = "longreach-default"
 KEY = "a-key-for-tests"
 
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'longreach[ray]'")
+pytest.importorskip("ray.serve", reason=missing("ray", "ray"))
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,7 @@ def test_without_ray_one_line_names_the_extra() -> None:
     hide = "import sys; sys.modules['ray'] = None; from longreach.cli import main; sys.argv[1:] = ['deploy']; main()"
     done = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["longreach: error: ray is not installed: pip install 'longreach[ray]'"]
+    assert done.stderr.splitlines() == [f"longreach: error: {missing('ray', 'ray')}"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:FREE", "here", "ray://here:1"])

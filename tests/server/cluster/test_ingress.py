@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from longreach.config import load_settings
+from longreach.extras import missing
 
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'longreach[ray]'")
+pytest.importorskip("ray.serve", reason=missing("ray", "ray"))
 
 from longreach.cluster import ingress as ingress_module
 from longreach.cluster.forwarded import Forwarded

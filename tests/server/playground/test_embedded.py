@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from longreach.config import EMBEDDED_MODEL_DESCRIPTION
 
 from tests.server.api.conftest import eventually
 from tests.server.api.embedded import EmbeddedServer
@@ -28,6 +29,8 @@ def embedded(browser: object) -> Iterator[EmbeddedServer]:
 
 def test_the_example_is_answered_in_two_clicks(embedded: EmbeddedServer, open_page: OpenPage) -> None:
     page = open_page(embedded.url)
+    expect(page.locator("#description")).to_have_text(EMBEDDED_MODEL_DESCRIPTION)
+    expect(page.locator("#form")).to_have_value("plain")
     page.click("#example")
     expect(page.locator("#book-size")).to_contain_text("tokens")
     page.get_by_role("button", name="What is the pass key for the silver lantern?").click()
@@ -42,6 +45,16 @@ def test_the_example_is_answered_in_two_clicks(embedded: EmbeddedServer, open_pa
     expect(turn.locator(".quotes p")).to_have_count(2)
     expect(turn.locator(".figures")).to_contain_text(re.compile(r"From cache2\d,\d{3} tokens"))
     finished(page)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_the_model_is_fits_the_page(embedded: EmbeddedServer, open_page: OpenPage, width: int) -> None:
+    page = open_page(embedded.url, width=width)
+    box = page.locator("#description").bounding_box()
+    assert box
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    assert page.locator("body").bounding_box()["width"] <= width
 
 
 def test_a_book_of_a_hundred_thousand_tokens_is_taken_and_stopped(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from longreach.extras import require
+
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Write a PNG of recall by length and depth, one panel a task.
@@ -12,10 +14,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("a heat map needs matplotlib: pip install 'longreach[bench]'") from None
+    require("matplotlib", "bench")
+    import matplotlib
+
     matplotlib.use("agg")
     from matplotlib import pyplot
 

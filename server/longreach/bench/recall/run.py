@@ -10,11 +10,10 @@ import orjson
 
 from longreach.config import EMBEDDED_MODEL
 
+from .client import Server, serving
 from .codec import Codec
 from .measure import Report, measure
 from .suite import Plan
-
-NEEDS_BENCH = "bench recall needs the bench extra: pip install 'longreach[bench]'"
 
 
 def policy(text: str | None) -> Any:
@@ -48,10 +47,6 @@ def run(
     Raises:
         ValueError: there is no such server, model or tokenizer, or the server refused a prompt or the policy.
     """
-    try:
-        from .client import Server, serving
-    except ImportError:
-        raise ValueError(NEEDS_BENCH) from None
     remote = target is not None and target.startswith(("http://", "https://"))
     own = EMBEDDED_MODEL if target is None or remote else Path(target)
     if tokenizer is None and not own.is_dir():

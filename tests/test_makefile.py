@@ -1,0 +1,96 @@
+"""What the Makefile installs for which target, with a Python that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# As `python -m venv` it makes an environment of stubs; as anything else it notes its arguments.
+STUB = """#!/bin/sh
+case "$*" in
+  "-m venv "*)
+    mkdir -p "$3/bin"
+    cp "$0" "$3/bin/python"
+    printf '#!/bin/sh\\necho "longreach $*" >> "$NOTES"\\n' > "$3/bin/longreach"
+    chmod +x "$3/bin/longreach" ;;
+  *) echo "python $*" >> "$NOTES" ;;
+esac
+"""
+CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
+DEV = "python -m pip install --disable-pip-version-check -c requirements.lock -e .[dev]"
+SERVE = "longreach serve"
+TEST = "python -m pytest"
+
+
+class Clone:
+    """The Makefile and what it depends on, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+            shutil.copy(ROOT / name, folder / name)
+        self.python = folder / "python3"
+        self.python.write_text(STUB)
+        self.python.chmod(0o755)
+        self.said = ""
+
+    def make(self, *arguments: str) -> list[str]:
+        """What was run for a target, without the question for the version."""
+        notes = self.folder / "notes"
+        notes.write_text("")
+        environment = {**os.environ, "NOTES": str(notes)}
+        command = ["make", f"PYTHON={self.python}", *arguments]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        self.said = done.stdout
+        return [line for line in notes.read_text().splitlines() if not line.startswith("python -c")]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+def test_serve_installs_the_server_alone_and_says_so_first(clone: Clone) -> None:
+    assert clone.make("serve") == [CORE, SERVE]
+    assert clone.said.startswith("== installing the server into .venv: ")
+    assert clone.make("serve") == [SERVE]
+
+
+def test_test_adds_the_rest_to_what_serve_has_installed(clone: Clone) -> None:
+    clone.make("serve")
+    assert clone.make("test") == [DEV, TEST]
+    assert clone.make("serve") == [SERVE]
+    assert clone.make("test") == [TEST]
+
+
+def test_serve_needs_nothing_after_test(clone: Clone) -> None:
+    assert clone.make("test") == [CORE, DEV, TEST]
+    assert clone.make("serve") == [SERVE]
+
+
+def test_changed_dependencies_are_installed_again(clone: Clone) -> None:
+    clone.make("test")
+    later = (clone.folder / ".venv" / ".installed").stat().st_mtime + 2
+    os.utime(clone.folder / "requirements.lock", (later, later))
+    for stamp in (".core", ".installed"):  # older than the lock file, and the core not newer than the rest
+        os.utime(clone.folder / ".venv" / stamp, (later - 2, later - 2))
+    assert clone.make("install") == [CORE, DEV]
+
+
+def test_pip_takes_the_arguments_that_are_given(clone: Clone) -> None:
+    assert clone.make("install", "PIP_ARGS=--find-links wheels") == [
+        line.replace(" -c ", " --find-links wheels -c ") for line in (CORE, DEV)
+    ]
+
+
+@pytest.mark.parametrize("target", ["check", "docs", "loadtest", "format", "docker-check", "soak"])
+def test_other_targets_install_everything(clone: Clone, target: str) -> None:
+    plan = subprocess.run(["make", "-n", target], cwd=clone.folder, capture_output=True, text=True, check=True).stdout
+    assert "-e '.[dev]'" in plan
