@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from longreach.engine.messages import AttentionPolicy, EngineConfig
 from longreach.errors import ConfigError, quoted
+from longreach.hosts import Hosts
 from longreach.policies import policy_of
 
 ENV_PREFIX = "LONGREACH_"
@@ -95,6 +96,15 @@ def _layers(value: object) -> object:
     return tuple(int(part) for part in parts)
 
 
+def _hosts(value: str) -> str:
+    """Hosts as text: they are looked at here and read where requests come in."""
+    try:
+        Hosts.parse(value)
+    except ValueError as error:
+        raise PydanticCustomError("hosts", "{error}", {"error": str(error)}) from None
+    return value
+
+
 def _power_of_two(value: int) -> int:
     if value & (value - 1):
         raise PydanticCustomError("power_of_two", "give a power of two")
@@ -147,6 +157,9 @@ class Settings(BaseSettings):
     ssl_keyfile: Path | None = Field(None, description="The certificate's private key, if it is in another file.")
     allowed_origins: Annotated[str, Field(pattern=_ORIGINS)] | None = Field(
         None, description="Web pages that may use the server from a browser: https://a.example, with commas, or *."
+    )
+    allowed_hosts: Annotated[str, AfterValidator(_hosts)] | None = Field(
+        None, description="Names that requests may have in Host: api.example, *.example, with commas, or * for any."
     )
     playground: bool = Field(True, description="Serve the playground, a page at / on which to ask the model.")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = Field(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 FLAGS = [
     "--allow-unauthenticated",
+    "--allowed-hosts",
     "--allowed-origins",
     "--api-key",
     "--api-key-file",

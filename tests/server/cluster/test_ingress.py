@@ -84,7 +84,7 @@ class Caller:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": pairs,
+            "headers": [*pairs, *([] if "host" in headers else [(b"host", b"localhost:8000")])],
         }
 
     async def receive(self) -> dict[str, Any]:
