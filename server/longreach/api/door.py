@@ -30,12 +30,15 @@ class Door:
     """An ASGI application around another, with the rules of RFC 9110 and 9112 that need no route.
 
     A target in absolute form is served as its path, and its authority replaces `Host`. `refused` is told of each
-    request that goes no further.
+    request that goes no further. `echoes_id` says whether an id that the request brought is put on the answer here.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, refused: Callable[[RequestRecord], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, refused: Callable[[RequestRecord], None], *, echoes_id: bool = True
+    ) -> None:
         self._app = app
         self._refused = refused
+        self._echoes_id = echoes_id
         self._hosts = allowed_hosts(settings)
         # A kubelet or a balancer asks by the address that it sees, which nobody here knows in advance. Nothing but the
         # server's phase is in the answer.
@@ -96,7 +99,8 @@ class Door:
         path = (scope.get("raw_path") or scope["path"].encode())[:256].decode("ascii", "replace")
         record = RequestRecord(request_id_from(given[-1] if given else None), scope["method"][:16], path)
         record.status, record.finish = response.status_code, code
-        response.headers["x-request-id"] = record.request_id
+        if self._echoes_id or given != [record.request_id.encode()]:
+            response.headers["x-request-id"] = record.request_id
         await response(scope, receive, send)
         self._refused(record)
 

@@ -19,9 +19,10 @@ from longreach.api.connection import LimitedProtocol
 
 log = logging.getLogger(__name__)
 
-# Connections cannot be taken; those that are open will end, and give back what is short.
-_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_SHORT_SECONDS = 0.5
+# The peer left while it waited: the next one's turn. Otherwise descriptors or memory are short, or the network is down;
+# connections that end give back what they hold.
+_PEER_LEFT = frozenset({errno.ECONNABORTED, errno.EPROTO})
+_PAUSE_SECONDS = 0.5
 # Then everybody else has a turn. So few that a connection which has sent its request is read before as many follow as
 # `SPARE_CONNECTIONS` are.
 _AT_ONCE = 8
@@ -58,16 +59,20 @@ class Listener:
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
+        failing = False
         for count in itertools.count(1):
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                if error.errno in _SHORT:
-                    log.warning("no connection can be accepted: %s", error.strerror)
-                    await asyncio.sleep(_SHORT_SECONDS)
+                if error.errno not in _PEER_LEFT:
+                    if not failing:
+                        log.warning("no connection can be accepted: %s; trying on", error.strerror)
+                    failing = True
+                    await asyncio.sleep(_PAUSE_SECONDS)
                 continue
+            failing = False
             task = loop.create_task(self._open(sock), name="open")
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)

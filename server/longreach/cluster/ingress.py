@@ -63,7 +63,8 @@ def create_ingress(settings: Settings, replicas: DeploymentHandle) -> ASGIApp:
     app: ASGIApp = Ingress(settings, replicas)
     if settings.allowed_origins is not None:
         app = CORSMiddleware(app, **cors_options(settings.allowed_origins))
-    return Door(app, settings, refused=lambda record: log.info("%s", record.line()))
+    # Serve's proxy puts the request's own id on every answer.
+    return Door(app, settings, refused=lambda record: log.info("%s", record.line()), echoes_id=False)
 
 
 class Ingress:
