@@ -255,12 +255,14 @@ class Settings(BaseSettings):
     max_total_body_bytes: Bytes = Field(
         512 * 2**20, ge=1024, le=2**40, description="Bodies of all open requests together: 512MiB or a number of bytes."
     )
-    max_connections: Whole = Field(1024, ge=1, le=65536, description="Connections that may be open.")
+    max_connections: Whole = Field(
+        1024, ge=1, le=65536, description="Connections that may be open, beside a few for probes."
+    )
     max_header_bytes: Bytes = Field(
         32 * 2**10, ge=1024, le=2**20, description="Longest request line with its headers: 32KiB or a number of bytes."
     )
     header_timeout: Real = Field(
-        10.0, ge=0.01, le=3600, description="Seconds that a request's headers may take to arrive."
+        10.0, ge=0.01, le=3600, description="Seconds that a TLS handshake with a request's headers may take to arrive."
     )
     body_timeout: Real = Field(120.0, ge=0.01, le=3600, description="Seconds that a request's body may take to arrive.")
     write_timeout: Real = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 import orjson
 import pytest
 import uvloop
-from longreach.api import connection
+from longreach.api import connection, listener
 from longreach.api.connection import SPARE_CONNECTIONS, SPARE_SECONDS
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
@@ -169,6 +170,26 @@ def test_a_probe_that_never_ends_does_not_keep_its_place(full: LiveServer) -> No
     with raw(full, b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n") as sock:
         eventually(lambda: len(full.connections) == 3, timeout=3 * SPARE_SECONDS + 5)
         error_in(rest_of(sock), 503, "too_many_connections")
+
+
+def test_accepting_goes_on_when_descriptors_were_short(
+    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "_PAUSE_SECONDS", 0.05)
+    server = make_server()
+    failures = [errno.ECONNABORTED, errno.EMFILE, errno.EMFILE]
+    accept = server.loop.sock_accept
+
+    async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise OSError(failures.pop(0), "short")
+        return await accept(sock)
+
+    monkeypatch.setattr(server.loop, "sock_accept", failing)
+    with server, caplog.at_level("WARNING"):
+        assert server.complete().status_code == 200
+    assert not failures
+    assert caplog.text.count("no connection can be accepted") == 1
 
 
 BEHIND = {
