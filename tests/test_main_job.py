@@ -161,7 +161,8 @@ def test_clients_that_leave_are_not_worked_for(url: str, model: str) -> None:
         prompt = [token] * (largest - 16)
         body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 16, "stream": True}).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}"
         )
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
         assert connection.recv(100).startswith(b"HTTP/1.1 200")  # headers at once, long before the first token

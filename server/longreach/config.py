@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from longreach.engine.messages import AttentionPolicy, EngineConfig
 from longreach.errors import ConfigError, quoted
+from longreach.hosts import Hosts
 from longreach.policies import policy_of
 
 ENV_PREFIX = "LONGREACH_"
@@ -112,6 +113,15 @@ def _layers(value: object) -> object:
     return tuple(int(part) for part in parts)
 
 
+def _hosts(value: str) -> str:
+    """Hosts as text: they are looked at here and read where requests come in."""
+    try:
+        Hosts.parse(value)
+    except ValueError as error:
+        raise PydanticCustomError("hosts", "{error}", {"error": str(error)}) from None
+    return value
+
+
 def _power_of_two(value: int) -> int:
     if value & (value - 1):
         raise PydanticCustomError("power_of_two", "give a power of two")
@@ -164,6 +174,9 @@ class Settings(BaseSettings):
     ssl_keyfile: Path | None = Field(None, description="The certificate's private key, if it is in another file.")
     allowed_origins: Annotated[str, Field(pattern=_ORIGINS)] | None = Field(
         None, description="Web pages that may use the server from a browser: https://a.example, with commas, or *."
+    )
+    allowed_hosts: Annotated[str, AfterValidator(_hosts)] | None = Field(
+        None, description="Names that requests may have in Host: api.example, *.example, with commas, or * for any."
     )
     playground: bool = Field(True, description="Serve the playground, a page at / on which to ask the model.")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")] = Field(
@@ -262,12 +275,14 @@ class Settings(BaseSettings):
     max_total_body_bytes: Bytes = Field(
         512 * 2**20, ge=1024, le=2**40, description="Bodies of all open requests together: 512MiB or a number of bytes."
     )
-    max_connections: Whole = Field(1024, ge=1, le=65536, description="Connections that may be open.")
+    max_connections: Whole = Field(
+        1024, ge=1, le=65536, description="Connections that may be open, beside a few for probes."
+    )
     max_header_bytes: Bytes = Field(
         32 * 2**10, ge=1024, le=2**20, description="Longest request line with its headers: 32KiB or a number of bytes."
     )
     header_timeout: Real = Field(
-        10.0, ge=0.01, le=3600, description="Seconds that a request's headers may take to arrive."
+        10.0, ge=0.01, le=3600, description="Seconds that a TLS handshake with a request's headers may take to arrive."
     )
     body_timeout: Real = Field(120.0, ge=0.01, le=3600, description="Seconds that a request's body may take to arrive.")
     write_timeout: Real = Field(

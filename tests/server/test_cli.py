@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 FLAGS = [
     "--allow-unauthenticated",
+    "--allowed-hosts",
     "--allowed-origins",
     "--api-key",
     "--api-key-file",
@@ -38,6 +39,7 @@ FLAGS = [
     "--max-batched-tokens",
     "--max-body-bytes",
     "--max-connections",
+    "--max-encoding-bytes",
     "--max-engine-restarts",
     "--max-grammar-bytes",
     "--max-grammar-seconds",

@@ -82,7 +82,8 @@ def test_defaults_can_be_given_as_they_are_shown() -> None:
     [
         ("port", "8000"),
         ("max_itl", "50ms"),
-        ("max_body_bytes", "32MiB"),
+        ("max_body_bytes", "auto"),
+        ("max_encoding_bytes", "64MiB"),
         ("max_model_len", "auto"),
         ("kv_offload_bytes", "0"),
         ("api_key", None),

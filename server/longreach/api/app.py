@@ -26,7 +26,9 @@ from longreach.api import (
     tokens,
 )
 from longreach.api.auth import OPEN_PATHS
+from longreach.api.door import Door
 from longreach.api.errors import ClientGoneError
+from longreach.api.head import HeadAsGet
 from longreach.api.metering import current_record
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.api.service import Service
@@ -56,9 +58,16 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(playground.router(page))
     openapi.install(app)
     errors.install(app)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestMiddleware, service=service, page=frozenset(page))
-    if service.settings.allowed_origins is not None:  # outermost: a browser's preflight has no key
+    if service.settings.allowed_origins is not None:  # around keys: a browser's preflight has none
         app.add_middleware(CORSMiddleware, **cors_options(service.settings.allowed_origins))
+
+    def refused(record: RequestRecord) -> None:
+        service.metrics.http(record.status, record.finish)
+        log.info("%s", record.line())
+
+    app.add_middleware(Door, settings=service.settings, refused=refused)
     return app
 
 

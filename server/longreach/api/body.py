@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from email.message import Message
+from email.utils import collapse_rfc2231_value
 from typing import TypeVar
 
 import orjson
@@ -16,6 +18,7 @@ from longreach.work_pool import WorkPool
 M = TypeVar("M", bound=BaseModel)
 
 _LONG_BYTES = 64 * 1024
+_UTF_8 = {"utf-8", "utf8"}  # RFC 8259, section 8.1
 
 
 async def read_json(
@@ -54,13 +57,26 @@ def _loaded(body: bytearray) -> object:
 
 
 def _check_headers(request: Request, limit: int) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    types = request.headers.getlist("content-type")
+    if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
         raise MediaTypeError(
-            "The request needs the header `Content-Type: application/json`.", code="unsupported_media_type"
+            "The request needs the header `Content-Type: application/json`, once.", code="unsupported_media_type"
         )
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+    if not _charsets(types[0]) <= _UTF_8:
+        raise MediaTypeError("JSON is UTF-8: leave the charset out of Content-Type.", code="unsupported_media_type")
+    codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    if any(coding.strip() not in ("", "identity") for coding in codings):
         raise MediaTypeError("Compressed request bodies are not supported.", code="unsupported_content_encoding")
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise BodyTooLargeError(limit)
+
+
+def _charsets(content_type: str) -> set[str]:
+    """The values of all parameters `charset`, in lower case."""
+    if ";" not in content_type:
+        return set()
+    message = Message()
+    message["content-type"] = content_type
+    named = message.get_params([], unquote=True)
+    return {collapse_rfc2231_value(value).lower() for name, value in named if name.lower() == "charset"}

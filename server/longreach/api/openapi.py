@@ -22,6 +22,7 @@ _REFUSALS = {
     "408": "The body did not arrive within `--body-timeout`.",
     "413": "The body is longer than `--max-body-bytes`.",
     "415": "The body is not declared as plain JSON.",
+    "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
     "429": "Too much is waiting; `Retry-After` says when to come again.",
     "500": "The server failed; the request id finds the cause in its log.",
     "503": "Loading, shutting down, or without the engine or another process that is needed.",
@@ -56,7 +57,8 @@ def documented(
     }
     if stream:
         responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer)}
-    for status in refusals if refusals is not None else _WITH_BODY if asked is not None else _ALWAYS:
+    own = refusals if refusals is not None else _WITH_BODY if asked is not None else _ALWAYS
+    for status in sorted({*own, "421"}):
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(ErrorBody)}}}
     extra: dict[str, Any] = {"responses": responses}
     if asked is not None:

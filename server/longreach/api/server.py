@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import uvicorn
 
@@ -21,6 +23,7 @@ from longreach import __version__
 from longreach.api.app import create_app
 from longreach.api.connection import ConnectionLimits, LimitedProtocol
 from longreach.api.first_request import first_request
+from longreach.api.listener import Listener
 from longreach.api.service import Phase, Service, StartEngine, wait_any
 from longreach.api.supervisor import keep_running
 from longreach.config import Settings, is_loopback
@@ -120,7 +123,21 @@ def configure_logging(level: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they would stop listening at once, and end the process by the signal."""
+    """uvicorn without its signal handlers: they would stop listening at once, and end the process by the signal.
+
+    It listens by itself, since connections are to be counted before their TLS handshake.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, and listen."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(EXIT_FAILED)
+        protocol = cast("type[LimitedProtocol]", self.config.http_protocol_class)
+        make = functools.partial(protocol, self.config, self.server_state, self.lifespan.state)
+        listeners = [Listener(sock, make, self.config.ssl, self.config.backlog) for sock in sockets or []]
+        self.servers = cast("list[asyncio.Server]", listeners)  # uvicorn closes them, and waits for it
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach.api.app import cors_options
 from longreach.api.auth import OPEN_PATHS, ApiKeys
+from longreach.api.door import Door
 from longreach.api.errors import as_api_error, error_response
 from longreach.api.playground import page_files
 from longreach.api.record import request_id_from
@@ -59,10 +60,11 @@ def create_ingress(settings: Settings, replicas: DeploymentHandle) -> ASGIApp:
     Raises:
         ConfigError: the API keys cannot be used.
     """
-    app = Ingress(settings, replicas)
-    if settings.allowed_origins is None:
-        return app
-    return CORSMiddleware(app, **cors_options(settings.allowed_origins))
+    app: ASGIApp = Ingress(settings, replicas)
+    if settings.allowed_origins is not None:
+        app = CORSMiddleware(app, **cors_options(settings.allowed_origins))
+    # Serve's proxy puts the request's own id on every answer.
+    return Door(app, settings, refused=lambda record: log.info("%s", record.line()), echoes_id=False)
 
 
 class Ingress:
@@ -91,7 +93,7 @@ class Ingress:
                 raw_path = scope.get("raw_path") or scope["path"].encode()
                 self._authenticate(raw_path, headers.get(b"authorization"))
                 body = await self._read(headers, receive, at_end)
-                if raw_path == b"/metrics" and scope["method"] == "GET":
+                if raw_path == b"/metrics" and scope["method"] in ("GET", "HEAD"):
                     await self._metrics()(scope, receive, send)
                     return
                 forwarded = await self._forwarded(scope, raw_path, request_id, headers, body)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +66,17 @@ class LiveServer:
         assert not self._thread.is_alive()
         assert not self.engine.running, "a request is still in the engine"
 
+    def on(self, loop: asyncio.AbstractEventLoop) -> LiveServer:
+        """The server on another event loop than asyncio's."""
+        self.loop.close()
+        self.loop = loop
+        return self
+
+    @property
+    def connections(self) -> set[Any]:
+        """The connections that are open, with those in their TLS handshake."""
+        return self._server.server_state.connections
+
     @property
     def idle(self) -> bool:
         """Whether no request is in the engine."""
@@ -122,3 +135,20 @@ def server(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
     """A server with default settings and a quick heartbeat."""
     with make_server(keep_alive_seconds=0.05) as live:
         yield live
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return cert, key

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import orjson
 import pytest
+import uvloop
+from longreach.api import connection, listener
+from longreach.api.connection import SPARE_CONNECTIONS, SPARE_SECONDS
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.told import error_of
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def error_in(answer: bytes, status: int, code: str) -> None:
     """Check the error object in a raw answer."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer
-    assert b"connection: close" in head
+    assert b"connection: close" in head.lower()
     assert orjson.loads(body)["error"]["code"] == code
 
 
@@ -94,7 +100,7 @@ def test_a_second_request_on_a_connection_has_its_own_deadline(strict: LiveServe
     with strict as server, raw(server) as sock:
         for _ in range(3):
             time.sleep(0.2)
-            sock.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = b""
             while not answer.endswith(b"}"):
                 answer += sock.recv(65536)
@@ -117,17 +123,176 @@ def test_a_reader_that_does_not_read_is_disconnected(strict: LiveServer) -> None
             assert len(server.engine.cancelled) == 1
 
 
-def test_more_connections_than_allowed_are_told_so(make_server: Callable[..., LiveServer]) -> None:
-    with make_server(max_connections=3) as server:
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def full(request: pytest.FixtureRequest, make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    """A server whose three connections are taken."""
+    with make_server(max_connections=3).on(request.param()) as server:
         held = [raw(server) for _ in range(3)]
-        eventually(lambda: len(server._server.server_state.connections) == 3)
-        answer = rest_of(raw(server))
-        error_in(answer, 503, "too_many_connections")
-        assert b"retry-after: 1" in answer
+        eventually(lambda: len(server.connections) == 3)
+        yield server
         for sock in held:
             sock.close()
-        eventually(lambda: not server._server.server_state.connections)
+        eventually(lambda: not server.connections)
         assert server.complete().status_code == 200
+
+
+def test_more_connections_than_allowed_are_told_so(full: LiveServer) -> None:
+    for sent in (
+        HEAD + b"Content-Length: 2\r\n\r\n{}",
+        b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"",
+        b"GET",
+    ):
+        answer = rest_of(raw(full, sent))
+        error_in(answer, 503, "too_many_connections")
+        assert b"retry-after: 1" in answer
+    assert not full.engine.requests
+
+
+def test_probes_are_answered_when_all_connections_are_taken(full: LiveServer) -> None:
+    strangers = [raw(full) for _ in range(SPARE_CONNECTIONS + 8)]
+    eventually(lambda: len(full.connections) == 3 + SPARE_CONNECTIONS)
+    for method in ("GET", "HEAD"):
+        for path in ("/health", "/ready"):
+            answer = rest_of(raw(full, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
+            assert answer.startswith(b"HTTP/1.1 200 "), answer
+            assert b"connection: close" in answer
+    for path in ("/health/", "//health", "/%68ealth", "/health/../version"):
+        answer = rest_of(raw(full, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
+        error_in(answer, 503, "too_many_connections")
+    error_in(rest_of(raw(full, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n")), 421, "host_not_allowed")
+    for sock in strangers:  # told at once, to make room, or when they had said nothing for a second
+        error_in(rest_of(sock), 503, "too_many_connections")
+    eventually(lambda: len(full.connections) == 3)
+
+
+def test_a_probe_that_never_ends_does_not_keep_its_place(full: LiveServer) -> None:
+    with raw(full, b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n") as sock:
+        eventually(lambda: len(full.connections) == 3, timeout=3 * SPARE_SECONDS + 5)
+        error_in(rest_of(sock), 503, "too_many_connections")
+
+
+def test_accepting_goes_on_when_descriptors_were_short(
+    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "_PAUSE_SECONDS", 0.05)
+    server = make_server()
+    failures = [errno.ECONNABORTED, errno.EMFILE, errno.EMFILE]
+    accept = server.loop.sock_accept
+
+    async def failing(sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise OSError(failures.pop(0), "short")
+        return await accept(sock)
+
+    monkeypatch.setattr(server.loop, "sock_accept", failing)
+    with server, caplog.at_level("WARNING"):
+        assert server.complete().status_code == 200
+    assert not failures
+    assert caplog.text.count("no connection can be accepted") == 1
+
+
+BEHIND = {
+    "an empty line": b"\r\n",
+    "a request": b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "half a request": b"POST /v1/completions HTTP/1.1\r\nContent-Le",
+    "junk": b"\x16\x03\x01" * 100,
+    "more than is kept": b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("loop", "stream", "extra"),
+    [
+        (asyncio.new_event_loop, False, b""),
+        (uvloop.new_event_loop, False, b""),
+        (uvloop.new_event_loop, True, b""),
+        (uvloop.new_event_loop, False, b"Connection: close\r\n"),
+        (uvloop.new_event_loop, False, b"Connection: Upgrade\r\nUpgrade: h2c\r\n"),
+    ],
+)
+def test_a_departure_behind_more_bytes_is_seen(
+    make_server: Callable[..., LiveServer],
+    monkeypatch: pytest.MonkeyPatch,
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    stream: bool,
+    extra: bytes,
+) -> None:
+    monkeypatch.setattr(connection, "_AHEAD_SECONDS", 0.1)
+    body = orjson.dumps({"model": MODEL, "prompt": "The owl", "stream": stream})
+    request = HEAD + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with make_server().on(loop()) as server:
+        server.engine.hold_prefill = True
+        for count, behind in enumerate(BEHIND.values()):
+            for late in (False, True):
+                with raw(server, request if late else request + behind) as sock:
+                    eventually(lambda: len(server.engine.running) == 1)
+                    if late:
+                        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                            sock.sendall(behind)
+                eventually(lambda: server.idle)
+            assert len(server.engine.cancelled) == 2 * (count + 1)
+
+
+def test_requests_behind_one_another_are_all_answered(server: LiveServer) -> None:
+    one = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with raw(server) as sock:
+        sender = threading.Thread(target=sock.sendall, args=(one * 2000 + one[:-2] + b"Connection: close\r\n\r\n",))
+        sender.start()
+        answers = rest_of(sock)
+        sender.join()
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2001
+
+
+def test_a_request_waits_for_the_answer_before_it(server: LiveServer) -> None:
+    """Bodies, empty lines between them, and headers near their limit."""
+    answers = 0
+    data = b""
+    for size in (1, 20_000, 60_000):
+        body = orjson.dumps({"model": MODEL, "prompt": [5] * size, "max_tokens": 1})
+        long = b"X-Long: " + b"x" * 30_000 + b"\r\n"
+        data += HEAD + long + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"\r\n\r\n"
+        answers += 1
+    with raw(server) as sock:
+        sender = threading.Thread(
+            target=sock.sendall, args=(data + b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n",)
+        )
+        sender.start()
+        got = rest_of(sock)
+        sender.join()
+    assert got.count(b"HTTP/1.1 200 OK\r\n") == answers + 1
+    assert got.count(b'"choices"') == answers
+
+
+def test_headers_behind_a_request_are_bounded_too(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(max_header_bytes=4096) as server:
+        one = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        long = b"GET /version HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 5000 + b"\r\n\r\n"
+        answers = rest_of(raw(server, one + one + long))
+        assert answers.count(b"HTTP/1.1 200 OK") == 2
+        assert answers.count(b"HTTP/1.1 400 ") == 1
+
+
+def test_whoever_sends_too_much_ahead_gets_its_answer(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing behind it is answered: it may send that again."""
+    monkeypatch.setattr(connection, "_AHEAD_SECONDS", 0.2)
+    server.engine.hold_prefill = True
+    body = orjson.dumps({"model": MODEL, "prompt": "The owl", "max_tokens": 1})
+    with raw(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as sock:
+        sender = threading.Thread(target=sock.sendall, args=(BEHIND["more than is kept"] * 10,))
+        sender.start()
+        eventually(lambda: bool(server.connections))
+        [open_one] = server.connections
+        most = 0
+        while not open_one._deaf:
+            most = max(most, len(open_one._ahead))
+        assert 0 < most <= 2**20
+        assert not open_one._ahead
+        sender.join()  # all of it is read
+        server.engine.hold_prefill = False
+        answer = rest_of(sock)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", b"GET\r\n\r\n", b"A" * 40000])

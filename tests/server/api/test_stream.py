@@ -90,7 +90,7 @@ def test_a_disconnect_cancels_the_request(server: LiveServer, stage: str, stream
 
 def test_a_disconnect_in_the_middle_of_the_body_costs_nothing(server: LiveServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         sock.sendall(b"Content-Length: 1000\r\n\r\n{")
     eventually(lambda: server.service._open_requests == 0)
     assert server.complete().status_code == 200

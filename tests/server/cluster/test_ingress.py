@@ -85,7 +85,7 @@ class Caller:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": pairs,
+            "headers": [*pairs, *([] if "host" in headers else [(b"host", b"localhost:8000")])],
         }
 
     async def receive(self) -> dict[str, Any]:
@@ -143,6 +143,38 @@ def test_without_a_key_nothing_of_the_body_is_read() -> None:
     assert not handle.asked
     assert run(Caller(PROMPT, authorization="Bearer a-key-for-tests"), handle, api_key=KEY).status == 200
     assert run(Caller(b"", path="/ready"), handle, api_key=KEY).status == 200
+
+
+def test_a_foreign_host_reaches_nothing() -> None:
+    handle = Handle(fine)
+    caller = run(Caller(PROMPT, host="evil.example:8000", x_request_id="mine"), handle)
+    assert (caller.status, caller.code, caller.read) == (421, "host_not_allowed", 0)
+    assert b"x-request-id" not in dict(caller.sent[0]["headers"])  # Serve's proxy puts it there
+    named = run(Caller(PROMPT, host="api.example"), handle, allowed_hosts="api.example", host="0.0.0.0", api_key=KEY)
+    assert named.status == 401
+    probe = run(Caller(PROMPT, host="10.0.0.7", path="/ready"), handle, allowed_hosts="a.example", api_key=KEY)
+    assert probe.status == 421  # on loopback, and by POST
+    preflight = run(Caller(b"", host="evil.example"), handle, allowed_origins="*")
+    assert preflight.status == 421
+    assert not handle.asked
+
+
+def test_the_door_of_an_ingress_has_the_rules_of_http() -> None:
+    handle = Handle(fine)
+    twice = Caller(PROMPT, authorization="Bearer a-key-for-tests")
+    twice.scope["headers"].append((b"authorization", b"Bearer x"))
+    assert (run(twice, handle, api_key=KEY).status, twice.read) == (400, 0)
+    assert run(Caller(PROMPT, expect="x"), handle).status == 417
+    socket = Caller()
+    socket.scope["type"] = "websocket"
+    socket.gone.set()
+    assert run(socket, handle).sent == [{"type": "websocket.close"}]
+    assert not handle.asked
+    absolute = Caller(PROMPT, path="http://localhost:8000/v1/completions", host="evil.example")
+    assert run(absolute, handle).status == 200
+    assert handle.asked[0].scope["path"] == "/v1/completions"
+    closing = run(Caller(PROMPT, content_length="5", transfer_encoding="chunked"), handle)
+    assert (b"connection", b"close") in closing.sent[0]["headers"]
 
 
 def test_keys_are_those_of_the_file(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ async def _trickle(port: int, number: int) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = asyncio.create_task(reader.read())
     try:
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
         while not answer.done():
             writer.write(b"X-%d: y\r\n" % number)
             await asyncio.wait([answer], timeout=0.5)
