@@ -27,7 +27,7 @@ from longreach.api import (
 )
 from longreach.api.auth import OPEN_PATHS
 from longreach.api.metering import current_record
-from longreach.api.record import RequestRecord, request_id_from
+from longreach.api.record import RequestRecord, network_of, request_id_from
 from longreach.api.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
@@ -98,7 +98,8 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         # The raw path is ASCII without control characters, so it cannot forge a line of the log.
         path = scope["raw_path"][:256].decode("ascii", "replace")
-        record = RequestRecord(request_id_from(headers.get(b"x-request-id")), scope["method"][:16], path)
+        request_id, address = request_id_from(headers.get(b"x-request-id")), network_of(scope.get("client"))
+        record = RequestRecord(request_id, scope["method"][:16], path, address)
         scope.setdefault("state", {})["record"] = record
         current_record.set(record)
         trace.get_current_span().set_attribute("longreach.request_id", record.request_id)

@@ -18,6 +18,7 @@ from longreach.api.grammars import GrammarCompiler, Kind
 from longreach.api.mask_pictures import MaskPictures
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
+from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
@@ -51,8 +52,8 @@ class Engine(Protocol):
         """Prompt tokens of its requests that are not computed yet."""
         ...
 
-    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = ...) -> None:
-        """Take a place for each request, given with its prompt's tokens, or raise a `QueueFullError`."""
+    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = ..., caller: str = ...) -> None:
+        """Take a place for each request of one caller, by its id, or raise a `QueueFullError`."""
         ...
 
     def release(self, request_ids: Iterable[str]) -> None:

@@ -1,0 +1,102 @@
+"""One caller cannot take the house: what one sends leaves room for others, and what nobody waits for ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from longreach.api import asking
+from longreach.api.record import RequestRecord, network_of
+from longreach.engine.admission import Admission
+
+from tests.server.api.conftest import MODEL, LiveServer, eventually
+from tests.server.api.told import error_of
+
+LONG = [5, 6] * 50_000
+
+
+def default_ledger(server: LiveServer) -> Admission:
+    """The bounds of a server with its default options, whose KV cache holds 256K tokens."""
+    server.engine.admission = Admission(256, 1 << 20, 8192)
+    return server.engine.admission
+
+
+@pytest.mark.parametrize("fields", [{"n": 16}, {"n": 2, "best_of": 16}, {"prompt": [LONG] * 16}])
+def test_copies_of_a_long_prompt_leave_room_for_others(make_server: Callable[..., LiveServer], fields: Any) -> None:
+    with make_server(max_model_len=131_072) as server:
+        ledger, engine = default_ledger(server), server.engine
+        engine.hold_prefill = True
+        body = {"model": MODEL, "prompt": LONG, "max_tokens": 1, **fields}
+        with server.connect(json.dumps(body).encode()):
+            eventually(lambda: len(engine.running) == 16)
+            assert ledger.waiting_tokens + ledger.unread_tokens <= 2 * len(LONG)
+            for number in range(10):  # as long as that, too
+                other = {"model": MODEL, "prompt": [7 + number] * 100_000, "max_tokens": 1}
+                with server.http.stream("POST", "/v1/completions", json={**other, "stream": True}) as response:
+                    assert response.status_code == 200
+        eventually(lambda: not engine.places and not engine.running)
+        assert (ledger.waiting_requests, ledger.waiting_tokens, ledger.unread_tokens) == (0, 0, 0)
+        engine.hold_prefill = False
+        assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_prompts_that_are_scored_are_read_each(server: LiveServer) -> None:
+    entered = []
+    ledger = server.engine.admission
+    ledger.enter = lambda places, **more: entered.append(places) or Admission.enter(ledger, places, **more)  # type: ignore[method-assign]
+    prompts = [[5, 6, 7], [5, 6, 8], [5, 6, 7], [5, 6]]
+    assert server.complete(prompt=prompts, n=2, max_tokens=1).status_code == 200
+    assert server.complete(prompt=prompts, n=2, max_tokens=1, echo=True, logprobs=0).status_code == 200
+    plain, scored = ([*places.values()] for places in entered)
+    ids = [*entered[0]]
+    assert [place.copy_of for place in plain] == [None, ids[0], None, ids[2], ids[0], ids[0], None, ids[6]]
+    assert [place.copy_of is None for place in scored] == [True, False] * 4
+    assert [place.prompt_tokens for place in plain] == [3, 3, 3, 3, 3, 3, 2, 2]
+
+
+def test_prompts_that_can_never_wait_together_are_refused_for_good(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(max_queued_tokens=100) as server:
+        error = error_of(server.complete(prompt=[[5] * 60, [6] * 60]), 400, "invalid_value")
+        assert error["param"] == "prompt"
+        assert "2 prompts with 120 tokens" in error["message"]
+        assert "100 tokens wait (--max-queued-tokens)" in error["message"]
+        assert server.complete(prompt=[5] * 500, n=3, max_tokens=1).status_code == 200, "one is always taken"
+        assert server.complete(prompt=[[5] * 50, [6] * 50], max_tokens=1).status_code == 200
+    with make_server(max_queued_tokens=100, prefix_cache=False) as server:
+        error_of(server.complete(prompt=[5] * 60, n=2), 400, "invalid_value")
+
+
+def test_prompts_of_one_length_are_told_apart_quickly() -> None:
+    prompts = [[5] * 100_000 + [number % 40] for number in range(64)]
+    began = time.monotonic()
+    assert asking._readers(prompts, apart=False) == [*range(40), *range(24)]
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("client", "network"),
+    [
+        (("10.1.2.3", 5), "10.1.2.3"),
+        (("::ffff:10.1.2.3", 5), "10.1.2.3"),
+        (("2001:db8:1:2:3:4:5:6", 5), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 5), "fe80::/64"),
+        (("somewhere", 0), "somewhere"),
+        (None, ""),
+    ],
+)
+def test_a_caller_is_an_address_or_a_network_of_one_machine(client: tuple[str, int] | None, network: str) -> None:
+    assert network_of(client) == network
+    assert RequestRecord("id", "GET", "/", network).caller == network
+
+
+def test_the_engine_is_told_whose_a_request_is(make_server: Callable[..., LiveServer]) -> None:
+    with make_server() as server:
+        assert server.complete().status_code == 200
+        assert server.engine.callers == ["127.0.0.1"]
+    with make_server(api_key="alice:first-key-0001") as server:
+        server.http.headers["authorization"] = "Bearer first-key-0001"
+        assert server.complete().status_code == 200
+        assert server.engine.callers == ["alice"]
