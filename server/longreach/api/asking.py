@@ -59,6 +59,7 @@ def make_asks(
     choices: int = 1,
     stops: Sequence[str] = (),
     grammar: str | None = None,
+    grammar_field: str | None = None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     special: bool = False,
@@ -125,6 +126,7 @@ def make_asks(
     readers = _readers(prompts, apart=prompt_logprobs is not None)
     places: dict[str, Place] = {}
     for number, ask in enumerate(asks):
+            grammar_field=grammar_field,
         reader = asks[readers[number // choices] * choices]
         copied = None if reader is ask else reader.request.request_id
         places[ask.request.request_id] = Place(len(ask.request.prompt), copied)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
@@ -13,8 +14,10 @@ from longreach.api.schema.parse import parse
 from longreach.api.schema.sampling import ServingFields
 from longreach.api.schema.tokens import DetokenizeRequest, TokenizeRequest
 from longreach.api.service import Engine, Service
+from longreach.api.stream import race, until_gone
 from longreach.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest)
 
 
@@ -22,11 +25,21 @@ M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest)
 class Call(Generic[M]):
     """What was asked, and what is there to answer it."""
 
+    request: Request
     asked: M
     service: Service
     record: RequestRecord
     engine: Engine
     tokenizer: Tokenizer
+
+    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled if the caller leaves or the server has to end first.
+
+        Raises:
+            ClientGoneError: the caller has left.
+            UnavailableError: the server ends.
+        """
+        return await race(work, until_gone(self.request.receive), self.service.until_cut())
 
 
 async def receive(request: Request, model: type[M]) -> Call[M]:
@@ -41,4 +54,4 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     if asked.model is not None:
         service.require_model(asked.model)
     engine, tokenizer = service.require_ready()
-    return Call(asked, service, request.state.record, engine, tokenizer)
+    return Call(request, asked, service, request.state.record, engine, tokenizer)

@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
     prompts = [await _encode(prompt, tokenizer, engine.info) for prompt in asked.prompt]
     scored = asked.logprobs if asked.echo else None
     _check_scored(asked, prompts)
-    grammar = await service.compile_form(asked)
+    grammar = await call.attend(service.compile_form(asked, record.caller))
     choosing = asked.candidates > asked.n
     completion = _Completion(asked, record, prompts, tokenizer)
     asks = make_asks(
@@ -56,6 +56,7 @@ async def create_completion(request: Request) -> Response:
         max_tokens=asked.max_tokens,
         choices=asked.candidates,
         grammar=grammar,
+        grammar_field=asked.form_field,
         logprobs=0 if choosing and asked.logprobs is None else asked.logprobs,
         prompt_logprobs=scored,
     )

@@ -55,7 +55,7 @@ async def create_response(request: Request) -> Response:
     effort = None if asked.reasoning is None else asked.reasoning.effort
     text, prompt = await chat.prompt(asked.messages, tokenizer, reasoning_effort=effort)
     max_tokens = tokens_left(prompt, asked.max_output_tokens, engine.info, "input")
-    grammar = await service.compile_form(asked)
+    grammar = await call.attend(service.compile_form(asked, record.caller))
     reader = ChatReader() if grammar is not None else ChatReader(chat.format.reader(text, []))
     answer = _Response(asked, record, len(prompt), reader)
     [ask] = make_asks(
@@ -69,6 +69,7 @@ async def create_response(request: Request) -> Response:
         max_tokens=max_tokens,
         stops=chat.template.stops,
         grammar=grammar,
+        grammar_field=asked.form_field,
         special=not chat.format.is_plain and grammar is None,
     )
     deltas = generate_text(engine, tokenizer, ask, record)

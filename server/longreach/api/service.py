@@ -173,16 +173,17 @@ class Service:
         assert self._chat is not None
         return self._chat
 
-    async def compile_form(self, asked: Formed) -> str | None:
-        """The grammar that an answer has to follow, if it has to follow any.
+    async def compile_form(self, asked: Formed, caller: str) -> str | None:
+        """The grammar that an answer has to follow, if it has to follow any; `caller` waits its turn.
 
         Raises:
             InvalidRequestError: it cannot be used.
+            OverloadedError: too many wait.
         """
         if asked.form is None:
             return None
         kind, source = asked.form
-        return await self.grammars.compile(kind, source, asked.form_field)
+        return await self.grammars.compile(kind, source, asked.form_field, caller)
 
     @property
     def phase(self) -> Phase:
@@ -280,6 +281,7 @@ class Service:
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
         self.masks.stop()
+        await self.grammars.stop()
         if self._engine is not None:
             await self._engine.stop()
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from .errors import FailureKind
 from .step_time import StepCost
 
 FinishReason = Literal["stop", "length"]
@@ -309,10 +310,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A request ends in an error: `invalid` is the caller's fault, `internal` the server's."""
+    """A request ends in an error: `invalid` is the caller's fault, `grammar` that of its grammar, `internal` the
+    server's."""
 
     request_id: str
-    kind: Literal["invalid", "internal"]
+    kind: FailureKind
     message: str
 
 

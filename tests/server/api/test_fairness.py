@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -11,11 +12,18 @@ import pytest
 from longreach.api import asking
 from longreach.api.record import RequestRecord, network_of
 from longreach.engine.admission import Admission
+from longreach.engine.errors import RequestFailedError
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.told import error_of
 
 LONG = [5, 6] * 50_000
+
+
+def hostile(number: int = 0) -> dict[str, Any]:
+    """Fields of a request whose grammar takes for ever."""
+    schema = {"allOf": [{"type": "string", "pattern": f".*{i + 100 * number}.*"} for i in range(40)]}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
 def default_ledger(server: LiveServer) -> Admission:
@@ -100,3 +108,68 @@ def test_the_engine_is_told_whose_a_request_is(make_server: Callable[..., LiveSe
         server.http.headers["authorization"] = "Bearer first-key-0001"
         assert server.complete().status_code == 200
         assert server.engine.callers == ["alice"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_fails_in_the_engine_is_named(server: LiveServer, stream: bool) -> None:
+    server.engine.failure = RequestFailedError("the grammar cannot be followed any further: too complex", "grammar")
+    response = server.complete(regex="a+", stream=stream)
+    if stream:
+        error = json.loads(response.text.split("data: ")[-2])["error"]
+    else:
+        error = error_of(response, 400, "invalid_grammar")
+    assert error["param"] == "regex"
+    assert error["code"] == "invalid_grammar"
+    assert error["message"] == "`regex`: the grammar cannot be followed any further: too complex."
+
+
+class _Compiling:
+    """How many of a server's grammar processes are running."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: list[Any] = []
+        create = asyncio.create_subprocess_exec
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            self.processes.append(await create(*args, **kwargs))
+            return self.processes[-1]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+
+    @property
+    def running(self) -> int:
+        return sum(process.returncode is None for process in self.processes)
+
+
+def test_grammars_of_callers_who_leave_are_not_compiled(
+    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = _Compiling(monkeypatch)
+    with make_server(max_grammar_seconds=60) as server:
+        bodies = [json.dumps({"model": MODEL, "prompt": "x", **hostile(number)}).encode() for number in range(30)]
+        sockets = [server.connect(body) for body in bodies]
+        eventually(lambda: len(server.service.grammars._turns._pieces) == 30)
+        for sock in sockets:
+            sock.close()
+        eventually(lambda: not server.service.grammars._turns._pieces)
+        eventually(lambda: not compiling.running)
+        assert len(compiling.processes) <= 2, "somebody worked for those who had left"
+        assert server.complete(regex="[ab]", max_tokens=1).status_code == 200
+
+
+def test_the_end_of_the_server_ends_what_compiles(
+    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = _Compiling(monkeypatch)
+    with make_server(max_grammar_seconds=60) as server:
+        tasks = []
+        with server.connect(json.dumps({"model": MODEL, "prompt": "x", **hostile()}).encode()) as sock:
+            eventually(lambda: compiling.running == 1)
+            server.call(lambda: tasks.append(asyncio.ensure_future(server.service.drain(0, asyncio.Event()))))
+            answer = sock.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 503")
+            while b"shutting_down" not in answer:
+                more = sock.recv(10_000)
+                assert more, answer
+                answer += more
+        eventually(lambda: not compiling.running)
