@@ -82,6 +82,13 @@ def make_asks(
             param=param,
             code="invalid_value",
         )
+    if asked.priority and not service.settings.allow_priority:
+        raise InvalidRequestError(
+            "`priority`: this server treats all requests alike; it has to be started with --allow-priority. Send "
+            "`service_tier: flex` for what may come after all others.",
+            param="priority",
+            code="unsupported_value",
+        )
     check_token_ids(asked.stop_token_ids, info, "stop_token_ids")
     check_token_ids([*asked.logit_bias], info, "logit_bias")
     for prompt in prompts:
@@ -119,6 +126,7 @@ def make_asks(
             special=special,
             prompt_only=max_tokens == 0,
             leads=choice == 0,
+            grammar_field=grammar_field,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(choices)
@@ -126,7 +134,6 @@ def make_asks(
     readers = _readers(prompts, apart=prompt_logprobs is not None)
     places: dict[str, Place] = {}
     for number, ask in enumerate(asks):
-            grammar_field=grammar_field,
         reader = asks[readers[number // choices] * choices]
         copied = None if reader is ask else reader.request.request_id
         places[ask.request.request_id] = Place(len(ask.request.prompt), copied)

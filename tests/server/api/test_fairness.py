@@ -110,6 +110,20 @@ def test_the_engine_is_told_whose_a_request_is(make_server: Callable[..., LiveSe
         assert server.engine.callers == ["alice"]
 
 
+def test_priority_needs_the_servers_leave(make_server: Callable[..., LiveServer]) -> None:
+    with make_server() as server:
+        for priority in (-100, -1, 1):
+            error = error_of(server.complete(priority=priority), 400, "unsupported_value")
+            assert error["param"] == "priority"
+            assert "--allow-priority" in error["message"]
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "priority": 1}
+        assert server.http.post("/v1/chat/completions", json=chat).status_code == 400
+        for priority in (0, None):
+            assert server.complete(priority=priority).status_code == 200
+    with make_server(allow_priority=True) as server:
+        assert server.complete(priority=-100).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_grammar_that_fails_in_the_engine_is_named(server: LiveServer, stream: bool) -> None:
     server.engine.failure = RequestFailedError("the grammar cannot be followed any further: too complex", "grammar")
