@@ -119,6 +119,7 @@ def make_asks(
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs if choice == 0 else None,
                 attention=attention,
+                caller=record.caller,
             ),
             stops=[*asked.stop, *stops],
             include_stop=asked.include_stop_str_in_output,

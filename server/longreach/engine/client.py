@@ -188,7 +188,7 @@ class EngineClient:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         if request.request_id not in self._admission:
-            self.admit({request.request_id: Place(len(request.prompt))}, request.attention)
+            self.admit({request.request_id: Place(len(request.prompt))}, request.attention, request.caller)
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False

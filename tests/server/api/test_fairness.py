@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,7 @@ def test_the_engine_is_told_whose_a_request_is(make_server: Callable[..., LiveSe
     with make_server(api_key="alice:first-key-0001") as server:
         server.http.headers["authorization"] = "Bearer first-key-0001"
         assert server.complete().status_code == 200
-        assert server.engine.callers == ["alice"]
+        assert server.engine.callers == [request.caller for request in server.engine.requests] == ["alice"]
 
 
 def test_priority_needs_the_servers_leave(make_server: Callable[..., LiveServer]) -> None:
@@ -156,8 +157,9 @@ class _Compiling:
 
 
 def test_grammars_of_callers_who_leave_are_not_compiled(
-    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     compiling = _Compiling(monkeypatch)
     with make_server(max_grammar_seconds=60) as server:
         bodies = [json.dumps({"model": MODEL, "prompt": "x", **hostile(number)}).encode() for number in range(30)]
@@ -168,6 +170,7 @@ def test_grammars_of_callers_who_leave_are_not_compiled(
         eventually(lambda: not server.service.grammars._turns._pieces)
         eventually(lambda: not compiling.running)
         assert len(compiling.processes) <= 2, "somebody worked for those who had left"
+        eventually(lambda: sum("finish=disconnected" in record.getMessage() for record in caplog.records) == 30)
         assert server.complete(regex="[ab]", max_tokens=1).status_code == 200
 
 

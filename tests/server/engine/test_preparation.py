@@ -21,9 +21,14 @@ from longreach.engine.preparation import Preparation, Prepared
 TOKENIZER = EMBEDDED_MODEL / "tokenizer.json"
 
 
-def spec(name: str, grammar: str | None = "good", max_tokens: int = 4) -> Generate:
+def spec(name: str, grammar: str | None = "good", max_tokens: int = 4, caller: str = "") -> Generate:
     return Generate(
-        request_id=name, prompt=[5, 6, 7], max_tokens=max_tokens, sampling=Sampling(temperature=0), grammar=grammar
+        request_id=name,
+        prompt=[5, 6, 7],
+        max_tokens=max_tokens,
+        sampling=Sampling(temperature=0),
+        grammar=grammar,
+        caller=caller,
     )
 
 
@@ -72,6 +77,31 @@ def test_what_is_prepared_comes_with_its_outcome_and_what_was_cancelled_is_dropp
     preparation.close()
     assert done.empty()
     assert sorted(compiled) == ["bad", "broken", "good"], "what was cancelled before its turn was compiled"
+
+
+def test_callers_take_turns_each_with_one_grammar_at_a_time() -> None:
+    done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    begun: queue.SimpleQueue[str] = queue.SimpleQueue()
+    gates: dict[str, threading.Event] = {}
+
+    def start(grammar: str) -> Constraint:
+        begun.put(grammar)
+        assert gates[grammar].wait(10)
+        return _Free()
+
+    preparation = Preparation(start, done.put)
+    for name in ("alice1", "alice2", "alice3", "bob1", "carol1", "bob2"):
+        gates[name] = threading.Event()
+        preparation.begin(spec(name, name, caller=name[:-1]))
+    assert {begun.get(timeout=10), begun.get(timeout=10)} == {"alice1", "bob1"}
+    order = []
+    for ends in ("alice1", "carol1", "bob1", "alice2", "bob2", "alice3"):
+        gates[ends].set()
+        assert done.get(timeout=10).request.request_id == ends
+        if len(order) < 4:
+            order.append(begun.get(timeout=10))
+    assert order == ["carol1", "alice2", "bob2", "alice3"]
+    preparation.close()
 
 
 def test_what_is_cancelled_while_it_compiles_is_dropped_when_it_is_done() -> None:
@@ -192,7 +222,7 @@ def test_a_grammar_that_compiles_for_long_holds_nobody_up() -> None:
     serving = threading.Thread(target=process._serve, args=(engine, preparation, inbox, outbox))
     serving.start()
     for name in ("slow", "gone"):
-        inbox.put(spec(name, name))
+        inbox.put(spec(name, name, caller=name))
     inbox.put(spec("plain", None))
     inbox.put(Cancel("gone"))
     inbox.put(Cancel("plain"))
