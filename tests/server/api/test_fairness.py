@@ -52,6 +52,21 @@ def test_copies_of_a_long_prompt_leave_room_for_others(make_server: Callable[...
         assert server.complete(max_tokens=1).status_code == 200
 
 
+def test_a_key_that_fills_the_queue_does_not_keep_another_out(make_server: Callable[..., LiveServer]) -> None:
+    with make_server(api_key="alice:first-key-0001,bob:other-key-0002") as server:
+        server.engine.admission = Admission(8, 1 << 20, 64)
+        server.engine.hold_prefill = True
+        body = {"model": MODEL, "prompt": [5], "max_tokens": 1, "stream": True}
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in ("first-key-0001", "other-key-0002"))
+        with server.http.stream("POST", "/v1/completions", json={**body, "n": 8}, headers=alice):
+            refused = server.http.post("/v1/completions", json=body, headers=alice)
+            error_of(refused, 429, "queue_full")
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            with server.http.stream("POST", "/v1/completions", json=body, headers=bob) as response:
+                assert response.status_code == 200
+        eventually(lambda: not server.engine.places)
+
+
 def test_prompts_that_are_scored_are_read_each(server: LiveServer) -> None:
     entered = []
     ledger = server.engine.admission
