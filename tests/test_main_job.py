@@ -153,7 +153,7 @@ def test_each_mistake_has_its_own_clear_error(
 
 
 def test_clients_that_leave_are_not_worked_for(url: str, model: str) -> None:
-    """Two prompts of the greatest length take minutes; a request of lower priority is answered once both have left."""
+    """Two prompts of the greatest length take minutes; a flexible request is answered once both have left."""
     address = httpx.URL(url)
     largest = httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
     connections = [socket.create_connection((address.host, address.port), timeout=60) for _ in range(2)]
@@ -166,11 +166,11 @@ def test_clients_that_leave_are_not_worked_for(url: str, model: str) -> None:
         )
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
         assert connection.recv(100).startswith(b"HTTP/1.1 200")  # headers at once, long before the first token
-    # One that is not less urgent passes them, although it came last.
+    # A short one passes them, although it came last.
     assert post(url, {"model": model, "prompt": "Now", "max_tokens": 2}, timeout=20)["choices"]
     with pytest.raises(httpx.ReadTimeout):
-        post(url, {"model": model, "prompt": "Next", "max_tokens": 2, "priority": 1}, timeout=3)
+        post(url, {"model": model, "prompt": "Next", "max_tokens": 2, "service_tier": "flex"}, timeout=3)
     for connection in connections:
         connection.close()
-    answer = post(url, {"model": model, "prompt": "Next", "max_tokens": 2, "priority": 1}, timeout=20)
+    answer = post(url, {"model": model, "prompt": "Next", "max_tokens": 2, "service_tier": "flex"}, timeout=20)
     assert answer["choices"][0]["finish_reason"] in ("length", "stop")

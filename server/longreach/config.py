@@ -219,6 +219,9 @@ class Settings(BaseSettings):
         le=60_000,
         description="Longest delay between an answer's tokens that reading prompts may cause: 50ms.",
     )
+    allow_priority: bool = Field(
+        False, description="Let requests name a `priority`; any caller may then have its prompts read before others'."
+    )
     max_queued_requests: Whole = Field(256, ge=1, le=65536, description="Requests that may wait; more get a 429.")
     max_queued_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=1, le=2**36, description="Prompt tokens that may wait, or auto: four times what the KV cache holds."

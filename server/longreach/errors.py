@@ -23,6 +23,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# The most seconds that any `Retry-After` names: callers should look again, however long what waits may take.
+MAX_RETRY_AFTER = 60
+
 
 class LongreachError(Exception):
     """Base of the errors above."""
@@ -174,13 +177,13 @@ class MediaTypeError(ApiError):
 
 
 class OverloadedError(ApiError):
-    """Too much is here already; the header says when there should be room."""
+    """Too much is here already; the header says when to look again, at most `MAX_RETRY_AFTER` seconds."""
 
     status = 429
     type = "rate_limit_error"
 
     def __init__(self, message: str, retry_after: int, code: str = "queue_full") -> None:
-        super().__init__(message, code=code, headers={"Retry-After": str(retry_after)})
+        super().__init__(message, code=code, headers={"Retry-After": _retry_after(retry_after)})
 
 
 class InternalError(ApiError):
@@ -202,10 +205,14 @@ class UnavailableError(ApiError):
     type = "service_unavailable"
 
     def __init__(self, message: str, *, code: str, retry_after: int | None = None, retry: bool = True) -> None:
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        headers = {} if retry_after is None else {"Retry-After": _retry_after(retry_after)}
         if not retry:
             headers["x-should-retry"] = "false"
         super().__init__(message, code=code, headers=headers)
+
+
+def _retry_after(seconds: int) -> str:
+    return str(min(max(seconds, 1), MAX_RETRY_AFTER))
 
 
 def quoted(value: object, limit: int = 64) -> str:

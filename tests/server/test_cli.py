@@ -14,6 +14,7 @@ from longreach.config import Settings
 from typer.testing import CliRunner
 
 FLAGS = [
+    "--allow-priority",
     "--allow-unauthenticated",
     "--allowed-hosts",
     "--allowed-origins",

@@ -27,10 +27,9 @@ from longreach.api import (
 )
 from longreach.api.auth import OPEN_PATHS
 from longreach.api.door import Door
-from longreach.api.errors import ClientGoneError
 from longreach.api.head import HeadAsGet
 from longreach.api.metering import current_record
-from longreach.api.record import RequestRecord, request_id_from
+from longreach.api.record import RequestRecord, network_of, request_id_from
 from longreach.api.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
@@ -108,7 +107,8 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         # The raw path is ASCII without control characters, so it cannot forge a line of the log.
         path = scope["raw_path"][:256].decode("ascii", "replace")
-        record = RequestRecord(request_id_from(headers.get(b"x-request-id")), scope["method"][:16], path)
+        request_id, address = request_id_from(headers.get(b"x-request-id")), network_of(scope.get("client"))
+        record = RequestRecord(request_id, scope["method"][:16], path, address)
         scope.setdefault("state", {})["record"] = record
         current_record.set(record)
         trace.get_current_span().set_attribute("longreach.request_id", record.request_id)
@@ -136,11 +136,10 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            record.client = (scope.get("client") or ("",))[0]
             with self._service.open_request(), record.at_end:
                 self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
                 await self._app(scope, receive_bounded, send_with_id)
-        except (ClientDisconnect, ClientGoneError):
+        except ClientDisconnect:
             record.finish = "disconnected"
         except Exception as error:  # noqa: BLE001 - the last resort: nothing internal may reach the caller
             api_error = errors.as_api_error(error, record.request_id)

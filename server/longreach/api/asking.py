@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from longreach.api.generation import Ask
 from longreach.api.record import RequestRecord
 from longreach.api.schema.sampling import SamplingFields
 from longreach.api.service import Engine, Service
+from longreach.config import Settings
+from longreach.engine.admission import Place, most_queued_tokens
 from longreach.engine.messages import Generate, Started
 from longreach.errors import ContextLengthError, InvalidRequestError
 from longreach.text.stop import Stops
@@ -55,6 +60,7 @@ def make_asks(
     choices: int = 1,
     stops: Sequence[str] = (),
     grammar: str | None = None,
+    grammar_field: str | None = None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     special: bool = False,
@@ -62,7 +68,7 @@ def make_asks(
     """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, only scores.
 
     Each has its place in the engine's queue from here on, before anything of the answer is sent: who finds no room is
-    told so by the status. The places end with the request at the latest.
+    told so by the status. The places end with the request at the latest. Answers to equal prompts share one prompt.
 
     Raises:
         InvalidRequestError: one does not fit, names a token that does not exist, or asks for what this server was not
@@ -76,6 +82,13 @@ def make_asks(
             f"{service.settings.max_queued_requests} requests wait.",
             param=param,
             code="invalid_value",
+        )
+    if asked.priority and not service.settings.allow_priority:
+        raise InvalidRequestError(
+            "`priority`: this server treats all requests alike; it has to be started with --allow-priority. Send "
+            "`service_tier: flex` for what may come after all others.",
+            param="priority",
+            code="unsupported_value",
         )
     check_token_ids(asked.stop_token_ids, info, "stop_token_ids")
     check_token_ids([*asked.logit_bias], info, "logit_bias")
@@ -108,6 +121,7 @@ def make_asks(
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs if choice == 0 else None,
                 attention=attention,
+                caller=record.caller,
             ),
             stops=prepared,
             include_stop=asked.include_stop_str_in_output,
@@ -115,11 +129,46 @@ def make_asks(
             special=special,
             prompt_only=max_tokens == 0,
             leads=choice == 0,
+            grammar_field=grammar_field,
         )
         for number, prompt in enumerate(prompts)
         for choice in range(choices)
     ]
-    places = {ask.request.request_id: len(ask.request.prompt) for ask in asks}
-    engine.admit(places, attention)
+    readers = _readers(prompts, apart=prompt_logprobs is not None)
+    places: dict[str, Place] = {}
+    for number, ask in enumerate(asks):
+        reader = asks[readers[number // choices] * choices]
+        copied = None if reader is ask else reader.request.request_id
+        places[ask.request.request_id] = Place(len(ask.request.prompt), copied)
+    _check_tokens(places, service.settings, info, param)
+    engine.admit(places, attention, record.caller)
     record.at_end.callback(engine.release, places)
     return asks
+
+
+def _readers(prompts: Sequence[Sequence[int]], *, apart: bool) -> list[int]:
+    """Of each prompt, the number of the first one that equals it; with `apart` its own, for prompts that are scored:
+    each of those is computed."""
+    if apart:
+        return [*range(len(prompts))]
+    lengths = Counter(map(len, prompts))
+    first: dict[int | bytes, int] = {}
+    readers = []
+    for number, prompt in enumerate(prompts):
+        # Digests, since prompts that differ in their last token alone would take long to compare in pairs.
+        same = number if lengths[len(prompt)] == 1 else hashlib.sha256(array("i", prompt)).digest()
+        readers.append(first.setdefault(same, number))
+    return readers
+
+
+def _check_tokens(places: Mapping[str, Place], settings: Settings, info: Started, param: str) -> None:
+    """Refuse prompts that can never wait together. One alone can always wait, however long it is."""
+    read = [place.prompt_tokens for place in places.values() if place.copy_of is None or not settings.prefix_cache]
+    most = most_queued_tokens(settings.max_queued_tokens, info.kv_tokens)
+    if len(read) > 1 and sum(read) > most:
+        raise InvalidRequestError(
+            f"`{param}`: {len(read)} prompts with {sum(read)} tokens are to be read at once; this server lets {most} "
+            "tokens wait (--max-queued-tokens). Ask for fewer in one request.",
+            param=param,
+            code="invalid_value",
+        )

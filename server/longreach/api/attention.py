@@ -17,6 +17,7 @@ from longreach.api.objects import AttentionPolicies, MaskPicture, PolicyInfo, Po
 from longreach.api.openapi import documented
 from longreach.api.schema.parse import as_api_error
 from longreach.api.service import Service
+from longreach.api.stream import race, until_gone
 from longreach.errors import InvalidRequestError, quoted
 from longreach.policies import POLICIES, DynamicPolicy, Policy, policy_with
 
@@ -95,7 +96,8 @@ async def draw_mask(request: Request) -> Response:
         raise _refused("policy", error.message()) from None
     if isinstance(policy, DynamicPolicy):
         raise _refused("policy", "dynamic chooses by the prompt: what it left out is told with each answer, in `usage`")
-    told, png = await service.masks.draw(policy.resolve(), int(length))
+    drawing = service.masks.draw(policy.resolve(), int(length), request.state.record.caller)
+    told, png = await race(drawing, until_gone(request.receive), service.until_cut())
     if shape == "png" or _wants_png(request):
         return Response(png, media_type="image/png")
     return json_response(told)

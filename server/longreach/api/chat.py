@@ -64,7 +64,7 @@ async def create_chat_completion(request: Request) -> Response:
         enable_thinking=asked.enable_thinking,
     )
     max_tokens = tokens_left(prompt, asked.limit, engine.info, "messages")
-    reader, grammar = await call.attend(_form(asked, service, text))
+    reader, grammar = await call.attend(_form(asked, service, text, record.caller))
     completion = _ChatCompletion(asked, record, len(prompt), tokenizer, reader)
     asks = make_asks(
         asked,
@@ -78,6 +78,7 @@ async def create_chat_completion(request: Request) -> Response:
         choices=asked.n,
         stops=chat.template.stops,
         grammar=grammar,
+        grammar_field=asked.form_field if asked.forced is None else "tools",
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         special=not chat.format.is_plain and grammar is None,
     )
@@ -87,13 +88,15 @@ async def create_chat_completion(request: Request) -> Response:
     return await whole_response(request, service, record, completion.whole(deltas))
 
 
-async def _form(asked: ChatRequest, service: Service, prompt: str) -> tuple[Callable[[], PartReader], str | None]:
+async def _form(
+    asked: ChatRequest, service: Service, prompt: str, caller: str
+) -> tuple[Callable[[], PartReader], str | None]:
     """How the answer is to be read, and the grammar that it has to follow."""
     chat, forced = service.chat, asked.forced
     if forced is not None:
         named = isinstance(asked.tool_choice, NamedTool)
         schema = call_schema(forced, named, asked.parallel_tool_calls)
-        grammar = await service.grammars.compile("json_schema", schema, "tools")
+        grammar = await service.grammars.compile("json_schema", schema, "tools", caller)
         return (lambda: ForcedCalls(forced[0].name if named else None)), grammar
     if asked.offered and not chat.format.has_calls:
         raise InvalidRequestError(
@@ -102,7 +105,7 @@ async def _form(asked: ChatRequest, service: Service, prompt: str) -> tuple[Call
             param="tools",
             code="unsupported_value",
         )
-    grammar = await service.compile_form(asked)
+    grammar = await service.compile_form(asked, caller)
     if grammar is not None:
         return ChatReader, grammar
     tools = [tool.model_dump(exclude_none=True) for tool in asked.offered]

@@ -45,7 +45,7 @@ async def create_completion(request: Request) -> Response:
     scored = asked.logprobs if asked.echo else None
     _check_scored(asked, prompts)
     echoes = [await _echo(call, given, ids) for given, ids in zip(asked.prompt, prompts, strict=True) if asked.echo]
-    grammar = await call.attend(service.compile_form(asked))
+    grammar = await call.attend(service.compile_form(asked, record.caller))
     choosing = asked.candidates > asked.n
     completion = _Completion(asked, record, prompts, echoes, tokenizer, service.reading)
     asks = make_asks(
@@ -59,6 +59,7 @@ async def create_completion(request: Request) -> Response:
         max_tokens=asked.max_tokens,
         choices=asked.candidates,
         grammar=grammar,
+        grammar_field=asked.form_field,
         logprobs=0 if choosing and asked.logprobs is None else asked.logprobs,
         prompt_logprobs=scored,
     )

@@ -47,7 +47,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, QueueFullError):
         return OverloadedError(f"The server is busy: {error}.", error.retry_after)
     if isinstance(error, RequestFailedError):
-        if error.kind == "invalid":
+        if error.kind != "internal":
             return InvalidRequestError(str(error), code="invalid_value")
         log.error("request %s failed in the engine: %s", request_id, error)
         return InternalError(request_id)
@@ -58,6 +58,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
 def install(app: FastAPI) -> None:
     """Register the handlers. An unexpected exception is caught further out, by the request's middleware."""
     app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(ClientGoneError, _on_departure)
     app.add_exception_handler(EngineError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -65,6 +66,11 @@ def install(app: FastAPI) -> None:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     return _refusal(request, as_api_error(error, request.state.record.request_id))
+
+
+async def _on_departure(request: Request, error: Exception) -> Response:
+    request.state.record.finish = "disconnected"
+    return Response(status_code=499)  # for the log; nobody reads it
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from longreach.api.record import RequestRecord
 from longreach.api.service import Engine
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.messages import FinishReason, Generate, Logprob, Update
+from longreach.errors import InvalidRequestError
 from longreach.text.stop import Stops, StopStrings
 from longreach.text.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ class Ask:
         stop_token_ids: of the request's, those that the caller named.
         special: special tokens are text, for whoever reads the answer's marks.
         prompt_only: only the prompt's log-probabilities are wanted; the token that comes with them is not counted.
+        grammar_field: the field that its grammar comes from.
         leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
     """
 
@@ -36,6 +38,7 @@ class Ask:
     special: bool = False
     prompt_only: bool = False
     leads: bool = True
+    grammar_field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ async def generate_text(
 
     Raises:
         EngineError: as `EngineClient.generate`.
+        InvalidRequestError: its grammar cannot be followed.
     """
     writer = _Writer(ask, tokenizer, record)
-    async with contextlib.aclosing(engine.generate(ask.request)) as updates:
+    async with contextlib.aclosing(_updates(engine, ask)) as updates:
         async for update in updates:
             if ask.leads:
                 record.progressed(ask.request.request_id, update.computed, update.cached)
@@ -82,6 +86,18 @@ async def generate_text(
                 if delta.finish_reason is not None:
                     return
     raise RequestFailedError("the engine's updates ended without a finish reason", "internal")
+
+
+async def _updates(engine: Engine, ask: Ask) -> AsyncGenerator[Update, None]:
+    try:
+        async with contextlib.aclosing(engine.generate(ask.request)) as updates:
+            async for update in updates:
+                yield update
+    except RequestFailedError as error:
+        if error.kind != "grammar":
+            raise
+        message = f"`{ask.grammar_field}`: {error}."
+        raise InvalidRequestError(message, param=ask.grammar_field, code="invalid_grammar") from None
 
 
 class _Writer:

@@ -1,68 +1,113 @@
 """Grammars for answers: from a JSON schema, a regular expression or a Lark grammar to what the engine is sent.
 
 A hostile grammar can take for ever to compile (an intersection of forty patterns does), and nothing bounds that from
-within. So each new one is compiled in a process of its own, which is ended when its time is up; only what passes
-reaches the engine. What is known of a grammar is kept, so that a schema which many requests share is tried once.
+within. So each new one is compiled in a process of its own, which is ended when its time is up or nobody waits for it
+any more; only what passes reaches the engine. What is known of a grammar is kept, so that a schema which many requests
+share is tried once, and so is one that is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import resource
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from longreach.errors import InvalidRequestError
+from longreach.api.turns import TooManyWaitingError, Turns
+from longreach.errors import InvalidRequestError, OverloadedError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 Kind = Literal["json_schema", "regex", "lark"]
 
-# Grammars that are compiled at once, and remembered, by their text.
+# Grammars that are compiled at once, those that may wait for it, and as many of one caller.
 _AT_ONCE = 2
+_MOST_WAITING = 128
+_MOST_OF_ONE = 32
+# What is remembered of all grammars, and of one beside its text.
 _REMEMBERED_BYTES = 8 << 20
+_ENTRY_BYTES = 256
 # JSON is written on one line, as `json.dumps` does: where blank space is free, a small model may go on in it for ever.
 _JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _CHILD_MEMORY_BYTES = 1 << 30
+_OUT_OF_MEMORY = 3  # exit status
 # A busy machine may take so many times the processor's time that is allowed.
 _PATIENCE = 10
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """A grammar in llguidance's form, or why it is refused and the error's code."""
+
+    grammar: str = ""
+    error: str = ""
+    code: str = "invalid_grammar"
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes to remember it."""
+        return _ENTRY_BYTES + len(self.grammar) + len(self.error)
+
+
 class GrammarCompiler:
-    """Checks grammars of at most `max_bytes`, which may take `seconds` of a processor's time."""
+    """Checks grammars of at most `max_bytes`, which may take `seconds` of a processor's time.
+
+    Callers take turns, each with one grammar at a time: one who sends many delays another by one at most.
+    """
 
     def __init__(self, max_bytes: int, seconds: int) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._too_complex = f"takes more than {seconds} s or {_CHILD_MEMORY_BYTES >> 20} MiB to compile"
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._known: OrderedDict[bytes, str] = OrderedDict()  # request -> error, or the empty string
-        self._grammars: dict[bytes, str] = {}
+        self._turns = Turns(self._judge, slots=_AT_ONCE, waiting=_MOST_WAITING, waiting_of_one=_MOST_OF_ONE)
+        self._known: OrderedDict[bytes, _Verdict] = OrderedDict()  # by the question's digest
         self._known_bytes = 0
 
-    async def compile(self, kind: Kind, source: str | dict[str, Any], field: str) -> str:
-        """The grammar in llguidance's form.
+    async def compile(self, kind: Kind, source: str | dict[str, Any], field: str, caller: str) -> str:
+        """The grammar in llguidance's form. Cancelling this ends the process, unless others wait for the same grammar.
 
         Raises:
             InvalidRequestError: it is too large, takes too long, or is none; names `field`.
+            OverloadedError: too many wait, or the machine is too busy to compile it.
         """
         question = orjson.dumps([kind, source])
         if len(question) > self._max_bytes:
             raise _refused(field, f"must have at most {self._max_bytes} bytes", "grammar_too_large")
-        if question not in self._known:
-            async with self._slots:
-                if question not in self._known:
-                    self._remember(question, *await self._try(question, field))
-        self._known.move_to_end(question)
-        if error := self._known[question]:
-            raise _refused(field, error, "invalid_grammar")
-        return self._grammars[question]
+        name = hashlib.sha256(question).digest()
+        if name in self._known:
+            self._known.move_to_end(name)
+            verdict = self._known[name]
+        else:
+            try:
+                verdict = await self._turns.result(question, caller)
+            except TooManyWaitingError:
+                message = "The server is busy: too many grammars wait to be compiled."
+                raise OverloadedError(message, self._seconds, code="grammar_queue_full") from None
+        if verdict.error:
+            raise _refused(field, verdict.error, verdict.code)
+        return verdict.grammar
 
-    async def _try(self, question: bytes, field: str) -> tuple[str, str]:
+    async def stop(self) -> None:
+        """End the processes that compile."""
+        await self._turns.stop()
+
+    async def _judge(self, question: bytes) -> _Verdict:
+        verdict = await self._try(question)
+        name = hashlib.sha256(question).digest()
+        self._known[name] = verdict
+        self._known_bytes += verdict.num_bytes
+        while self._known_bytes > _REMEMBERED_BYTES and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._known_bytes -= oldest.num_bytes
+        return verdict
+
+    async def _try(self, question: bytes) -> _Verdict:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -75,26 +120,21 @@ class GrammarCompiler:
         try:
             answer, _ = await asyncio.wait_for(process.communicate(question), self._seconds * _PATIENCE)
         except TimeoutError:
-            raise _refused(field, self._too_complex, "grammar_too_complex") from None
+            # It has not had its time yet: that says nothing of the grammar, and is not remembered.
+            message = "The server is busy: the machine has no time to compile a grammar."
+            raise OverloadedError(message, self._seconds * _PATIENCE, code="grammar_timeout") from None
         finally:
             if process.returncode is None:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
                 await process.wait()
-        if process.returncode != 0:
-            raise _refused(field, self._too_complex, "grammar_too_complex")
-        grammar, error = orjson.loads(answer)
-        return grammar, error
-
-    def _remember(self, question: bytes, grammar: str, error: str) -> None:
-        self._known[question], self._grammars[question] = error, grammar
-        self._known_bytes += _size(question, grammar)
-        while self._known_bytes > _REMEMBERED_BYTES and len(self._known) > 1:
-            oldest, _ = self._known.popitem(last=False)
-            self._known_bytes -= _size(oldest, self._grammars.pop(oldest))
-
-
-def _size(question: bytes, grammar: str) -> int:
-    return len(question) + len(grammar)
+        status = await process.wait()
+        if status == 0:
+            return _Verdict(*orjson.loads(answer))
+        if status < 0 or status == _OUT_OF_MEMORY:  # ended by one of its limits
+            why = f"takes more than {self._seconds} s or {_CHILD_MEMORY_BYTES >> 20} MiB to compile"
+            return _Verdict(error=why, code="grammar_too_complex")
+        raise RuntimeError(f"the process that compiles grammars ended with status {status}")
 
 
 def _refused(field: str, why: str, code: str) -> InvalidRequestError:
@@ -102,10 +142,13 @@ def _refused(field: str, why: str, code: str) -> InvalidRequestError:
 
 
 def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
-    """The grammar in llguidance's form, and what is wrong with it or the empty string."""
-    from llguidance import LLMatcher
+    """The grammar in llguidance's form, and what is wrong with it or the empty string.
 
-    from longreach.engine.grammar_limits import LIMITS
+    It is compiled over single bytes, up to the first mask: what fails at that fails over any vocabulary.
+    """
+    from llguidance import LLMatcher, LLTokenizer
+
+    from longreach.engine.grammar_limits import LIMITS, explained
 
     if kind == "json_schema":
         grammar = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_STYLE)
@@ -113,8 +156,10 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
         grammar = LLMatcher.grammar_from_regex(str(source))
     else:
         grammar = LLMatcher.grammar_from_lark(str(source))
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
-    return grammar, " ".join(messages[0].split())[:300] if failed else ""
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return grammar, explained(matcher.get_error()) if matcher.is_error() else ""
 
 
 def main() -> None:
@@ -123,7 +168,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_CHILD_MEMORY_BYTES, _CHILD_MEMORY_BYTES))
     kind, source = orjson.loads(sys.stdin.buffer.read())
-    sys.stdout.buffer.write(orjson.dumps(check_grammar(kind, source)))
+    try:
+        answer = check_grammar(kind, source)
+    except MemoryError:
+        sys.exit(_OUT_OF_MEMORY)
+    sys.stdout.buffer.write(orjson.dumps(answer))
 
 
 if __name__ == "__main__":

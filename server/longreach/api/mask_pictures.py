@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from longreach.api.objects import MaskPicture
+from longreach.api.turns import TooManyWaitingError, Turns
 from longreach.engine.messages import AttentionPolicy
 from longreach.errors import OverloadedError, UnavailableError
 
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 MAX_LENGTH = 2**22
 MAX_CELLS = 128
 
-_WAITING = 16
+_MOST_WAITING = 32
+_MOST_OF_ONE = 16
 _REMEMBERED = 64
 _RETRY_AFTER = 2
 _TRIES = 2
@@ -40,32 +42,30 @@ class MaskPictures:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
-        self._waiting = 0
-        self._turn = asyncio.Lock()
+        self._turns = Turns(self._remember, slots=1, waiting=_MOST_WAITING, waiting_of_one=_MOST_OF_ONE)
         self._known: OrderedDict[tuple[AttentionPolicy, int], tuple[MaskPicture, bytes]] = OrderedDict()
 
-    async def draw(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
-        """The picture of a policy over a prompt of `length` tokens, as numbers and as PNG.
+    async def draw(self, policy: AttentionPolicy, length: int, caller: str) -> tuple[MaskPicture, bytes]:
+        """The picture of a policy over a prompt of `length` tokens, as numbers and as PNG; callers take turns.
 
         Raises:
             OverloadedError: too many pictures are asked for at once.
             UnavailableError: there is no process to draw it, or two have ended while they drew it.
         """
         name = policy, length
-        if name not in self._known:
-            if self._waiting >= _WAITING:
-                raise OverloadedError("Too many masks are being drawn.", _RETRY_AFTER, code="busy_drawing")
-            self._waiting += 1
-            try:
-                async with self._turn:
-                    if name not in self._known:
-                        self._known[name] = await self._run(policy, length)
-            finally:
-                self._waiting -= 1
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(name)
-        return self._known[name]
+        if name in self._known:
+            self._known.move_to_end(name)
+            return self._known[name]
+        try:
+            return await self._turns.result(name, caller)
+        except TooManyWaitingError:
+            raise OverloadedError("Too many masks are being drawn.", _RETRY_AFTER, code="busy_drawing") from None
+
+    async def _remember(self, name: tuple[AttentionPolicy, int]) -> tuple[MaskPicture, bytes]:
+        self._known[name] = drawn = await self._run(*name)
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return drawn
 
     async def _run(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
         for _ in range(_TRIES):  # the process may have been killed for somebody else's memory, and long ago

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 import time
 import uuid
@@ -18,6 +19,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 class RequestRecord:
     """Filled in by whoever learns something; nothing in it comes from the prompt's text.
 
+    `address` is where the request came from, as `network_of` has it.
     `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `attention` is what its
     prompts were computed with, unless that was dense, and `decode` what each answer has read so far under a decode
     budget, by its request to the engine. `at_end` is what is left to do when the request has ended,
@@ -27,7 +29,7 @@ class RequestRecord:
     request_id: str
     method: str
     path: str
-    client: str = ""
+    address: str = ""
     started: float = field(default_factory=time.monotonic)
     status: int | None = None
     key: ApiKey | None = None
@@ -45,8 +47,8 @@ class RequestRecord:
 
     @property
     def caller(self) -> str:
-        """Who asks, for whatever is shared out fairly: the key's name, or the address where there are no keys."""
-        return self.client if self.key is None else f"key {self.key.name}"
+        """Who shares what the server has to give: the key's name, else the address."""
+        return self.address if self.key is None else self.key.name
 
     def progressed(self, part: str, computed: int, cached: int) -> None:
         """So many of the prompt tokens of one part of the request have been computed, and found in the cache."""
@@ -94,3 +96,18 @@ def request_id_from(header: bytes | None) -> str:
     """The caller's `X-Request-Id` if it is short and plain enough to be echoed and logged, else a fresh one."""
     given = "" if header is None else header.decode("latin-1")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def network_of(client: tuple[str, int] | None) -> str:
+    """The address of an ASGI `client` as that of one caller: in IPv6 its network of 64 bits, all of which is one
+    machine's to use. Empty where there is none, as on a Unix socket."""
+    host = "" if client is None else client[0]
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

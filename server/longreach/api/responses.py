@@ -58,7 +58,7 @@ async def create_response(request: Request) -> Response:
         call, asked.messages, param="input", answer_tokens=asked.max_output_tokens or 1, reasoning_effort=effort
     )
     max_tokens = tokens_left(prompt, asked.max_output_tokens, engine.info, "input")
-    grammar = await call.attend(service.compile_form(asked))
+    grammar = await call.attend(service.compile_form(asked, record.caller))
     reader = ChatReader() if grammar is not None else ChatReader(chat.format.reader(text, []))
     answer = _Response(asked, record, len(prompt), reader)
     [ask] = make_asks(
@@ -72,6 +72,7 @@ async def create_response(request: Request) -> Response:
         max_tokens=max_tokens,
         stops=chat.template.stops,
         grammar=grammar,
+        grammar_field=asked.form_field,
         special=not chat.format.is_plain and grammar is None,
     )
     deltas = generate_text(engine, tokenizer, ask, record)

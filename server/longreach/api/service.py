@@ -19,6 +19,7 @@ from longreach.api.grammars import GrammarCompiler, Kind
 from longreach.api.mask_pictures import MaskPictures
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
+from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
@@ -55,8 +56,8 @@ class Engine(Protocol):
         """Prompt tokens of its requests that are not computed yet."""
         ...
 
-    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = ...) -> None:
-        """Take a place for each request, given with its prompt's tokens, or raise a `QueueFullError`."""
+    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = ..., caller: str = ...) -> None:
+        """Take a place for each request of one caller, by its id, or raise a `QueueFullError`."""
         ...
 
     def release(self, request_ids: Iterable[str]) -> None:
@@ -179,16 +180,17 @@ class Service:
         assert self._chat is not None
         return self._chat
 
-    async def compile_form(self, asked: Formed) -> str | None:
-        """The grammar that an answer has to follow, if it has to follow any.
+    async def compile_form(self, asked: Formed, caller: str) -> str | None:
+        """The grammar that an answer has to follow, if it has to follow any; `caller` waits its turn.
 
         Raises:
             InvalidRequestError: it cannot be used.
+            OverloadedError: too many wait.
         """
         if asked.form is None:
             return None
         kind, source = asked.form
-        return await self.grammars.compile(kind, source, asked.form_field)
+        return await self.grammars.compile(kind, source, asked.form_field, caller)
 
     @property
     def phase(self) -> Phase:
@@ -288,6 +290,7 @@ class Service:
         self.masks.stop()
         self.reading.close()
         self.encoding.close()
+        await self.grammars.stop()
         if self._engine is not None:
             await self._engine.stop()
 

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
-from .admission import Admission
+from .admission import Admission, Place, most_queued_tokens
 from .errors import EngineDeadError, EngineStartError, RequestFailedError
 from .messages import (
     DENSE,
@@ -42,8 +42,6 @@ _KILL_AFTER_SECONDS = 10.0
 _ENDING_SECONDS = 2.0  # for a process that has closed its socket unasked: its requests are waiting to be told
 # An engine of which nothing was heard for so many heartbeats does not respond.
 _MISSED_BEATS = 6
-# Unless told otherwise, prompts may wait that fill the KV cache so many times.
-_QUEUED_CACHES = 4
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -118,8 +116,9 @@ class EngineClient:
         client.info = answer
         client._admission = Admission(
             config.max_queued_requests,
-            config.max_queued_tokens or _QUEUED_CACHES * answer.kv_tokens,
+            most_queued_tokens(config.max_queued_tokens, answer.kv_tokens),
             answer.max_batched_tokens,
+            shares_prompts=config.prefix_cache,
         )
         client._tasks = [
             asyncio.create_task(client._listen(), name="engine-listener"),
@@ -152,16 +151,16 @@ class EngineClient:
         """Prompt tokens that were sent to the engine, or are about to be, and are not computed yet."""
         return self._admission.unread_tokens
 
-    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = DENSE) -> None:
-        """Take a place in the queue for each request, given with its prompt's tokens: for all of them or for none. They
-        are of one attention policy.
+    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = DENSE, caller: str = "") -> None:
+        """Take a place in the queue for each request, by its id: for all of them or for none. They are of one caller
+        and of one attention policy.
 
         A place is given back when `generate` of its request ends, or by `release` if it was never begun.
 
         Raises:
             QueueFullError: too much is waiting.
         """
-        self._admission.enter(prompts, reach_of(attention, self.info.dense_share))
+        self._admission.enter(places, reach_of(attention, self.info.dense_share), caller)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give back the places of requests, as far as they still have any."""
@@ -170,7 +169,8 @@ class EngineClient:
                 self._admission.leave(request_id)
 
     def seconds_to_read(self, request_id: str) -> float | None:
-        """Predicted time to read the rest of a prompt, if nobody else's is read; None before the first steps."""
+        """Predicted time to read the rest of a prompt, if nobody else's is read; None before the first steps, 0 for
+        all but the first of the requests that share it."""
         return self._admission.seconds_to_read(request_id)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
@@ -188,7 +188,7 @@ class EngineClient:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         if request.request_id not in self._admission:
-            self.admit({request.request_id: len(request.prompt)}, request.attention)
+            self.admit({request.request_id: Place(len(request.prompt))}, request.attention, request.caller)
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False

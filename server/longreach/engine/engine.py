@@ -7,11 +7,11 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from .constraint import Constraint
 from .density import PairCount
-from .errors import DeviceLostError
+from .errors import DeviceLostError, FailureKind
 from .host_pages import PageMoves
 from .isolation import Result, StepRunner, launch_apart
 from .messages import AttentionUse, DecodeUse, Failed, Generate, Stats, Update, Updates
@@ -221,11 +221,9 @@ class Engine:
         """End requests whose grammar could not say what may come next."""
         requests = [chunk.request for chunk in chunks]
         errors = [(request, request.constraint.error) for request in requests if request.constraint is not None]
-        return [end for request, error in errors if error for end in self._fail([request], error, "invalid")]
+        return [end for request, error in errors if error for end in self._fail([request], error, "grammar")]
 
-    def _fail(
-        self, requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
-    ) -> list[Updates | Failed]:
+    def _fail(self, requests: list[Request], message: str, kind: FailureKind = "internal") -> list[Updates | Failed]:
         """Forget those of the requests that are still here, and tell their callers."""
         here = [request for request in requests if self.scheduler.running.get(request.id) is request]
         for request in here:
@@ -250,9 +248,7 @@ class Engine:
         )
 
 
-def _failures(
-    requests: list[Request], message: str, kind: Literal["invalid", "internal"] = "internal"
-) -> list[Updates | Failed]:
+def _failures(requests: list[Request], message: str, kind: FailureKind = "internal") -> list[Updates | Failed]:
     return [Failed(request_id=request.id, kind=kind, message=message) for request in requests]
 
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+# Whose fault it was: the request's, that of its grammar alone, or nobody's whom the caller could help.
+FailureKind = Literal["invalid", "grammar", "internal"]
+
 
 class EngineError(Exception):
     """Base of all errors that concern the engine process."""
@@ -40,6 +43,6 @@ class QueueFullError(EngineError):
 class RequestFailedError(EngineError):
     """One request ended in an error while the engine went on."""
 
-    def __init__(self, message: str, kind: Literal["invalid", "internal"]) -> None:
+    def __init__(self, message: str, kind: FailureKind) -> None:
         super().__init__(message)
         self.kind = kind

@@ -7,7 +7,7 @@ mask may cost is bounded by `LIMITS`; an answer whose grammar goes beyond them e
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from .grammar_limits import LIMITS
+from .grammar_limits import LIMITS, explained
 
 _KEPT = 32  # compiled grammars
 
@@ -24,7 +24,7 @@ class Grammars:
     """Makes constraints over one vocabulary, which is read in a thread from the start: it may take a second.
 
     Compiling runs without Python's lock, and is done once for requests that share a grammar: each gets a copy of what
-    is kept of the last ones. `start` may be called in several threads.
+    is kept of the last ones, or the reason why there is none. `start` may be called in several threads.
     """
 
     def __init__(self, tokenizer_file: str, vocab_size: int, eos_token_ids: list[int]) -> None:
@@ -35,7 +35,7 @@ class Grammars:
         reader = ThreadPoolExecutor(1, "grammar-vocabulary")
         self._tokenizer = reader.submit(read)
         reader.shutdown(wait=False)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = Lock()
 
     def start(self, grammar: str) -> GrammarConstraint:
@@ -45,19 +45,25 @@ class Grammars:
             ValueError: it is no grammar, or the model's tokenizer cannot be used with any.
         """
         if (error := self._tokenizer.exception()) is not None:
-            raise ValueError(f"this model's tokenizer cannot be used with grammars: {_first_line(str(error))}")
+            raise ValueError(f"this model's tokenizer cannot be used with grammars: {explained(str(error))}")
         with self._lock:
-            known = self._compiled.get(grammar)
-        if known is None:
-            known = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS)
-            if known.is_error():
-                raise ValueError(f"the grammar cannot be used: {_first_line(known.get_error())}")
-        with self._lock:
-            self._compiled[grammar] = known
+            first = grammar not in self._compiled
+            compiled = self._compiled.setdefault(grammar, Future())
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-            return GrammarConstraint(known.deep_copy())
+        if first:
+            try:
+                compiled.set_result(LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=LIMITS))
+            except Exception as error:  # noqa: BLE001 - raised below, and to whoever waits for the same
+                compiled.set_exception(error)
+                with self._lock:
+                    self._compiled.pop(grammar, None)
+        matcher = compiled.result()
+        with self._lock:
+            if matcher.is_error():
+                raise ValueError(f"the grammar cannot be used: {explained(matcher.get_error())}")
+            return GrammarConstraint(matcher.deep_copy())
 
 
 class GrammarConstraint:
@@ -81,8 +87,4 @@ class GrammarConstraint:
         """Why there is no next mask."""
         if not self._matcher.is_error():
             return None
-        return f"the grammar became too complex: {_first_line(self._matcher.get_error())}"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:200]
+        return f"the grammar cannot be followed any further: {explained(self._matcher.get_error())}"

@@ -1,4 +1,5 @@
-"""How complex a grammar may be: for whoever compiles it first, and for the engine."""
+"""How complex a grammar may be, and what is said of one that cannot be followed: by whoever compiles it first, and by
+the engine."""
 
 from __future__ import annotations
 
@@ -13,3 +14,11 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+
+
+def explained(error: str) -> str:
+    """llguidance's error on one line, of at most 300 characters; in plain words where it has none."""
+    text = " ".join(error.split())
+    if text.startswith("NoExtension"):
+        return "there is no text that it allows"
+    return text[:300]

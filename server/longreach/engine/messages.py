@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from .errors import FailureKind
 from .step_time import StepCost
 
 FinishReason = Literal["stop", "length"]
@@ -137,7 +138,8 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     llguidance's form) the answer is a sentence of it. `logprobs` and `prompt_logprobs` ask for the log-probabilities of
     the answer's and the prompt's tokens, with so many of the likeliest at each place. All of its tokens are computed
     under its `attention` policy, and pages are shared only with requests of the same. The prompt of a
-    `flexible` request is read after all others, and no step is shortened for its answer.
+    `flexible` request is read after all others, and no step is shortened for its answer. Callers take turns where
+    grammars are compiled; `caller` says whose the request is.
     """
 
     request_id: str
@@ -154,6 +156,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     attention: AttentionPolicy = DENSE
+    caller: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -320,10 +323,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A request ends in an error: `invalid` is the caller's fault, `internal` the server's."""
+    """A request ends in an error: `invalid` is the caller's fault, `grammar` that of its grammar, `internal` the
+    server's."""
 
     request_id: str
-    kind: Literal["invalid", "internal"]
+    kind: FailureKind
     message: str
 
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
+from longreach.engine.admission import Admission, Place
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Logprob, Started, Stats, Update
 
@@ -41,7 +42,8 @@ class EchoEngine:
 
     `hold_prefill` stops every request after its first chunk of prompt, `hold_decode_after` after so many tokens; both
     may be set from another thread, which is why they are polled. `failure` is raised in place of the next token, `full`
-    in place of taking a request; `cached` is said to have been cached of each prompt.
+    in place of taking a request; `cached` is said to have been cached of each prompt. `admission` counts what waits;
+    nobody reaches its bounds unless a test sets others.
     """
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
@@ -66,7 +68,9 @@ class EchoEngine:
         self.cached = 0
         self.waited = 0.0
         self.full: QueueFullError | None = None
+        self.admission = Admission(10**6, 10**9, 64)
         self.places: set[str] = set()
+        self.callers: list[str] = []
         self.running: set[str] = set()
         self.cancelled: list[str] = []
         self.stopped = False
@@ -94,15 +98,19 @@ class EchoEngine:
         """As `EngineClient.unread_tokens`; it reads prompts at once."""
         return 0
 
-    def admit(self, prompts: Mapping[str, int], attention: AttentionPolicy = DENSE) -> None:
-        """As `EngineClient.admit`; there is room for everything, or for nothing more."""
+    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = DENSE, caller: str = "") -> None:
+        """As `EngineClient.admit`; there is room for what the ledger has room for, or for nothing more."""
         if self.full is not None:
             raise self.full
-        self.places |= set(prompts)
+        self.admission.enter(places, caller=caller)
+        self.places |= places.keys()
+        self.callers.append(caller)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """As `EngineClient.release`."""
-        self.places -= set(request_ids)
+        for request_id in self.places & set(request_ids):
+            self.places.remove(request_id)
+            self.admission.leave(request_id)
 
     def seconds_to_read(self, request_id: str) -> float | None:
         """As `EngineClient.seconds_to_read`: a minute."""
@@ -119,6 +127,7 @@ class EchoEngine:
         try:
             async for update in self._updates(request):
                 finished = update.finish_reason is not None
+                self.admission.progress(update)
                 yield update
         except (EngineDeadError, RequestFailedError):
             finished = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import struct
@@ -16,6 +17,7 @@ import pytest
 import torch
 from longreach import policies
 from longreach.api import mask_pictures
+from longreach.api.mask_pictures import MaskPictures
 from longreach.config import load_settings
 from longreach.engine.messages import (
     DENSE,
@@ -25,7 +27,7 @@ from longreach.engine.messages import (
     encode_frame,
     to_engine_decoder,
 )
-from longreach.errors import ConfigError
+from longreach.errors import ConfigError, OverloadedError
 from longreach_kernels import block_rules, dynamic
 from longreach_kernels.dynamic.select import DENSE_BELOW
 from longreach_kernels.policies import policy_mask
@@ -325,3 +327,36 @@ def test_sizes_are_those_of_the_kernels() -> None:
     assert policies.BLOCK == block_rules.BLOCK
     assert policies.KEYS == dynamic.BLOCK
     assert policies.DynamicPolicy.model_fields["dense_below"].default == DENSE_BELOW
+
+
+def test_masks_are_drawn_for_callers_in_turn_and_not_for_those_who_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    async def main() -> None:
+        masks, gate = MaskPictures(), asyncio.Event()
+
+        async def run(policy: AttentionPolicy, length: int) -> str:
+            await gate.wait()
+            drawn.append(length)
+            return f"picture {length}"
+
+        monkeypatch.setattr(masks, "_run", run)
+        alice = []
+        for length in range(1, mask_pictures._MOST_OF_ONE + 2):  # one of them has begun
+            alice.append(asyncio.create_task(masks.draw(DENSE, length, "alice")))
+            await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as refused:
+            await masks.draw(DENSE, 100, "alice")
+        assert refused.value.code == "busy_drawing"
+        bob = asyncio.create_task(masks.draw(DENSE, 200, "bob"))
+        await asyncio.sleep(0)
+        for task in alice[3:]:
+            task.cancel()
+        await asyncio.wait(alice[3:])
+        gate.set()
+        assert await bob == "picture 200"
+        assert [await task for task in alice[:3]] == [f"picture {length}" for length in (1, 2, 3)]
+        assert await masks.draw(DENSE, 2, "carol") == "picture 2"
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert drawn == [1, 200, 2, 3]

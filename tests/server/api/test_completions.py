@@ -72,7 +72,7 @@ def test_usage_says_how_much_of_the_prompt_was_cached(server: LiveServer, stream
 
 
 def test_priority_salt_and_speculation_reach_the_engine(make_server: Callable[..., LiveServer]) -> None:
-    with make_server(speculate=3) as server:
+    with make_server(speculate=3, allow_priority=True) as server:
         for fields in ({}, {"priority": -2, "cache_salt": "tenant", "speculate": 0}, {"priority": None}):
             assert server.complete(**fields).status_code == 200
         asked = [(request.priority, request.cache_salt, request.speculate) for request in server.engine.requests]

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
 from longreach.engine.messages import Generate, Update
+from longreach.errors import OverloadedError, UnavailableError
 from longreach.text.detokenizer import Detokenizer
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
@@ -46,8 +47,16 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(server: LiveServer, 
     assert not server.engine.requests
     with pytest.raises(openai.RateLimitError):
         server.openai.completions.create(model=MODEL, prompt="x", stream=stream)
+    server.engine.full = QueueFullError("15 requests are waiting already", retry_after=275_425)
+    assert server.complete(stream=stream).headers["retry-after"] == "60", "nobody is sent away for days"
     server.engine.full = None
     assert server.complete(stream=stream).status_code == 200
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 60, 61, 10**9])
+def test_every_retry_after_is_between_a_second_and_a_minute(seconds: int) -> None:
+    for error in (OverloadedError("busy", seconds), UnavailableError("loading", code="loading", retry_after=seconds)):
+        assert error.headers["Retry-After"] == str(min(max(seconds, 1), 60))
 
 
 def test_a_place_in_the_queue_is_taken_before_the_headers_and_given_back_on_every_path(

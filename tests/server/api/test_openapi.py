@@ -63,10 +63,10 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer | EmbeddedServer]:
     if SOAK_CASES is None:
-        with make_server(template=TEMPLATE, max_model_len=2048) as server:
+        with make_server(template=TEMPLATE, max_model_len=2048, allow_priority=True) as server:
             yield server
     else:
-        with EmbeddedServer(max_model_len=96, kv_cache_memory="16MiB") as server:
+        with EmbeddedServer(max_model_len=96, kv_cache_memory="16MiB", allow_priority=True) as server:
             yield server
 
 

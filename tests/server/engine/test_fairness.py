@@ -12,6 +12,7 @@ import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate, Sampling, Updates
+from longreach.engine.order import PATIENCE, head_start
 from longreach.engine.pages import PagePool
 from longreach.engine.plan import StepPlan
 from longreach.engine.prefix_cache import PageHasher
@@ -27,8 +28,8 @@ LONG = 131_072
 class _Noisy(SimulatedRunner):
     """Steps take up to 3 percent more or less than they should."""
 
-    def __init__(self) -> None:
-        super().__init__(128, cost=GPU)
+    def __init__(self, cost: StepCost) -> None:
+        super().__init__(128, cost=cost)
         self._noise = random.Random(0)
         self.after_step = self.jitter
         self.before = 0.0
@@ -41,9 +42,9 @@ class _Noisy(SimulatedRunner):
 class _Bench:
     """An engine on a simulated clock; when each request's tokens came."""
 
-    def __init__(self, max_itl: float = 0.05) -> None:
+    def __init__(self, max_itl: float = 0.05, cost: StepCost = GPU) -> None:
         limits = Limits(64, 8192, 2 * LONG, max_itl, resume_seconds=60.0)
-        self.runner = _Noisy()
+        self.runner = _Noisy(cost)
         scheduler = Scheduler(PagePool(4096, 128), limits, PageHasher(128, "m"))
         self.engine = Engine(scheduler, self.runner, self.runner.clock)
         self.sent: dict[str, float] = {}
@@ -179,6 +180,31 @@ def test_identical_prompts_in_flight_are_read_once(alone: float) -> None:
         bench.send(f"r{i}", LONG, 2)
     assert max(bench.until_first_token(f"r{i}") for i in range(4)) < 1.1 * alone
     assert bench.runner.computed_tokens < 1.01 * LONG
+
+
+@pytest.mark.parametrize("urgency", [-1, -100])
+def test_urgent_prompts_without_end_delay_another_by_their_head_start_and_no_more(urgency: int) -> None:
+    bench = _Bench(cost=StepCost(0.05, 1e-3, 0.0, 0.0))  # a second for a thousand tokens
+    numbers = itertools.count(1)
+
+    def flood() -> None:
+        """There are always more urgent prompts than a step has room for."""
+        while len(bench.engine.scheduler.waiting | bench.engine.scheduler.running) < 12:
+            number = next(numbers)
+            bench.send(f"urgent{number}", 1000, 1, document=number, priority=urgency)
+
+    flood()
+    bench.step()
+    bench.send("default", 1000, 1, document=10**6)
+    sent = bench.sent["default"]
+    while not bench.times.get("default"):
+        flood()
+        bench.step()
+        assert bench.runner.now < sent + 120, "it is starved"
+    passed = [bench.sent[name] - sent for name in bench.times if name != "default"]
+    assert max(passed) > 0, "those that came later were no more urgent"
+    assert max(passed) <= -head_start(urgency) + PATIENCE * 1.1
+    assert max(passed) > -head_start(urgency) - 9, "a step's time before that"
 
 
 def test_steps_are_measured_by_the_device_where_they_overlap() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from longreach.engine import process
+from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient, child_environment
 from longreach.engine.errors import EngineDeadError, EngineStartError, QueueFullError, RequestFailedError
 from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Generate, Sampling, encode_frame
@@ -80,18 +81,18 @@ def test_what_exceeds_the_queue_is_refused_and_room_comes_back(model_dir: Path) 
         small = msgspec.structs.replace(config(model_dir), max_queued_requests=2, max_queued_tokens=60)
         client = await EngineClient.start(small)
         try:
-            client.admit({"giant": 200})  # an empty queue takes what is longer than the bound
+            client.admit({"giant": Place(200)})  # an empty queue takes what is longer than the bound
             client.release(["giant", "never was"])
-            client.admit({"r0": 30})  # its place is its own, whoever comes before it is sent
+            client.admit({"r0": Place(30)})  # its place is its own, whoever comes before it is sent
             streams = [client.generate(spec(f"r{i}", length=30)) for i in (1, 0, 2)]
             firsts = [asyncio.create_task(anext(stream)) for stream in streams]
             await asyncio.sleep(0)  # two are sent, nothing has been heard of them
             with pytest.raises(QueueFullError, match="2 requests with 60 prompt tokens are waiting") as full:
-                client.admit({"x": 1})
+                client.admit({"x": Place(1)})
             assert full.value.retry_after >= 1
             results = await asyncio.gather(*firsts, return_exceptions=True)
             assert [isinstance(result, QueueFullError) for result in results] == [False, False, True]
-            client.admit({"x": 1})
+            client.admit({"x": Place(1)})
             client.release(["x"])
             client.release(["x"])
             for stream in streams:

@@ -7,6 +7,7 @@ import math
 import pytest
 from longreach.engine.limits import Limits
 from longreach.engine.messages import Generate
+from longreach.engine.order import head_start, seniority
 from longreach.engine.pages import PagePool
 from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.request import Request
@@ -105,13 +106,23 @@ def test_beside_streams_a_chunk_fits_into_the_time_that_is_left_but_never_vanish
     assert run_step(scheduler) == {"stream": 1, "a": 20}  # 6 tokens' time is left: not worth a chunk
 
 
-def test_priority_comes_before_length_and_age() -> None:
+def test_a_priority_is_worth_a_head_start_and_no_more() -> None:
     scheduler = make()
     scheduler.add(request("old", 10))
-    scheduler.add(request("urgent", 40, arrived=9.0, priority=-1))
+    scheduler.add(request("urgent", 40, arrived=5.0, priority=-1))
     assert run_step(scheduler) == {"urgent": 16}
     assert run_step(scheduler) == {"urgent": 16}
+    scheduler.add(request("late", 10, arrived=6.0, priority=-1))
     assert run_step(scheduler) == {"urgent": 8, "old": 8}
+    starts = [head_start(priority) for priority in range(-100, 101)]
+    assert starts == sorted(starts)
+    assert len(set(starts)) == 201
+    assert [round(head_start(priority)) for priority in (-100, -10, -1, 0, 1, 10, 100)] == [-55, -30, -5, 0, 5, 30, 55]
+
+
+def test_an_urgent_answer_keeps_its_pages_before_one_that_came_earlier() -> None:
+    first, urgent, late = request("a", 4), request("b", 4, arrived=50.0, priority=-100), request("c", 4, arrived=60.0)
+    assert sorted((late, first, urgent), key=seniority) == [urgent, first, late]
 
 
 def test_who_is_next_waits_for_its_pages_and_nobody_overtakes_it() -> None:

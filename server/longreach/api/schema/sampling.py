@@ -48,7 +48,7 @@ class ServingFields(StrictModel):
     model: str = Field(min_length=1, max_length=256, description="The served model's name.")
     stream: Annotated[bool, or_default(False)] = Field(False, description="Answer in server-sent events.")
     priority: Annotated[int, or_default(0)] = Field(
-        0, ge=-100, le=100, description="Prompts of a smaller number are read first."
+        0, ge=-100, le=100, description="A smaller number is read earlier; only with `--allow-priority`."
     )
     service_tier: AskedTier = Field(
         None,
