@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from longreach import __version__
+from longreach import __version__, safe_path
 from longreach.bench.commands import bench, names
 from longreach.config import Settings, flag, load_settings, unknown_variables
 from longreach.errors import ConfigError
@@ -27,7 +27,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """The command line; `longreach.__main__` is the console script's entry point."""
+    safe_path.hold()
     app(prog_name="longreach")
 
 

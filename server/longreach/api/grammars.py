@@ -8,6 +8,7 @@ reaches the engine. What is known of a grammar is kept, so that a schema which m
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sys
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from longreach.errors import InvalidRequestError
+from longreach.safe_path import environment, module_command
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -64,13 +66,11 @@ class GrammarCompiler:
 
     async def _try(self, question: bytes, field: str) -> tuple[str, str]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "longreach.api.grammars",
-            str(self._seconds),
+            *module_command("longreach.api.grammars", str(self._seconds)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            env=environment(os.environ),
         )
         try:
             answer, _ = await asyncio.wait_for(process.communicate(question), self._seconds * _PATIENCE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
 from collections import OrderedDict
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any
 from longreach.api.objects import MaskPicture
 from longreach.engine.messages import AttentionPolicy
 from longreach.errors import OverloadedError
+from longreach.safe_path import environment
 
 MAX_LENGTH = 2**22
 MAX_CELLS = 128
@@ -64,6 +66,7 @@ class MaskPictures:
 
     async def _run(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
         if self._pool is None:
+            os.environ.update(environment(os.environ))  # `multiprocessing` starts its children by `python -c`
             context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
             self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
         try:

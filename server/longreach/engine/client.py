@@ -8,8 +8,9 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+
+from longreach.safe_path import environment, module_command
 
 from .admission import Admission
 from .errors import EngineDeadError, EngineStartError, RequestFailedError
@@ -96,9 +97,9 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "longreach.engine.process", str(theirs.fileno())),
+                *module_command("longreach.engine.process", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
-                env=child_environment(os.environ),
+                env=environment(child_environment(os.environ)),
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         client = cls(config, process, reader, writer)

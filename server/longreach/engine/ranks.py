@@ -11,9 +11,10 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
+
+from longreach.safe_path import environment, module_command
 
 from .child import EXIT_DEVICE_LOST, end
 from .errors import DeviceLostError
@@ -52,8 +53,9 @@ class Ranks:
             ours, theirs = socket.socketpair()
             with theirs:
                 fd = theirs.fileno()
-                command = [sys.executable, "-m", "longreach.engine.rank", str(fd)]
-                self._processes.append(subprocess.Popen(command, pass_fds=[fd, self._file]))  # noqa: S603
+                command = module_command("longreach.engine.rank", str(fd))
+                child = subprocess.Popen(command, pass_fds=[fd, self._file], env=environment(os.environ))  # noqa: S603
+                self._processes.append(child)
             self._connections.append(ours)
             ours.sendall(encode(Join(config, rank, self.rendezvous)))
             threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}", daemon=True).start()
