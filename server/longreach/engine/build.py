@@ -31,6 +31,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     check_sums(config)
     layout = layout_of(config)
     if layout.size == 1:
+        share_threads(layout)
         return _engine(config, build_parts(config, Joined(layout)))
     # Before there are ranks: the messages are this one's to give.
     if config.batch_invariant:
