@@ -219,10 +219,11 @@ def warmup(**flags: Any) -> None:
     from longreach_patches import PatchError
 
     from longreach.engine.compile_ahead import compile_ahead
+    from longreach.engine.errors import EngineStartError
 
     try:
         warmth = compile_ahead(settings.engine_config())
-    except (ValueError, PatchError) as error:
+    except (ValueError, PatchError, EngineStartError) as error:
         raise _refused(error) from None
     typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")
     if warmth.cache is None:

@@ -8,18 +8,24 @@ sequences are sampled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from longreach.api.objects import MaskPicture
+from longreach.descriptors import require_descriptors
 from longreach.engine.messages import AttentionPolicy
 from longreach.errors import OverloadedError
 from longreach.safe_path import environment
+
+log = logging.getLogger(__name__)
 
 MAX_LENGTH = 2**22
 MAX_CELLS = 128
@@ -46,7 +52,7 @@ class MaskPictures:
         """The picture of a policy over a prompt of `length` tokens, as numbers and as PNG.
 
         Raises:
-            OverloadedError: too many pictures are asked for at once.
+            OverloadedError: too many pictures are asked for at once, or no process can be started for them.
         """
         name = policy, length
         if name not in self._known:
@@ -65,15 +71,24 @@ class MaskPictures:
         return self._known[name]
 
     async def _run(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
-        if self._pool is None:
-            os.environ.update(environment(os.environ))  # `multiprocessing` starts its children by `python -c`
-            context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
-            self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
+            return await self._in_process(policy, length)
         except BrokenProcessPool:
             self._pool = None  # the next picture gets another process
             raise
+        except OSError as error:  # no descriptors, or nothing else that a process takes
+            log.error("no process can be started to draw a mask: %s", error.strerror or error)
+            self.stop()
+            raise OverloadedError("No mask can be drawn at this moment.", _RETRY_AFTER, code="busy_drawing") from error
+
+    async def _in_process(self, policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
+        with _safe_environment():
+            if self._pool is None:
+                require_descriptors()
+                context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
+                self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
+            drawn = asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
+        return await drawn
 
     def stop(self) -> None:
         """End the process, if it was ever started."""
@@ -82,8 +97,25 @@ class MaskPictures:
             self._pool = None
 
 
+@contextlib.contextmanager
+def _safe_environment() -> Iterator[None]:
+    """This process's environment is `safe_path`'s: `multiprocessing` starts its children in it, by `python -c`."""
+    changed = {name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _leave_signals_to_the_owner() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def picture(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:

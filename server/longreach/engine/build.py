@@ -25,6 +25,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     others; `Engine.close` ends them.
 
     Raises:
+        EngineStartError: the other ranks' processes cannot be started.
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """

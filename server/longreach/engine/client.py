@@ -10,10 +10,11 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
+from longreach.descriptors import require_descriptors
 from longreach.safe_path import environment, module_command
 
 from .admission import Admission
-from .errors import EngineDeadError, EngineStartError, RequestFailedError
+from .errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
 from .messages import (
     DENSE,
     HEARTBEAT_SECONDS,
@@ -92,15 +93,24 @@ class EngineClient:
         """Start the process and wait until it is ready.
 
         Raises:
+            HostShortageError: there are no descriptors, or other things that a process takes, at this moment.
             EngineStartError: the model could not be loaded, or nothing fits; the message is the operator's.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            require_descriptors()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise not_started("the engine process", error) from error
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *module_command("longreach.engine.process", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                env=environment(child_environment(os.environ)),
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *module_command("longreach.engine.process", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    env=environment(child_environment(os.environ)),
+                )
+            except OSError as error:
+                ours.close()
+                raise not_started("the engine process", error) from error
         reader, writer = await asyncio.open_connection(sock=ours)
         client = cls(config, process, reader, writer)
         try:
