@@ -21,6 +21,7 @@ import uvloop
 from longreach import __version__
 from longreach.api.app import create_app
 from longreach.api.connection import ConnectionLimits, LimitedProtocol
+from longreach.api.output_pipe import LOG_FORMAT, unblocked_output
 from longreach.api.service import Phase, Service, StartEngine, wait_any
 from longreach.api.supervisor import keep_running
 from longreach.config import Settings, is_loopback
@@ -43,11 +44,12 @@ _SEND_BUFFER_BYTES = 64 * 1024
 
 def run(settings: Settings, unknown_variables: list[str]) -> int:
     """Serve until a signal or the engine's death; return the process's exit status."""
-    configure_logging(settings.log_level)
-    for name in unknown_variables:
-        log.warning("%s sets nothing: there is no such setting", name)
-    _allow_files(settings.max_connections + _OTHER_FILES)
-    return uvloop.run(serve(settings))
+    with unblocked_output():
+        configure_logging(settings.log_level)
+        for name in unknown_variables:
+            log.warning("%s sets nothing: there is no such setting", name)
+        _allow_files(settings.max_connections + _OTHER_FILES)
+        return uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings, start_engine: StartEngine = EngineClient.start) -> int:
@@ -108,7 +110,7 @@ async def _live(
 def configure_logging(level: str) -> None:
     """Plain lines on stderr, for us; libraries speak from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("uvicorn", "asyncio", "httpcore2", "httpx2", "huggingface_hub", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)

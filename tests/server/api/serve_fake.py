@@ -15,6 +15,7 @@ import logging
 import sys
 
 import uvloop
+from longreach.api.output_pipe import unblocked_output
 from longreach.api.server import configure_logging, serve
 from longreach.config import load_settings
 from longreach.engine.errors import EngineStartError, not_started
@@ -59,4 +60,6 @@ async def main(model: str, port: str, scenario: str, *settings: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(uvloop.run(main(*sys.argv[1:])))
+    with unblocked_output(buffer_bytes=1 << 16):
+        status = uvloop.run(main(*sys.argv[1:]))
+    sys.exit(status)
