@@ -22,6 +22,7 @@ from longreach import __version__
 from longreach.api.app import create_app
 from longreach.api.connection import ConnectionLimits, LimitedProtocol
 from longreach.api.output_pipe import LOG_FORMAT, unblocked_output
+from longreach.api.reload import Reload
 from longreach.api.service import Phase, Service, StartEngine, wait_any
 from longreach.api.supervisor import keep_running
 from longreach.config import Settings, is_loopback
@@ -69,6 +70,7 @@ async def serve(settings: Settings, start_engine: StartEngine = EngineClient.sta
     web = asyncio.create_task(server.serve([listener]), name="web")
     stop, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(lambda: hurry.set() if stop.is_set() else stop.set())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, Reload(service, config.ssl).begin)
     try:
         return await _live(service, start_engine, stop, hurry, url)
     finally:
