@@ -118,7 +118,8 @@ class EngineClient:
             answer = await client._receive()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             await client.stop()
-            raise EngineStartError(f"the engine process ended during start ({client._end()})") from error
+            hint = "; memory may have run out, the machine's or the container's" if client._killed else ""
+            raise EngineStartError(f"the engine process ended during start ({client._end()}){hint}") from error
         except asyncio.CancelledError:
             await client.stop()
             raise
@@ -282,6 +283,10 @@ class EngineClient:
         if self._process.returncode is None:
             logger.error("the engine process %s; it is killed", why)
             self._process.kill()  # the listener sees the end of it
+
+    @property
+    def _killed(self) -> bool:
+        return self._process.returncode == -signal.SIGKILL
 
     def _end(self) -> str:
         """How the process ended, for people."""

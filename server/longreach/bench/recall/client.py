@@ -135,7 +135,7 @@ def serving(model: str | None, *flags: str) -> Iterator[str]:
                 break
         if url is None:
             raise ValueError("longreach serve did not start: " + "".join(said[-5:]).strip())
-        # Keep reading, or the server blocks once the pipe is full.
+        # Keep reading: the server drops what finds no room in the pipe, and at its end waits for a reader.
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
         try:
