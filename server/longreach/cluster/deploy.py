@@ -72,7 +72,11 @@ def wait_for_signal() -> None:
 
 
 def _connect(address: str) -> None:
-    own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+    own: dict[str, Any] = {}
+    if address == LOCAL:
+        own["include_dashboard"] = False
+        # A terminal that closes would end all processes at once, with their streams. They inherit this.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         if address not in (LOCAL, "auto"):
             _reach(address)

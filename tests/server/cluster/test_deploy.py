@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +68,20 @@ def test_no_process_runs_what_lies_in_the_folder_of_the_command(poison: Poison, 
     assert ask(http, "Once", regex="[ab]{2}").status_code == 200
     assert http.get("/v1/attention/mask?policy=window&length=4096").status_code == 200
     assert poison.ran == ""
+
+
+def test_a_terminal_that_closes_ends_nothing(deployed: Deployed, http: httpx2.Client) -> None:
+    """It sends SIGHUP to every process that was started in it."""
+    pids = deployed.pids("")
+    assert deployed.process.pid in pids
+    assert len(deployed.engines()) == 2
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGHUP)
+    time.sleep(0.5)  # whatever it would end is gone
+    assert ask(http, "Once").status_code == 200
+    assert set(deployed.engines()) <= set(pids)
+    assert deployed.process.poll() is None
 
 
 def test_a_stream_arrives_piece_by_piece_and_ends_as_ever(deployed: Deployed, http: httpx2.Client) -> None:
