@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from longreach import __version__
+from longreach import __version__, safe_path
 from longreach.bench.commands import bench, names
 from longreach.config import Settings, load_settings, unknown_variables
 from longreach.errors import ConfigError
@@ -28,7 +28,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """The command line; `longreach.__main__` is the console script's entry point."""
+    safe_path.hold()
     app(prog_name="longreach")
 
 
@@ -211,10 +212,11 @@ def warmup(**flags: Any) -> None:
     from longreach_patches import PatchError
 
     from longreach.engine.compile_ahead import compile_ahead
+    from longreach.engine.errors import EngineStartError
 
     try:
         warmth = compile_ahead(settings.engine_config())
-    except (ValueError, PatchError) as error:
+    except (ValueError, PatchError, EngineStartError) as error:
         raise _refused(error) from None
     typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")
     if warmth.cache is None:

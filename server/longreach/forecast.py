@@ -26,12 +26,12 @@ from longreach.config import parse_bytes
 from longreach.engine.capacity import (
     Capacity,
     Demand,
-    available_host_bytes,
     bounded_layers,
     default_batched_tokens,
     host_slots,
     readable,
 )
+from longreach.engine.host import HostMemory, host_memory
 from longreach.engine.messages import EngineConfig
 from longreach.errors import quoted
 
@@ -151,7 +151,8 @@ def forecast(
     if not on_gpu and gpu_memory:
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")
     dtype = resolve_dtype(config.dtype, torch.device("cuda" if on_gpu else "cpu"), model)
-    memory = [parse_bytes(text, "--gpu-memory") for text in gpu_memory] if on_gpu else [available_host_bytes()]
+    host = None if on_gpu else host_memory()
+    memory = [parse_bytes(text, "--gpu-memory") for text in gpu_memory] if host is None else [host.available]
     rows = []
     for size in memory or _own_memory(config) or _GPU_MEMORY:
         for layout in layouts:
@@ -159,14 +160,14 @@ def forecast(
             for kv_dtype in kv_dtypes:
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype)
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
-                rows.append(_row(part, model.max_position_embeddings, config, on_gpu, layout, size))
+                rows.append(_row(part, model.max_position_embeddings, config, host, layout, size))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows))
 
 
 def _row(
-    part: Footprint, max_positions: int, config: EngineConfig, on_gpu: bool, layout: RankLayout, memory: int
+    part: Footprint, max_positions: int, config: EngineConfig, host: HostMemory | None, layout: RankLayout, memory: int
 ) -> Row:
-    count = layout.size
+    count, on_gpu = layout.size, host is None
     tokens = config.max_batched_tokens or default_batched_tokens(on_gpu, layout.context_size)
     demand = Demand.of(part, max_positions, config, tokens)
     if config.kv_cache_bytes is not None:
@@ -178,10 +179,10 @@ def _row(
     capacity, problem = None, None
     page_bytes = part.pages.bytes_per_page
     # Of another machine's memory nothing is known; this one's is also what a CPU's pages take.
-    available = config.kv_offload_bytes if on_gpu else memory - room // page_bytes * count * page_bytes
-    slots = host_slots(config, count * page_bytes, available)
+    left = HostMemory(config.kv_offload_bytes) if host is None else host.less(room // page_bytes * count * page_bytes)
+    slots = host_slots(config, count * page_bytes, left)
     try:
-        capacity = demand.fit(room)
+        capacity = demand.fit(room, "" if host is None or config.kv_cache_bytes is not None else host.why)
     except ValueError as error:
         problem = str(error)
     return Row(

@@ -75,6 +75,12 @@ def test_the_one_writable_folder_is_private_and_takes_everything_that_is_written
     assert any(f"--mode=0700 {folder}" in i.text for i in STAGES[-1] if i.word == "RUN")
 
 
+def test_nothing_is_imported_from_the_folder_a_container_starts_in() -> None:
+    """Neither by the server nor by its health check, also where `docker run -w` names a folder with a model."""
+    assert variables(RUNTIME)["PYTHONSAFEPATH"] == "1"
+    assert text("WORKDIR") == "/"
+
+
 def test_health_is_asked_with_the_python_of_the_image() -> None:
     check = text("HEALTHCHECK")
     command = json.loads(check.removeprefix("CMD"))

@@ -60,8 +60,8 @@ class ApiKeys:
                 raise ConfigError(f"--api-key: two keys have the same {what}")
         return cls(keys)
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def find(self, authorization: bytes | None) -> ApiKey | None:
         """The key in an Authorization header (`Bearer KEY`), or None if it is none of ours.

@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
+import os
 import resource
+import signal
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -20,10 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from longreach.api.turns import TooManyWaitingError, Turns
-from longreach.errors import InvalidRequestError, OverloadedError
+from longreach.descriptors import require_descriptors
+from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
+from longreach.safe_path import environment, module_command
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -40,6 +47,8 @@ _CHILD_MEMORY_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3  # exit status
 # A busy machine may take so many times the processor's time that is allowed.
 _PATIENCE = 10
+_RETRY_AFTER_SHORTAGE = 2
+_ASKED_TO_END = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}  # these say nothing of the grammar
 
 
 @dataclass(frozen=True)
@@ -108,15 +117,19 @@ class GrammarCompiler:
         return verdict
 
     async def _try(self, question: bytes) -> _Verdict:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "longreach.api.grammars",
-            str(self._seconds),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        try:
+            require_descriptors()
+            process = await asyncio.create_subprocess_exec(
+                *module_command("longreach.api.grammars", str(self._seconds)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=environment(os.environ),
+            )
+        except OSError as error:
+            log.error("no process can be started to compile a grammar: %s", error.strerror or error)
+            message = "No process can be started to compile a grammar at this moment."
+            raise UnavailableError(message, code="grammar_not_compiled", retry_after=_RETRY_AFTER_SHORTAGE) from None
         try:
             answer, _ = await asyncio.wait_for(process.communicate(question), self._seconds * _PATIENCE)
         except TimeoutError:
@@ -131,7 +144,7 @@ class GrammarCompiler:
         status = await process.wait()
         if status == 0:
             return _Verdict(*orjson.loads(answer))
-        if status < 0 or status == _OUT_OF_MEMORY:  # ended by one of its limits
+        if status == _OUT_OF_MEMORY or (status < 0 and -status not in _ASKED_TO_END):  # ended by one of its limits
             why = f"takes more than {self._seconds} s or {_CHILD_MEMORY_BYTES >> 20} MiB to compile"
             return _Verdict(error=why, code="grammar_too_complex")
         raise RuntimeError(f"the process that compiles grammars ended with status {status}")
@@ -164,6 +177,8 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
 
 def main() -> None:
     """The process: one question on stdin, its answer on stdout; its argument is the time it may take, in seconds."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's, for its owner
+        signal.signal(number, signal.SIG_IGN)
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_CHILD_MEMORY_BYTES, _CHILD_MEMORY_BYTES))

@@ -8,18 +8,23 @@ sequences are sampled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from longreach.api.objects import MaskPicture
 from longreach.api.turns import TooManyWaitingError, Turns
+from longreach.descriptors import require_descriptors
 from longreach.engine.messages import AttentionPolicy
 from longreach.errors import OverloadedError, UnavailableError
+from longreach.safe_path import environment
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +88,12 @@ class MaskPictures:
     def _submit(self, policy: AttentionPolicy, length: int) -> asyncio.Future[tuple[MaskPicture, bytes]]:
         before = set(multiprocessing.active_children())
         try:
-            if self._pool is None:
-                context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
-                self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
-            return asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
+            with _safe_environment():
+                if self._pool is None:
+                    require_descriptors()
+                    context = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
+                    self._pool = ProcessPoolExecutor(1, context, initializer=_leave_signals_to_the_owner)
+                return asyncio.get_running_loop().run_in_executor(self._pool, picture, policy, length)
         except BrokenProcessPool:
             raise
         except (OSError, RuntimeError) as error:  # no descriptor, process or thread is left
@@ -105,8 +112,25 @@ class MaskPictures:
             self._pool = None
 
 
+@contextlib.contextmanager
+def _safe_environment() -> Iterator[None]:
+    """This process's environment is `safe_path`'s: `multiprocessing` starts its children in it, by `python -c`."""
+    changed = {name: value for name, value in environment(os.environ).items() if os.environ.get(name) != value}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _leave_signals_to_the_owner() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def picture(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:

@@ -24,6 +24,8 @@ from longreach.api.app import create_app
 from longreach.api.connection import ConnectionLimits, LimitedProtocol
 from longreach.api.first_request import first_request
 from longreach.api.listener import Listener
+from longreach.api.output_pipe import LOG_FORMAT, unblocked_output
+from longreach.api.reload import Reload
 from longreach.api.service import Phase, Service, StartEngine, wait_any
 from longreach.api.supervisor import keep_running
 from longreach.config import Settings, is_loopback
@@ -46,16 +48,17 @@ _SEND_BUFFER_BYTES = 64 * 1024
 
 def run(settings: Settings, unknown_variables: list[str]) -> int:
     """Serve until a signal or the engine's death; return the process's exit status."""
-    configure_logging(settings.log_level)
-    for name in unknown_variables:
-        log.warning("%s sets nothing: there is no such setting", name)
-    _allow_files(settings.max_connections + _OTHER_FILES)
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        log.warning("uvloop is not installed: asyncio's own event loop is used, which serves fewer streams at once")
-        return asyncio.run(serve(settings))
-    return uvloop.run(serve(settings))
+    with unblocked_output():
+        configure_logging(settings.log_level)
+        for name in unknown_variables:
+            log.warning("%s sets nothing: there is no such setting", name)
+        _allow_files(settings.max_connections + _OTHER_FILES)
+        try:
+            import uvloop
+        except ModuleNotFoundError:
+            log.warning("uvloop is not installed: asyncio's own event loop is used, which serves fewer streams at once")
+            return asyncio.run(serve(settings))
+        return uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings, start_engine: StartEngine = EngineClient.start) -> int:
@@ -75,6 +78,7 @@ async def serve(settings: Settings, start_engine: StartEngine = EngineClient.sta
     web = asyncio.create_task(server.serve([listener]), name="web")
     stop, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(lambda: hurry.set() if stop.is_set() else stop.set())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, Reload(service, config.ssl).begin)
     try:
         return await _live(service, start_engine, stop, hurry, url)
     finally:
@@ -116,7 +120,7 @@ async def _live(
 def configure_logging(level: str) -> None:
     """Plain lines on stderr, for us; libraries speak from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("uvicorn", "asyncio", "httpcore2", "httpx2", "huggingface_hub", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)

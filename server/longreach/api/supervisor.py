@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
 
 from longreach.api.service import Service, StartEngine
-from longreach.engine.errors import EngineDeadError, EngineStartError
+from longreach.engine.errors import EngineDeadError, EngineStartError, HostShortageError
 
 log = logging.getLogger(__name__)
+
+# A machine that is short of descriptors is asked again after so many seconds, then twice as many, up to the last.
+_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
 # An engine that has run for so long was sound: its death is the first in a row.
 _STEADY_SECONDS = 60.0
@@ -40,9 +45,27 @@ async def keep_running(
             raise EngineDeadError(f"the engine process has died {deaths} times in a row; giving up")
         log.error("the engine process has died; starting another (%d of at most %d in a row)", deaths, limit)
         try:
-            await service.restart(start_engine)
+            await _restart(service, start_engine)
         except EngineStartError as error:
             log.error("the engine cannot start: %s", error)
             continue  # `died` is still set: this counts as another death
         ready_at = clock()
         log.info("ready again")
+
+
+async def _restart(service: Service, start_engine: StartEngine) -> None:
+    """Start another engine, however long the machine is short of what a process takes: that is no engine's death.
+
+    Raises:
+        EngineStartError: it never became ready, for another reason.
+    """
+    pauses = itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1]))
+    while True:
+        try:
+            await service.restart(start_engine)
+        except HostShortageError as error:
+            pause = next(pauses)
+            log.error("%s; trying again in %.0f s", error, pause)
+            await asyncio.sleep(pause)
+        else:
+            return

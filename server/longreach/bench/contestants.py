@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -19,6 +18,8 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from longreach import safe_path
 
 _DEADLINE = 300.0
 
@@ -46,7 +47,7 @@ def longreach(model: Model, flags: list[str]) -> Iterator[Running]:
     Raises:
         ValueError: it did not start.
     """
-    command = [sys.executable, "-m", "longreach", "serve", model.source, *flags]
+    command = safe_path.module_command("longreach", "serve", model.source, *flags)
     if model.random_weights:
         command.append("--random-weights")
     with _server(command, {}) as running:
@@ -64,7 +65,7 @@ def vllm(model: Model, packages: Path | None, max_model_len: int, flags: list[st
     environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # it is not always there, and greedy answers need none
     if packages is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model.source]
+    command = safe_path.module_command("vllm.entrypoints.openai.api_server", "--model", model.source)
     command += ["--max-model-len", str(max_model_len), *flags]
     if model.random_weights:
         command += ["--load-format", "dummy"]
@@ -82,7 +83,7 @@ def _server(command: list[str], environment: dict[str, str]) -> Iterator[Running
         start = time.monotonic()
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
-            env=os.environ | environment,
+            env=safe_path.environment(os.environ | environment),
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -92,7 +93,7 @@ def _server(command: list[str], environment: dict[str, str]) -> Iterator[Running
                 if process.poll() is not None or seconds > _DEADLINE:
                     log.seek(0)
                     lines = log.read().decode(errors="replace").strip().splitlines()
-                    raise ValueError(f"{' '.join(command[1:4])} did not start: {' / '.join(lines[-3:])[:600]}")
+                    raise ValueError(f"{' '.join(command[2:5])} did not start: {' / '.join(lines[-3:])[:600]}")
                 time.sleep(0.1)
             yield Running(url, time.monotonic() - start)
         finally:
@@ -110,9 +111,13 @@ def transformers_rows(model: Model, lengths: tuple[int, ...], repeats: int, max_
     Raises:
         ValueError: it failed.
     """
-    command = [sys.executable, "-m", "longreach.bench.transformers_peer", model.source, str(int(model.random_weights))]
+    command = safe_path.module_command(
+        "longreach.bench.transformers_peer", model.source, str(int(model.random_weights))
+    )
     numbers = [",".join(map(str, lengths)), str(repeats), str(max_tokens)]
-    done = subprocess.run([*command, *numbers], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, *numbers], capture_output=True, text=True, check=False, env=safe_path.environment(os.environ)
+    )
     if done.returncode:
         raise ValueError(f"transformers failed: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout.splitlines()[-1])

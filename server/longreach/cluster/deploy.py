@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
+import sysconfig
 import threading
 from typing import Any
 
@@ -15,7 +17,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
 from longreach.cluster.application import APPLICATION, application
-from longreach.cluster.options import Scale, refuse_unused, replica_gpus
+from longreach.cluster.options import Scale, refuse_unused, replica_gpus, with_absolute_paths
 from longreach.config import Settings, unknown_variables
 from longreach.errors import ConfigError, LongreachError, quoted
 
@@ -43,6 +45,7 @@ def deploy(settings: Settings, scale: Scale, address: str) -> str:
     for name in unknown_variables():
         log.warning("%s sets nothing: there is no such setting", name)
     refuse_unused(settings)
+    settings = with_absolute_paths(settings)
     _connect(address)
     resources = ray.cluster_resources()
     gpus = replica_gpus(settings, resources.get("GPU", 0))
@@ -69,11 +72,17 @@ def wait_for_signal() -> None:
 
 
 def _connect(address: str) -> None:
-    own: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+    own: dict[str, Any] = {}
+    if address == LOCAL:
+        own["include_dashboard"] = False
+        # A terminal that closes would end all processes at once, with their streams. They inherit this.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         if address not in (LOCAL, "auto"):
             _reach(address)
-        ray.init(address=address, log_to_driver=address == LOCAL, namespace=APPLICATION, **own)
+        # Ray has workers on all hosts import from the folder in which this runs; the standard library is there anyway.
+        with contextlib.chdir(sysconfig.get_path("stdlib")):
+            ray.init(address=address, log_to_driver=address == LOCAL, namespace=APPLICATION, **own)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--ray-address: no Ray cluster at {quoted(address)}; start one with `ray start --head`, name another, "

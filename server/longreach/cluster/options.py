@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,6 +16,8 @@ MAX_REPLICAS = 64
 _OF_THE_SOCKET = ("max_header_bytes", "header_timeout", "write_timeout")
 # One engine spreads over so many GPUs: their product. A field that this version does not have is 1.
 _PARALLEL = ("tensor_parallel_size", "context_parallel_size")
+
+_FILES = ("api_key_file", "ssl_certfile", "ssl_keyfile")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,15 @@ def replica_gpus(settings: Settings, cluster_gpus: float) -> int:
     for name in _PARALLEL:
         gpus *= getattr(settings, name, 1)
     return gpus
+
+
+def with_absolute_paths(settings: Settings) -> Settings:
+    """The settings with the files that they name as every host has to have them: whole paths, from this folder."""
+    named = {name: getattr(settings, name) for name in _FILES}
+    whole: dict[str, Path | str] = {name: path.absolute() for name, path in named.items() if path is not None}
+    if settings.model is not None and Path(settings.model).is_dir():  # else it is a hub id
+        whole["model"] = str(Path(settings.model).absolute())
+    return settings.model_copy(update=whole)
 
 
 def refuse_unused(settings: Settings) -> None:

@@ -25,12 +25,14 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     others; `Engine.close` ends them.
 
     Raises:
+        EngineStartError: the other ranks' processes cannot be started.
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
     check_sums(config)
     layout = layout_of(config)
     if layout.size == 1:
+        share_threads(layout)
         return _engine(config, build_parts(config, Joined(layout)))
     # Before there are ranks: the messages are this one's to give.
     if config.batch_invariant:

@@ -7,13 +7,12 @@ where it measures less: its report is the plan's, unless it needs more than was 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from longreach_kernels import Mask
 from longreach_patches import Footprint, RankLayout, chosen_layers
 
+from .host import HostMemory, readable
 from .messages import EngineConfig
 from .speculation import MAX_DRAFTS
 
@@ -130,8 +129,8 @@ class Demand:
         enough = _CPU_LONGEST_PROMPTS * -(-self.wanted_len // self.page_size) * self.page_size * self.token_bytes
         return min(enough, int(_CPU_MEMORY_SHARE * available))
 
-    def fit(self, room: int) -> Capacity:
-        """The pages that `room` bytes hold.
+    def fit(self, room: int, why: str = "") -> Capacity:
+        """The pages that `room` bytes hold; `why` says what allows no more, for people.
 
         Raises:
             ValueError: not the length that was asked for, or none at all; the message names the fix.
@@ -141,11 +140,11 @@ class Demand:
         if self.asked_len is not None and longest < self.asked_len:
             raise ValueError(
                 f"max_model_len {self.asked_len} needs a KV cache of {readable(self.asked_len * self.token_bytes)} "
-                f"and {readable(room)} are there; the longest that fits is --max-model-len {longest}"
+                f"and {readable(room)} are there{why}; the longest that fits is --max-model-len {longest}"
             )
         if longest < 2:
             raise ValueError(
-                "no memory is left for the KV cache; use a smaller model or raise --gpu-memory-utilization"
+                f"no memory is left for the KV cache{why}; use a smaller model or raise --gpu-memory-utilization"
             )
         return Capacity(num_pages, self.page_size, longest)
 
@@ -170,8 +169,8 @@ def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayo
     return layers
 
 
-def host_slots(config: EngineConfig, page_bytes: int, available: int) -> int:
-    """Pages of `page_bytes` that host memory keeps as `config` says, `available` bytes of it being there.
+def host_slots(config: EngineConfig, page_bytes: int, memory: HostMemory) -> int:
+    """Pages of `page_bytes` that `memory` keeps as `config` says.
 
     Raises:
         ValueError: it is less than a page, more than is there, or for nothing; the message names the fix.
@@ -183,10 +182,10 @@ def host_slots(config: EngineConfig, page_bytes: int, available: int) -> int:
         raise ValueError("--kv-offload-bytes keeps pages of the prefix cache; leave out --no-prefix-cache")
     if size < page_bytes:
         raise ValueError(f"--kv-offload-bytes: one page takes {page_bytes} bytes, got {size}; give more, or 0 for none")
-    if size > available:
+    if size > memory.available:
         raise ValueError(
-            f"--kv-offload-bytes: {readable(size)} are more than the {readable(max(0, available))} of host memory that "
-            "can be had; give less"
+            f"--kv-offload-bytes: {readable(size)} are more than the {readable(memory.available)} of host memory that "
+            f"can be had{memory.why}; give less"
         )
     return size // page_bytes
 
@@ -194,20 +193,3 @@ def host_slots(config: EngineConfig, page_bytes: int, available: int) -> int:
 def restored_pages(max_itl: float, page_bytes: int) -> int:
     """How many pages a step may bring back from the host without holding up running answers beyond `max_itl`."""
     return max(1, int(_LINK_SHARE * max_itl * _LINK_BYTES_PER_SECOND / page_bytes))
-
-
-def available_host_bytes() -> int:
-    """Memory of this machine that can be used without pushing others out."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def readable(size: float) -> str:
-    """Bytes with a unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -21,8 +21,9 @@ def belong_to_parent() -> None:
     The parent's thread that started this process has to live as long as the parent: Linux sends the signal at its end.
     """
     # The owner decides when this process ends: a Ctrl-C or stop signal to the whole group must not cut its drain short.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A terminal that closes sends SIGHUP to all of the group, which the owner takes to mean something else.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

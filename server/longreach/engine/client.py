@@ -8,11 +8,13 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
+from longreach.descriptors import require_descriptors
+from longreach.safe_path import environment, module_command
+
 from .admission import Admission, Place, most_queued_tokens
-from .errors import EngineDeadError, EngineStartError, RequestFailedError
+from .errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
 from .messages import (
     DENSE,
     HEARTBEAT_SECONDS,
@@ -89,15 +91,24 @@ class EngineClient:
         """Start the process and wait until it is ready.
 
         Raises:
+            HostShortageError: there are no descriptors, or other things that a process takes, at this moment.
             EngineStartError: the model could not be loaded, or nothing fits; the message is the operator's.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            require_descriptors()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise not_started("the engine process", error) from error
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "longreach.engine.process", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                env=child_environment(os.environ),
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *module_command("longreach.engine.process", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    env=environment(child_environment(os.environ)),
+                )
+            except OSError as error:
+                ours.close()
+                raise not_started("the engine process", error) from error
         reader, writer = await asyncio.open_connection(sock=ours)
         client = cls(config, process, reader, writer)
         try:
@@ -105,7 +116,8 @@ class EngineClient:
             answer = await client._receive()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             await client.stop()
-            raise EngineStartError(f"the engine process ended during start ({client._end()})") from error
+            hint = "; memory may have run out, the machine's or the container's" if client._killed else ""
+            raise EngineStartError(f"the engine process ended during start ({client._end()}){hint}") from error
         except asyncio.CancelledError:
             await client.stop()
             raise
@@ -271,6 +283,10 @@ class EngineClient:
         if self._process.returncode is None:
             logger.error("the engine process %s; it is killed", why)
             self._process.kill()  # the listener sees the end of it
+
+    @property
+    def _killed(self) -> bool:
+        return self._process.returncode == -signal.SIGKILL
 
     def _end(self) -> str:
         """How the process ended, for people."""

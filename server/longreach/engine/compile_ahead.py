@@ -58,6 +58,7 @@ def compile_ahead(config: EngineConfig) -> Warmth:
     """Compile the kernels of `config`'s model on its device; on a CPU there is nothing to do, and no model is loaded.
 
     Raises:
+        EngineStartError: a rank's process cannot be started.
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine, or the model fails on a request.
     """

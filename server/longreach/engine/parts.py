@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from . import capacity
 from .forward import ForwardPass, StepGraphs
+from .host import host_memory, thread_count
 from .host_store import HostStore
 from .joining import Joined, in_turn, least
 from .limits import Limits
@@ -52,8 +53,8 @@ class Parts(NamedTuple):
 
 
 def share_threads(layout: RankLayout) -> None:
-    """Leave the other ranks their part of this machine's cores."""
-    torch.set_num_threads(max(1, torch.get_num_threads() // layout.size))
+    """Take as many threads as a limit of processor time allows, and leave the other ranks their part of them."""
+    torch.set_num_threads(max(1, thread_count(torch.get_num_threads()) // layout.size))
 
 
 def build_parts(config: EngineConfig, joined: Joined) -> Parts:
@@ -101,7 +102,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
     if kv_dtype != loaded.dtype or (on_gpu and config.kv_cache_bytes is None):
         rehearsed = demand.step_tokens, demand.step_rows
     if on_gpu:
-        planned = demand.fit(least(_room(config, loaded, demand), layout, loaded.device))
+        planned = demand.fit(least(_room(config, loaded, demand).bytes, layout, loaded.device))
         compile_kernels(
             loaded,
             footprint.pages,
@@ -112,10 +113,11 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
         )
     rehearsal = None if rehearsed is None else rehearse(loaded, config.page_size, *rehearsed)
     peak = None if rehearsal is None else rehearsal.peak_bytes
-    sized = demand.fit(least(_room(config, loaded, demand, peak), layout, loaded.device))
+    room = _room(config, loaded, demand, peak)
+    sized = demand.fit(least(room.bytes, layout, loaded.device), room.why)
     page_bytes = layout.size * footprint.pages.bytes_per_page  # of all ranks, which share the host's memory
     unused = 0 if on_gpu else sized.num_pages * page_bytes  # not in use yet, but promised
-    slots = capacity.host_slots(config, page_bytes, capacity.available_host_bytes() - unused)
+    slots = capacity.host_slots(config, page_bytes, host_memory().less(unused))
     limits = Limits(
         config.max_num_seqs,
         batched_tokens,
@@ -156,13 +158,23 @@ def _alike(loaded: LoadedModel, footprint: Footprint) -> tuple[torch.Tensor, tor
     return q, torch.empty(size, dtype=shape.dtype, device=loaded.device)
 
 
-def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, peak: int | None = None) -> int:
-    """Bytes for KV pages: as asked for, or what this machine has left; with `peak` bytes that a step took on a GPU, or
-    as planned."""
+class _Room(NamedTuple):
+    """Bytes for KV pages, and what allows no more, for people."""
+
+    bytes: int
+    why: str = ""
+
+
+def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, peak: int | None = None) -> _Room:
+    """The room for KV pages: as asked for, or what this machine has left; with `peak` bytes that a step took on a GPU,
+    or as planned."""
     if config.kv_cache_bytes is not None:
-        return config.kv_cache_bytes
+        return _Room(config.kv_cache_bytes)
     if loaded.device.type == "cpu":
-        return demand.host_room(capacity.available_host_bytes() // loaded.layout.size)
+        memory = host_memory()
+        if memory.limit:
+            logger.info("host memory: %s can be had%s", capacity.readable(memory.available), memory.why)
+        return _Room(demand.host_room(memory.share(loaded.layout.size).available), memory.why)
     free, total = torch.cuda.mem_get_info(loaded.device)
     if peak is not None:
         logger.info(
@@ -172,4 +184,4 @@ def _room(config: EngineConfig, loaded: LoadedModel, demand: capacity.Demand, pe
             capacity.readable(demand.planned_use()),
             capacity.readable(demand.step_bytes),
         )
-    return demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak or 0)
+    return _Room(demand.gpu_room(total, config.gpu_memory_utilization, used=total - free, peak=peak or 0))

@@ -11,12 +11,13 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
+from longreach.safe_path import environment, module_command
+
 from .child import EXIT_DEVICE_LOST, end
-from .errors import DeviceLostError
+from .errors import DeviceLostError, not_started
 from .messages import HEARTBEAT_SECONDS, EngineConfig
 from .rank_messages import Join, ToRank, encode
 
@@ -37,26 +38,40 @@ class Ranks:
 
     `on_loss` is called, in another thread, with the reason when one of them has ended, or has given no sign of life for
     `config.silence_timeout` seconds.
+
+    Raises:
+        EngineStartError: one of them cannot be started; the others have been ended.
     """
 
     def __init__(self, config: EngineConfig, size: int, on_loss: Callable[[str], None] = end_process) -> None:
         self._silence = config.silence_timeout
         self._on_loss = on_loss
         self._closing = False
-        # A file that only these processes can open, and that is gone with them, however they end.
-        self._file = os.memfd_create("longreach-rendezvous")
-        self.rendezvous = f"/proc/self/fd/{self._file}"
         self._connections: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            # A file that only these processes can open, and that is gone with them, however they end.
+            self._file = os.memfd_create("longreach-rendezvous")
+        except OSError as error:
+            raise not_started("rank 1", error) from error
+        self.rendezvous = f"/proc/self/fd/{self._file}"
         for rank in range(1, size):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                fd = theirs.fileno()
-                command = [sys.executable, "-m", "longreach.engine.rank", str(fd)]
-                self._processes.append(subprocess.Popen(command, pass_fds=[fd, self._file]))  # noqa: S603
-            self._connections.append(ours)
-            ours.sendall(encode(Join(config, rank, self.rendezvous)))
-            threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}", daemon=True).start()
+            try:
+                self._start(config, rank)
+            except OSError as error:
+                self.kill()
+                raise not_started(f"rank {rank}", error) from error
+
+    def _start(self, config: EngineConfig, rank: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._connections.append(ours)
+        with theirs:
+            fd = theirs.fileno()
+            command = module_command("longreach.engine.rank", str(fd))
+            child = subprocess.Popen(command, pass_fds=[fd, self._file], env=environment(os.environ))  # noqa: S603
+            self._processes.append(child)
+        ours.sendall(encode(Join(config, rank, self.rendezvous)))
+        threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}", daemon=True).start()
 
     @property
     def pids(self) -> list[int]:

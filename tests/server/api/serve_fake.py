@@ -2,27 +2,30 @@
 
 Scenarios: `ok`; `slow_load` (never becomes ready); `bad_load`; `stuck` (no request ends by itself). In the others the
 first engine is stuck, too, and dies when two requests have been running for a moment: `dies_once` (the next is sound),
-`never_again` (no other can start), `dies` (the next ones die when they have just started).
+`short_once` (so is the next, after a shortage of descriptors), `never_again` (no other can start), `dies` (the next
+ones die when they have just started).
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import sys
 
 import uvloop
+from longreach.api.output_pipe import unblocked_output
 from longreach.api.server import configure_logging, serve
 from longreach.config import load_settings
-from longreach.engine.errors import EngineStartError
+from longreach.engine.errors import EngineStartError, not_started
 from longreach.engine.messages import EngineConfig
 
 from tests.server.api.fake_engine import EchoEngine
 
 log = logging.getLogger(__name__)
 
-DYING = ("dies_once", "never_again", "dies")
+DYING = ("dies_once", "short_once", "never_again", "dies")
 
 
 async def main(model: str, port: str, scenario: str, *settings: str) -> int:
@@ -36,6 +39,8 @@ async def main(model: str, port: str, scenario: str, *settings: str) -> int:
             await asyncio.sleep(600)
         if scenario == "bad_load" or (scenario == "never_again" and number > 1):
             raise EngineStartError("model.safetensors is cut short: download it again")
+        if scenario == "short_once" and number == 2:
+            raise not_started("the engine process", OSError(errno.EMFILE, "Too many open files"))
         engine = EchoEngine()
         if number == 1 and scenario in ("stuck", *DYING):
             engine.hold_decode_after = 2
@@ -55,4 +60,6 @@ async def main(model: str, port: str, scenario: str, *settings: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(uvloop.run(main(*sys.argv[1:])))
+    with unblocked_output(buffer_bytes=1 << 16):
+        status = uvloop.run(main(*sys.argv[1:]))
+    sys.exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import struct
@@ -175,6 +176,20 @@ def test_the_policies_are_listed_with_bounds_and_defaults_that_hold(server: Live
                 at, beyond = wrap(parameter[bound]), wrap(parameter[bound] + step)
                 assert server.complete(attention={"policy": one["policy"], name: at}).status_code == 200
                 assert server.complete(attention={"policy": one["policy"], name: beyond}).status_code == 400
+
+
+def test_a_mask_for_which_no_process_can_be_started_is_refused(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptors(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    for place in ("longreach.api.mask_pictures.require_descriptors", "concurrent.futures.ProcessPoolExecutor.submit"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, no_descriptors)
+            answer = mask(server, policy="window", size=100, length=640)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "drawing_failed")
+        assert int(answer.headers["retry-after"]) > 0
 
 
 def mask(server: LiveServer, **query: object) -> Any:

@@ -206,6 +206,18 @@ def test_an_engine_that_dies_ends_its_requests_and_is_replaced(model_dir: Path, 
     assert process.wait() == 0
 
 
+def test_an_engine_that_finds_no_descriptors_is_tried_again(model_dir: Path, processes: list[Process]) -> None:
+    process = Process(model_dir, "short_once", "max_engine_restarts=1")  # it counts as no death
+    processes.append(process)
+    url = process.url(after="ready:")
+    Calls(process, url, True, False).join()
+    eventually(lambda: "ready again" in process.log)
+    [line] = [line for line in process.lines if "cannot be started" in line]
+    assert "Too many open files; raise the limit of open files (ulimit -n); trying again in 1 s" in line
+    assert process.post(url).status_code == 200
+    assert "Traceback" not in process.log
+
+
 @pytest.mark.parametrize("scenario", ["dies", "never_again"])
 def test_engines_that_die_one_after_the_other_end_the_process_with_1(
     model_dir: Path, processes: list[Process], scenario: str

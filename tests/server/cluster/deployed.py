@@ -46,7 +46,9 @@ def totals(scrape: bytes, name: str) -> dict[str, float]:
 class Deployed:
     """The application; its processes are found by a mark in their environment, and ended with the context."""
 
-    def __init__(self, *arguments: str, address: str = "local", port: int | None = None) -> None:
+    def __init__(
+        self, *arguments: str, address: str = "local", port: int | None = None, cwd: Path | None = None
+    ) -> None:
         self.port = free_port() if port is None else port
         self._mark = os.environ.get(MARK) or uuid.uuid4().hex
         self._address = address
@@ -58,6 +60,7 @@ class Deployed:
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
+            cwd=cwd,
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +15,13 @@ from typing import Any
 
 import httpx2
 import pytest
+from longreach.config import EMBEDDED_MODEL
 from longreach.extras import missing
 
 from tests.server.cluster.deployed import Deployed, free_port
 from tests.server.load.client import complete, prompt
 from tests.server.load.process import eventually
+from tests.server.poison import BEFORE_MAIN, Poison, poisoned_model
 
 MODEL = "longreach-default"
 KEY = "a-key-for-tests"
@@ -26,8 +30,15 @@ pytest.importorskip("ray.serve", reason=missing("ray", "ray"))
 
 
 @pytest.fixture(scope="module")
-def deployed() -> Iterator[Deployed]:
+def poison(tmp_path_factory: pytest.TempPathFactory) -> Poison:
+    """The folder in which the application is deployed, and whose model it serves."""
+    return poisoned_model(EMBEDDED_MODEL, tmp_path_factory.mktemp("models") / MODEL, BEFORE_MAIN)
+
+
+@pytest.fixture(scope="module")
+def deployed(poison: Poison) -> Iterator[Deployed]:
     flags = (
+        ".",
         "--replicas",
         "2",
         "--kv-cache-memory",
@@ -37,7 +48,7 @@ def deployed() -> Iterator[Deployed]:
         "--max-body-bytes",
         "64KiB",
     )
-    with Deployed(*flags, "--allowed-origins", "https://a.example") as deployed:
+    with Deployed(*flags, "--allowed-origins", "https://a.example", cwd=poison.folder) as deployed:
         deployed.until_ready()
         yield deployed
 
@@ -51,6 +62,27 @@ def http(deployed: Deployed) -> Iterator[httpx2.Client]:
 def ask(http: httpx2.Client, text: str, **fields: Any) -> httpx2.Response:
     body = {"model": MODEL, "prompt": text, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
     return http.post("/v1/completions", json=body)
+
+
+def test_no_process_runs_what_lies_in_the_folder_of_the_command(poison: Poison, http: httpx2.Client) -> None:
+    """Neither Ray's own processes, nor workers, nor replicas with the processes that they start."""
+    assert ask(http, "Once", regex="[ab]{2}").status_code == 200
+    assert http.get("/v1/attention/mask?policy=window&length=4096").status_code == 200
+    assert poison.ran == ""
+
+
+def test_a_terminal_that_closes_ends_nothing(deployed: Deployed, http: httpx2.Client) -> None:
+    """It sends SIGHUP to every process that was started in it."""
+    pids = deployed.pids("")
+    assert deployed.process.pid in pids
+    assert len(deployed.engines()) == 2
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGHUP)
+    time.sleep(0.5)  # whatever it would end is gone
+    assert ask(http, "Once").status_code == 200
+    assert set(deployed.engines()) <= set(pids)
+    assert deployed.process.poll() is None
 
 
 def test_a_stream_arrives_piece_by_piece_and_ends_as_ever(deployed: Deployed, http: httpx2.Client) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from longreach.engine import capacity
 from longreach.engine.engine import Engine
+from longreach.engine.host import HostMemory
 from longreach.engine.host_pages import HostPages, PageMoves
 from longreach.engine.host_store import HostStore
 from longreach.engine.limits import Limits
@@ -276,12 +277,12 @@ def test_pages_come_back_bit_by_bit_and_only_they_change(dtype: torch.dtype, dev
 )
 def test_host_memory_that_cannot_be_had_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        capacity.host_slots(EngineConfig(model="m", **changes), 100, 5000)
+        capacity.host_slots(EngineConfig(model="m", **changes), 100, HostMemory(5000))
 
 
 def test_host_memory_becomes_slots_and_its_speed_bounds_a_step() -> None:
-    assert capacity.host_slots(EngineConfig(model="m"), 100, 0) == 0
-    assert capacity.host_slots(EngineConfig(model="m", kv_offload_bytes=999), 100, 5000) == 9
+    assert capacity.host_slots(EngineConfig(model="m"), 100, HostMemory(0)) == 0
+    assert capacity.host_slots(EngineConfig(model="m", kv_offload_bytes=999), 100, HostMemory(5000)) == 9
     page = 128 * 128 * 1024
     assert capacity.restored_pages(0.05, page) * page <= 0.5 * 0.05 * 20e9
     assert capacity.restored_pages(0.05, page) == 29

@@ -6,21 +6,31 @@ import asyncio
 import contextlib
 import os
 import queue
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 from longreach.engine import process
 from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient, child_environment
-from longreach.engine.errors import EngineDeadError, EngineStartError, QueueFullError, RequestFailedError
+from longreach.engine.errors import (
+    EngineDeadError,
+    EngineStartError,
+    HostShortageError,
+    QueueFullError,
+    RequestFailedError,
+)
 from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Generate, Sampling, encode_frame
+from longreach.engine.ranks import Ranks
 
 from .conftest import ids
 
@@ -238,11 +248,66 @@ def test_a_model_that_cannot_be_loaded_is_reported_in_one_line(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+@pytest.fixture
+def few_descriptors() -> Iterator[Callable[[int], None]]:
+    """Sets how many more descriptors this process may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def allow(more: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        free = os.dup(0)  # the lowest that is free: those above are counted as taken
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
+
+    yield allow
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_engine_without_descriptors_is_an_error_that_leaves_none_open(
+    tmp_path: Path, few_descriptors: Callable[[int], None], run: Callable[..., None]
+) -> None:
+    async def scenario() -> None:
+        few_descriptors(64)
+        process = await asyncio.create_subprocess_exec("true")  # what a loop opens with its first child stays open
+        await process.wait()
+        before = open_descriptors()
+        for more in range(20):
+            few_descriptors(more)
+            with pytest.raises(EngineStartError) as failed:
+                await EngineClient.start(config(tmp_path / "none"))
+            few_descriptors(64)
+            if not isinstance(failed.value, HostShortageError):
+                break
+            assert "the engine process cannot be started: Too many open files; raise the limit" in str(failed.value)
+            assert open_descriptors() == before
+        assert 2 < more < 19, "there was no shortage, or never an end of it"
+
+    run(scenario())
+
+
+def open_descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def test_a_rank_without_descriptors_is_an_error_and_ends_the_others(
+    tmp_path: Path, few_descriptors: Callable[[int], None]
+) -> None:
+    before = open_descriptors()
+    for more in (0, 1, 2, 4):
+        few_descriptors(more)
+        with pytest.raises(HostShortageError, match=r"rank [12] cannot be started: Too many open files"):
+            Ranks(config(tmp_path), 3)
+        few_descriptors(64)
+        assert open_descriptors() == before
+
+
 def test_stop_signals_do_not_end_the_engine_before_its_owner_does(model_dir: Path) -> None:
     async def scenario() -> None:
         client = await EngineClient.start(config(model_dir))
         os.kill(client.pid, signal.SIGTERM)
         os.kill(client.pid, signal.SIGINT)
+        os.kill(client.pid, signal.SIGHUP)
         assert len(await tokens_of(client, spec("a"))) == 5
         await client.stop()
         with pytest.raises(ProcessLookupError):

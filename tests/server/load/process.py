@@ -27,11 +27,17 @@ def eventually(condition: Callable[[], bool], timeout: float, what: str) -> floa
 class ServerProcess:
     """`longreach serve` on a free port; ended, whatever state it is in, at the end of the context."""
 
-    def __init__(self, *arguments: str, command: tuple[str, ...] = ("-m", "longreach", "serve")) -> None:
+    def __init__(
+        self, *arguments: str, command: tuple[str, ...] = ("-m", "longreach", "serve"), cwd: Path | None = None
+    ) -> None:
         # The model computes on one core, so that clients and API have the other.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, *command, *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
+            [sys.executable, *command, *arguments, "--port", "0"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=cwd,
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2 as httpx
 import orjson
+
+from longreach.safe_path import environment, module_command
 
 _TIMEOUT = httpx.Timeout(10, read=600)
 
@@ -119,8 +121,10 @@ def serving(model: str | None, *flags: str) -> Iterator[str]:
     Raises:
         ValueError: the server did not come up; the message is what it said.
     """
-    command = [sys.executable, "-m", "longreach", "serve", *([model] if model else []), "--port", "0", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:  # noqa: S603
+    command = module_command("longreach", "serve", *([model] if model else []), "--port", "0", *flags)
+    with subprocess.Popen(  # noqa: S603
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment(os.environ)
+    ) as process:
         assert process.stderr is not None
         said: list[str] = []
         url = None
@@ -131,7 +135,7 @@ def serving(model: str | None, *flags: str) -> Iterator[str]:
                 break
         if url is None:
             raise ValueError("longreach serve did not start: " + "".join(said[-5:]).strip())
-        # Keep reading, or the server blocks once the pipe is full.
+        # Keep reading: the server drops what finds no room in the pipe, and at its end waits for a reader.
         drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
         try:
