@@ -94,8 +94,6 @@ def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
     missing = []
     if not getattr(config, "is_causal", True):
         missing.append("bidirectional attention (is_causal=False)")
-    if getattr(config, "attention_dropout", 0.0):
-        missing.append(f"attention dropout (attention_dropout={config.attention_dropout}; set it to 0)")
     if getattr(config, "quantization_config", None) is not None:
         missing.append("quantized weights (quantization_config)")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

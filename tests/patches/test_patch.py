@@ -137,7 +137,6 @@ def test_an_unsupported_family_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attention_dropout": 0.1}, "attention dropout"),
         ({"is_causal": False}, "bidirectional"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
