@@ -34,7 +34,7 @@ def override(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     config = _renamed(raw)
     _check_names(config, overrides)
     if _ROPE in overrides and _OLD_ROPE in overrides:
-        raise ModelLoadError(f"hf_overrides: {_ROPE} and {_OLD_ROPE} are two names of one thing; give one of them")
+        raise ModelLoadError(f"--hf-overrides: {_ROPE} and {_OLD_ROPE} are two names of one thing; give one of them")
     given = _renamed(overrides)
     rope = config.get(_ROPE) or {}
     if any(name in overrides and overrides[name] is None for name in (_ROPE, _OLD_ROPE)):  # no scaling: the base stays
@@ -111,4 +111,4 @@ def _refuse_unknown(where: str, given: Iterable[str], known: set[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             meant = f"; did you mean {where}{close[0]}?" if close else ""
-            raise ModelLoadError(f"hf_overrides: this model's config has no {json.dumps(where + name)}{meant}")
+            raise ModelLoadError(f"--hf-overrides: this model's config has no {json.dumps(where + name)}{meant}")

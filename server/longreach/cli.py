@@ -14,7 +14,7 @@ import typer
 from longreach import __version__
 from longreach.bench.commands import bench, names
 from longreach.config import Settings, flag, load_settings, unknown_variables
-from longreach.errors import ConfigError
+from longreach.errors import ConfigError, ModelFilesError
 
 EXIT_CONFIG = 2
 
@@ -43,6 +43,7 @@ def version() -> None:
 # What the engine is built from, and so which kernels it launches.
 _ENGINE_SETTINGS = (
     "model",
+    "hf_overrides",
     "device",
     "dtype",
     "kv_cache_dtype",
@@ -221,7 +222,7 @@ def warmup(**flags: Any) -> None:
 
     try:
         warmth = compile_ahead(settings.engine_config())
-    except (ValueError, PatchError) as error:
+    except (ValueError, ModelFilesError, PatchError) as error:
         raise _refused(error) from None
     typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")
     if warmth.cache is None:
@@ -236,6 +237,7 @@ def warmup(**flags: Any) -> None:
 @app.command()
 @_with_settings(
     "model",
+    "hf_overrides",
     "device",
     "dtype",
     "max_model_len",
@@ -278,7 +280,7 @@ def plan(
             names(kv_cache_dtype),
             names(context_parallel_size),
         )
-    except (ValueError, forecast.PatchError) as error:
+    except (ValueError, ModelFilesError, forecast.PatchError) as error:
         raise _refused(error) from None
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=1))

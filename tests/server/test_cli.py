@@ -29,6 +29,7 @@ FLAGS = [
     "--dtype",
     "--gpu-memory-utilization",
     "--header-timeout",
+    "--hf-overrides",
     "--host",
     "--keep-alive-seconds",
     "--kv-cache-dtype",

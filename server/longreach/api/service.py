@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 import msgspec
 
+from longreach import hub
 from longreach.api.auth import ApiKeys
 from longreach.api.chat_prompt import Chat
 from longreach.api.grammars import GrammarCompiler, Kind
@@ -22,7 +23,8 @@ from longreach.engine.client import EngineClient
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
-from longreach.text.tokenizer import Tokenizer, model_file
+from longreach.text.end_tokens import end_token_ids
+from longreach.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -131,14 +133,19 @@ class Service:
         """Load the tokenizer, which is quick to fail, then start the engine.
 
         Raises:
+            ModelFilesError: a file of the model cannot be had.
             TokenizerError: the tokenizer cannot be used.
             EngineStartError: the engine never became ready.
         """
         source = self.settings.model_source
-        tokenizer = await asyncio.to_thread(Tokenizer.load, source)
-        chat = await asyncio.to_thread(Chat.load, source)
+        files = await asyncio.to_thread(hub.small_files, source)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, str(files))
+        chat = await asyncio.to_thread(Chat.load, str(files))
         self._engine_config = msgspec.structs.replace(
-            self._engine_config, tokenizer_file=str(model_file(source, "tokenizer.json"))
+            self._engine_config,
+            revision=hub.commit_of(source, files),
+            tokenizer_file=str(files / "tokenizer.json"),
+            tokenizer_eos_ids=end_token_ids(str(files), tokenizer),
         )
         self.attach(await start_engine(self._engine_config), tokenizer, chat)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -12,6 +11,7 @@ from tokenizers import AddedToken
 
 from longreach.errors import TokenizerError
 from longreach.text.detokenizer import Detokenizer, TokenBytes
+from longreach.text.files import model_file
 
 
 class Tokenizer:
@@ -56,6 +56,10 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's name, if it is one."""
+        return self._backend.token_to_id(token)
+
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a prompt, computed in a thread without the GIL: a book does not stall the event loop.
 
@@ -76,24 +80,6 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself; special tokens are their names."""
         return self._all_token_bytes[token_id]
-
-
-def model_file(model: str, name: str) -> Path | None:
-    """A file of a model directory, or of a hub repository through the local cache; None if the model has none."""
-    if Path(model).is_dir():
-        path = Path(model) / name
-        return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download  # only models on the hub pay for this import
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(model, name))
-    except LocalEntryNotFoundError as error:
-        raise TokenizerError(f"{model} is not in the local cache and the hub cannot be reached: {error}") from error
-    except EntryNotFoundError:
-        return None
-    except (HfHubHTTPError, OSError) as error:
-        raise TokenizerError(f"{name} of {model} cannot be downloaded: {error}") from error
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
