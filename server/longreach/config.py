@@ -147,6 +147,9 @@ class Settings(BaseSettings):
     hf_overrides: Annotated[str, BeforeValidator(_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
     )
+    generation_config: Literal["auto", "openai"] = Field(
+        "auto", description="Sampling defaults: auto (the model's generation_config.json) or openai (temperature 1)."
+    )
     host: str = Field("127.0.0.1", min_length=1, max_length=255, description="Address to listen on.")
     port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_key: str | None = Field(

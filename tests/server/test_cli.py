@@ -27,6 +27,7 @@ FLAGS = [
     "--cuda-graphs",
     "--device",
     "--dtype",
+    "--generation-config",
     "--gpu-memory-utilization",
     "--header-timeout",
     "--hf-overrides",

@@ -15,12 +15,13 @@ import msgspec
 from longreach import hub
 from longreach.api.auth import ApiKeys
 from longreach.api.chat_prompt import Chat
+from longreach.api.generation_config import sampling_defaults
 from longreach.api.grammars import GrammarCompiler, Kind
 from longreach.api.mask_pictures import MaskPictures
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Sampling, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
 from longreach.text.end_tokens import end_token_ids
@@ -124,6 +125,7 @@ class Service:
         self._chat: Chat | None = None
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self.masks = MaskPictures()
+        self.sampling_defaults = Sampling()  # of requests that do not say
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -133,7 +135,7 @@ class Service:
         """Load the tokenizer, which is quick to fail, then start the engine.
 
         Raises:
-            ModelFilesError: a file of the model cannot be had.
+            ModelFilesError: a file of the model cannot be had, or its sampling defaults cannot be used.
             TokenizerError: the tokenizer cannot be used.
             EngineStartError: the engine never became ready.
         """
@@ -141,6 +143,9 @@ class Service:
         files = await asyncio.to_thread(hub.small_files, source)
         tokenizer = await asyncio.to_thread(Tokenizer.load, str(files))
         chat = await asyncio.to_thread(Chat.load, str(files))
+        if self.settings.generation_config == "auto":
+            self.sampling_defaults, news = sampling_defaults(files)
+            log.info("%s", news)
         self._engine_config = msgspec.structs.replace(
             self._engine_config,
             revision=hub.commit_of(source, files),
