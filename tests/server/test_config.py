@@ -50,6 +50,8 @@ def test_a_flag_beats_a_variable_beats_the_default(model_dir: Path, monkeypatch:
         ("max_queued_tokens", "2M", 2**21),
         ("speculate", "8", 8),
         ("prefix_cache", "false", False),
+        ("generation_config", "openai", "openai"),
+        ("hf_overrides", '{"a": {"b": [1, null]}}', '{"a": {"b": [1, null]}}'),
     ],
 )
 def test_values_as_flag_and_as_variable(
@@ -115,6 +117,12 @@ def test_values_as_flag_and_as_variable(
         ("served_model_name", "two words"),
         ("served_model_name", "x" * 129),
         ("cuda_graphs", "maybe"),
+        ("generation_config", "vllm"),
+        ("hf_overrides", "{"),
+        ("hf_overrides", "[1]"),
+        ("hf_overrides", "{'a': 1}"),
+        ("hf_overrides", '{"a": NaN}'),
+        ("hf_overrides", {"a": 1}),
         ("nonsense", "1"),
     ],
 )
@@ -124,6 +132,12 @@ def test_a_wrong_value_names_the_flag(model_dir: Path, field: str, value: object
     message = str(caught.value)
     assert message.startswith(config.flag(field) + ": ")
     assert "\n" not in message
+
+
+def test_overrides_reach_the_engine(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(model=str(model_dir)).engine_config().hf_overrides == {}
+    monkeypatch.setenv("LONGREACH_HF_OVERRIDES", '{"rope_scaling": {"factor": 4.0}}')
+    assert load_settings(model=str(model_dir)).engine_config().hf_overrides == {"rope_scaling": {"factor": 4.0}}
 
 
 def test_a_wrong_variable_is_named_and_all_mistakes_are_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
