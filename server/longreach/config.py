@@ -429,10 +429,14 @@ def _model_problem(model: str | None) -> str | None:
     if path.is_dir():
         if (path / "config.json").is_file():
             return None
+        if (path / "adapter_config.json").is_file():
+            return f"MODEL: the directory {quoted(model, 256)} holds an adapter; merge it into its model and save that"
         what = "the embedded model's folder" if model is None else f"MODEL: the directory {quoted(model, 256)}"
         return f"{what} has no config.json; give a directory in Hugging Face format"
     if model is None:
         return "MODEL: this build holds no embedded model; name a directory or a hub id"
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return f"MODEL: {quoted(model, 256)} is GGUF, which is not read; give a directory or hub id with safetensors"
     if path.exists():
         return f"MODEL: {quoted(model, 256)} is a file; give the directory that holds it"
     if _HUB_ID.fullmatch(model) is None:

@@ -181,10 +181,14 @@ def test_the_models_name(model_dir: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "adapter").mkdir()
+    for name in ("file", "file.gguf", "adapter/adapter_config.json"):
+        (tmp_path / name).touch()
     for model, words in (
         (str(tmp_path), "no config.json"),
         (str(tmp_path / "file"), "is a file"),
+        (str(tmp_path / "file.gguf"), "GGUF, which is not read"),
+        (str(tmp_path / "adapter"), "holds an adapter"),
         (str(tmp_path / "absent"), "there is no directory"),
         ("../up", "there is no directory"),
     ):
