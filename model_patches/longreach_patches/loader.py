@@ -71,13 +71,14 @@ def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> Pretr
     changed = stretch(override(raw, overrides or {}))
     if "auto_map" in changed:
         raise ModelLoadError(f"{model}: the config has an auto_map; code from a model repository is never run")
-    with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
-        try:
+    if not isinstance(changed.get("model_type"), str):
+        raise ModelLoadError(f"{model}: no usable config.json (it has no model_type)")
+    try:
+        with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
             Path(folder, "config.json").write_text(json.dumps(changed), encoding="utf-8")
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        except Exception as error:  # each config class checks its values in its own way
-            reason = _in_one_line(error).replace(folder, model)
-            raise ModelLoadError(f"{model}: no usable config.json ({reason})") from error
+    except Exception as error:  # each config class checks its values in its own way; or there is no room for a file
+        raise ModelLoadError(f"{model}: no usable config.json ({_in_one_line(error)})") from error
     config.name_or_path = model
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:

@@ -88,6 +88,7 @@ def test_overrides_change_the_model_itself(tmp_path: Path) -> None:
         ({"rope_scaling": YARN, "rope_parameters": YARN}, "two names of one thing"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
+        ({"model_type": None}, "it has no model_type"),
         ({"hidden_act": "no_such"}, "no model can be built of config.json .*no_such"),
         ({"rope_scaling": {"type": "su", "factor": 2}}, "no model can be built of config.json .*su"),
         ({"num_key_value_heads": 3}, "4 num_attention_heads cannot share 3 num_key_value_heads"),
