@@ -118,7 +118,9 @@ def longreach_attention(
 
 def _refuse_unsupported(dropout: float, kwargs: dict[str, Any]) -> None:
     if dropout:
-        raise UnsupportedModelError(f"attention dropout is not supported (got {dropout}); set attention_dropout to 0")
+        raise UnsupportedModelError(
+            f"attention dropout is not computed in training (got {dropout}); set attention_dropout to 0"
+        )
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise UnsupportedModelError(f"the model passes {name!r} to attention, which no supported family uses")

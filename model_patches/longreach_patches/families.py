@@ -94,10 +94,10 @@ def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
     missing = []
     if not getattr(config, "is_causal", True):
         missing.append("bidirectional attention (is_causal=False)")
-    if getattr(config, "attention_dropout", 0.0):
-        missing.append(f"attention dropout (attention_dropout={config.attention_dropout}; set it to 0)")
-    if getattr(config, "quantization_config", None) is not None:
-        missing.append("quantized weights (quantization_config)")
+    for name in ("quantization_config", "compression_config"):
+        if (how := getattr(config, name, None)) is not None:
+            method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)
+            missing.append(f"quantized weights ({name}, {method or 'no quant_method'}); take the model in 16 bits")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope_type in _BATCH_DEPENDENT_ROPE:
         missing.append(

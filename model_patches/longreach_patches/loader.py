@@ -7,7 +7,9 @@ refused before anything else happens.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from .batch_invariant import check_backend, check_ranks
 from .checkpoint import check_weights
+from .config_file import override, stretch
 from .errors import ModelLoadError
 from .families import layer_masks
 from .layout import SINGLE, RankLayout, check_layout
@@ -52,25 +55,38 @@ class LoadedModel:
         return self.patched.model.config
 
 
-def load_config(model: str) -> PretrainedConfig:
-    """Read a model's config from a directory or hub id.
+def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> PretrainedConfig:
+    """Read a model's config from a directory or hub id. With YaRN its `max_position_embeddings` is the length that YaRN
+    gives.
+
+    `overrides` replace values of config.json before anything is derived from it; objects are merged key by key.
 
     Raises:
-        ModelLoadError: there is no readable config, or the model wants to run its own code.
+        ModelLoadError: there is no readable config, the model wants to run its own code, or an override has an unknown
+            name.
         UnsupportedModelError: the family is not supported.
     """
-    directory = Path(model)
-    if directory.is_dir():
-        _refuse_own_code(directory)
-    elif model.startswith((".", "/", "~")):
-        raise ModelLoadError(f"{model}: no such directory")
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{model}: no usable config.json ({_first_line(error)})") from error
-    if getattr(config, "auto_map", None):
+    raw = _read_config(model)
+    # transformers derives values from those of the file, so these are changed first and given to it as a file.
+    changed = stretch(override(raw, overrides or {}))
+    if "auto_map" in changed:
         raise ModelLoadError(f"{model}: the config has an auto_map; code from a model repository is never run")
+    if not isinstance(changed.get("model_type"), str):
+        raise ModelLoadError(f"{model}: no usable config.json (it has no model_type)")
+    try:
+        with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
+            Path(folder, "config.json").write_text(json.dumps(changed), encoding="utf-8")
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # each config class checks its values in its own way; or there is no room for a file
+        raise ModelLoadError(f"{model}: no usable config.json ({_in_one_line(error)})") from error
+    config.name_or_path = model
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        raise ModelLoadError(
+            f"{model}: no usable config.json (max_position_embeddings is {positions!r}, no number of tokens)"
+        )
     layer_masks(config)
+    _check_shapes(model, config)
     return config
 
 
@@ -83,6 +99,7 @@ def load_model(
     random_weights: bool = False,
     batch_invariant: bool = False,
     layout: RankLayout = SINGLE,
+    overrides: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -95,6 +112,7 @@ def load_model(
         batch_invariant: as in `patch`.
         layout: which part of the model is kept. Files of the wanted dtype are mapped and not read where they are not
             needed; those of another are on the host as a whole for a moment.
+        overrides: as in `load_config`.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -103,7 +121,7 @@ def load_model(
             what is asked for is not batch invariant.
     """
     start = time.perf_counter()
-    config = load_config(model)
+    config = load_config(model, overrides)
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
     check_layout(config, layout)
@@ -186,7 +204,7 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
             ),
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelLoadError(f"{model}: the weights could not be read ({_first_line(error)})") from error
+        raise ModelLoadError(f"{model}: the weights could not be read ({_in_one_line(error)})") from error
     # transformers fills what is missing with random numbers and only warns; a server must not answer from those.
     for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(fault):
@@ -195,20 +213,44 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
     return loaded
 
 
-def _refuse_own_code(directory: Path) -> None:
+def _read_config(model: str) -> dict[str, Any]:
+    directory = Path(model)
+    if not directory.is_dir():
+        if model.startswith((".", "/", "~")):
+            raise ModelLoadError(f"{model}: no such directory")
+        try:
+            return PretrainedConfig.get_config_dict(model)[0]
+        except Exception as error:  # of the hub's client, of HTTP, or of JSON
+            raise ModelLoadError(f"{model}: no usable config.json ({_in_one_line(error)})") from error
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path}: no such file; a model directory holds config.json and *.safetensors") from error
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: not valid JSON ({_first_line(error)})") from error
+        raise ModelLoadError(f"{path}: not valid JSON ({_in_one_line(error)})") from error
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")
     if "auto_map" in raw:
         raise ModelLoadError(f"{path}: it has an auto_map; code from a model repository is never run")
+    return raw
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
+def _check_shapes(model: str, config: PretrainedConfig) -> None:
+    """Build the model without memory: values that no layer can be made of are the config's fault, not the weights'."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ModelLoadError(
+            f"{model}: no usable config.json ({config.num_attention_heads} num_attention_heads cannot share "
+            f"{config.num_key_value_heads} num_key_value_heads)"
+        )
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # each model class fails in its own way
+        raise ModelLoadError(
+            f"{model}: no model can be built of config.json ({type(error).__name__}: {_in_one_line(error)})"
+        ) from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -105,7 +105,8 @@ def patch(
 
     The patched model trains as before. transformers predicts each label from the row before it, so with left padding
     the first real token of a sequence is predicted from a padding row, where attention has no meaning: label that token
-    -100, as padding is, or pad on the right.
+    -100, as padding is, or pad on the right. A config's `attention_dropout` means nothing in eval mode; a training step
+    with it is refused.
 
     Args:
         model: a causal language model of a supported family, on its device and in its dtype.

@@ -12,7 +12,7 @@ import typer
 from longreach import __version__, safe_path
 from longreach.bench.commands import bench, names
 from longreach.config import Settings, load_settings, unknown_variables
-from longreach.errors import ConfigError
+from longreach.errors import ConfigError, ModelFilesError
 from longreach.extras import missing
 from longreach.options import CONTEXT, SectionedCommand, with_settings
 
@@ -60,6 +60,7 @@ def version() -> None:
 # What the engine is built from, and so which kernels it launches.
 _ENGINE_SETTINGS = (
     "model",
+    "hf_overrides",
     "device",
     "dtype",
     "kv_cache_dtype",
@@ -216,7 +217,7 @@ def warmup(**flags: Any) -> None:
 
     try:
         warmth = compile_ahead(settings.engine_config())
-    except (ValueError, PatchError, EngineStartError) as error:
+    except (ValueError, ModelFilesError, PatchError, EngineStartError) as error:
         raise _refused(error) from None
     typer.echo(f"attention backend: {warmth.backend} ({warmth.reason})")
     if warmth.cache is None:
@@ -231,6 +232,7 @@ def warmup(**flags: Any) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings(
     "model",
+    "hf_overrides",
     "device",
     "dtype",
     "max_model_len",
@@ -276,7 +278,7 @@ def plan(
             names(kv_cache_dtype),
             names(context_parallel_size),
         )
-    except (ValueError, forecast.PatchError) as error:
+    except (ValueError, ModelFilesError, forecast.PatchError) as error:
         raise _refused(error) from None
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=1))

@@ -103,6 +103,18 @@ def _policy(text: str) -> AttentionPolicy:
         raise PydanticCustomError("attention", "`{name}` {message}", named) from None
 
 
+def _overrides(value: object) -> object:
+    """A JSON object, as text: it is looked at here and read by `Settings.engine_config`."""
+    if isinstance(value, str):
+        try:
+            overrides = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise PydanticCustomError("overrides", "not valid JSON: {error}", {"error": str(error)}) from None
+        if not isinstance(overrides, dict):
+            raise PydanticCustomError("overrides", 'give a JSON object: {"vocab_size": 32000}')
+    return value
+
+
 def _layers(value: object) -> object:
     """Layers as text: 0,1,-1."""
     if not isinstance(value, str):
@@ -158,6 +170,12 @@ class Settings(BaseSettings):
     model: str | None = Field(None, description="Directory or hub id of the model; without one, the embedded model.")
     served_model_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@+-]{0,127}$")] | None = Field(
         None, description="Name that requests use; by default the hub id or the directory's name."
+    )
+    hf_overrides: Annotated[str, BeforeValidator(_overrides)] = Field(
+        "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
+    )
+    generation_config: Literal["auto", "openai"] = Field(
+        "auto", description="Sampling defaults: auto (the model's generation_config.json) or openai (temperature 1)."
     )
     host: str = Field("127.0.0.1", min_length=1, max_length=255, description="Address to listen on.")
     port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -368,6 +386,7 @@ class Settings(BaseSettings):
         """What the engine process is told."""
         return EngineConfig(
             model=self.model_source,
+            hf_overrides=orjson.loads(self.hf_overrides),
             device=self.device,
             dtype=self.dtype,
             kv_cache_dtype=self.kv_cache_dtype,
@@ -460,10 +479,14 @@ def _model_problem(model: str | None) -> str | None:
     if path.is_dir():
         if (path / "config.json").is_file():
             return None
+        if (path / "adapter_config.json").is_file():
+            return f"MODEL: the directory {quoted(model, 256)} holds an adapter; merge it into its model and save that"
         what = "the embedded model's folder" if model is None else f"MODEL: the directory {quoted(model, 256)}"
         return f"{what} has no config.json; give a directory in Hugging Face format"
     if model is None:
         return "MODEL: this build holds no embedded model; name a directory or a hub id"
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return f"MODEL: {quoted(model, 256)} is GGUF, which is not read; give a directory or hub id with safetensors"
     if path.exists():
         return f"MODEL: {quoted(model, 256)} is a file; give the directory that holds it"
     if _HUB_ID.fullmatch(model) is None:

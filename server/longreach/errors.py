@@ -2,6 +2,7 @@
 
 LongreachError
 ├── ConfigError                   a setting is wrong; the message names the flag and the fix
+├── ModelFilesError               a file of the model cannot be had, or says what cannot be used
 ├── TokenizerError                the model's tokenizer cannot be loaded or is of a kind that is not supported
 └── ApiError                      an HTTP answer: status, OpenAI error object, headers
     ├── InvalidRequestError       400, the caller's fault; `param` names the field
@@ -33,6 +34,10 @@ class LongreachError(Exception):
 
 class ConfigError(LongreachError):
     """A setting is wrong. The message has one line per setting and names the flag and the fix."""
+
+
+class ModelFilesError(LongreachError):
+    """A file of the model cannot be had, or says what cannot be used. The message names the file and the fix."""
 
 
 class TokenizerError(LongreachError):

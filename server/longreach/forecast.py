@@ -22,6 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from longreach import hub
 from longreach.config import parse_bytes
 from longreach.engine.capacity import (
     Capacity,
@@ -135,6 +136,7 @@ def forecast(
     are sold in. Ranks share the memory of a CPU.
 
     Raises:
+        ModelFilesError: there is no config.json to be had.
         PatchError: the config cannot be read, or the model is not supported.
         ValueError: an argument makes no sense, the model cannot be split or keep bounds so, or the longest request
             asked for is longer than the model's positions.
@@ -146,7 +148,7 @@ def forecast(
     ]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
-    model = load_config(config.model)
+    model = load_config(str(hub.small_files(config.model)), config.hf_overrides)
     on_gpu = config.device != "cpu"
     if not on_gpu and gpu_memory:
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")

@@ -137,13 +137,13 @@ def test_an_unsupported_family_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attention_dropout": 0.1}, "attention dropout"),
         ({"is_causal": False}, "bidirectional"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             r"RoPE.*'dynamic'",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantized weights .*gptq.*16 bits"),
+        ({"compression_config": {"format": "pack-quantized"}}, r"quantized weights \(compression_config"),
     ],
 )
 def test_a_missing_feature_is_named(change: dict, message: str) -> None:

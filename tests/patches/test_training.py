@@ -129,10 +129,12 @@ def test_a_few_optimizer_steps_give_the_same_losses(eager_model: PreTrainedModel
         torch.testing.assert_close(losses(), expected, rtol=LIMIT, atol=0)
 
 
-def test_dropout_set_after_patching_is_refused() -> None:
+def test_attention_dropout_is_refused_in_training_and_nothing_in_inference() -> None:
     model = build("llama")
+    expected = model(prompt(8)).logits
     patch(model, "cpu")
     model.model.layers[1].self_attn.attention_dropout = 0.1
+    torch.testing.assert_close(model(prompt(8)).logits, expected)
     with pytest.raises(UnsupportedModelError, match="attention dropout"):
         train_step(model, targets(prompt(8)))
 

@@ -50,6 +50,8 @@ def test_a_flag_beats_a_variable_beats_the_default(model_dir: Path, monkeypatch:
         ("max_queued_tokens", "2M", 2**21),
         ("speculate", "8", 8),
         ("prefix_cache", "false", False),
+        ("generation_config", "openai", "openai"),
+        ("hf_overrides", '{"a": {"b": [1, null]}}', '{"a": {"b": [1, null]}}'),
     ],
 )
 def test_values_as_flag_and_as_variable(
@@ -125,6 +127,12 @@ def test_values_as_flag_and_as_variable(
         ("served_model_name", "two words"),
         ("served_model_name", "x" * 129),
         ("cuda_graphs", "maybe"),
+        ("generation_config", "vllm"),
+        ("hf_overrides", "{"),
+        ("hf_overrides", "[1]"),
+        ("hf_overrides", "{'a': 1}"),
+        ("hf_overrides", '{"a": NaN}'),
+        ("hf_overrides", {"a": 1}),
         ("nonsense", "1"),
     ],
 )
@@ -134,6 +142,12 @@ def test_a_wrong_value_names_the_flag(model_dir: Path, field: str, value: object
     message = str(caught.value)
     assert message.startswith(config.flag(field) + ": ")
     assert "\n" not in message
+
+
+def test_overrides_reach_the_engine(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(model=str(model_dir)).engine_config().hf_overrides == {}
+    monkeypatch.setenv("LONGREACH_HF_OVERRIDES", '{"rope_scaling": {"factor": 4.0}}')
+    assert load_settings(model=str(model_dir)).engine_config().hf_overrides == {"rope_scaling": {"factor": 4.0}}
 
 
 def test_a_wrong_variable_is_named_and_all_mistakes_are_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +191,14 @@ def test_the_models_name(model_dir: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "adapter").mkdir()
+    for name in ("file", "file.gguf", "adapter/adapter_config.json"):
+        (tmp_path / name).touch()
     for model, words in (
         (str(tmp_path), "no config.json"),
         (str(tmp_path / "file"), "is a file"),
+        (str(tmp_path / "file.gguf"), "GGUF, which is not read"),
+        (str(tmp_path / "adapter"), "holds an adapter"),
         (str(tmp_path / "absent"), "there is no directory"),
         ("../up", "there is no directory"),
     ):

@@ -178,6 +178,11 @@ def test_context_parallel_ranks_have_whole_weights_and_their_part_of_the_pages(l
         (["--gpu-memory", "0"], "--gpu-memory: give more than 0 bytes"),
         (["--kv-cache-dtype", "int4"], "kv_cache_dtype must be auto or fp8, got 'int4'"),
         (["--max-model-len", "1M"], "longer than the 131072 positions"),
+        (["--max-model-len", "1M"], 'give its values: --hf-overrides \'{"rope_scaling"'),
+        (["--hf-overrides", "{"], "--hf-overrides: not valid JSON"),
+        (["--hf-overrides", '{"rope_scalling": {}}'], "did you mean rope_scaling?"),
+        (["--hf-overrides", '{"hidden_act": "no_such"}'], "no model can be built of config.json"),
+        (["--hf-overrides", '{"max_position_embeddings": null}'], "no usable config.json"),
         (["--page-size", "3"], "--page-size:"),
         (["--kv-offload-bytes", "64"], "--kv-offload-bytes: one page takes 16777216 bytes, got 64"),
         (["--device", "cpu", "--kv-offload-bytes", "8192GiB"], "--kv-offload-bytes: 8192.0 GiB are more than"),
@@ -192,6 +197,22 @@ def test_wrong_arguments_are_a_line_and_status_2(llama: Path, arguments: list[st
     [line] = result.stderr.splitlines()
     assert line.startswith("longreach: error: ")
     assert message in line
+
+
+def test_yarn_in_the_file_or_in_an_override_gives_the_longest_request(tmp_path: Path) -> None:
+    """Qwen3-8B, with what its card says for 128K."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    shape = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8}
+    Qwen3Config(**shape, max_position_embeddings=40960).save_pretrained(tmp_path)
+    options = tmp_path, "--gpu-memory", "80GiB"
+    [plain] = plan(*options)["rows"]
+    [overridden] = plan(*options, "--hf-overrides", json.dumps({"rope_scaling": scaling}))["rows"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": scaling}))
+    [own] = plan(*options)["rows"]
+    assert [row["max_model_len"] for row in (plain, overridden, own)] == [40960, 131072, 131072]
+    [asked] = plan(*options, "--max-model-len", "128k")["rows"]
+    assert asked["max_model_len"] == 131072
 
 
 def test_a_model_without_a_row_in_the_families_is_named(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def make_asks(
                 max_tokens=max(max_tokens, 1),
                 min_tokens=asked.min_tokens,
                 stop_token_ids=ends,
-                sampling=asked.sampling(info.vocab_size, choice),
+                sampling=asked.sampling(info.vocab_size, choice, service.sampling_defaults),
                 priority=asked.priority,
                 flexible=asked.service_tier == "flex",
                 cache_salt=record.cache_salt(asked.cache_salt),

@@ -38,7 +38,7 @@ from longreach.api.response_objects import (
 )
 from longreach.api.schema.responses import InputMessage, ResponseRequest
 from longreach.api.stream import sse_data
-from longreach.engine.messages import FinishReason
+from longreach.engine.messages import FinishReason, Sampling
 from longreach.policies import POLICIES
 
 router = APIRouter()
@@ -60,7 +60,8 @@ async def create_response(request: Request) -> Response:
     max_tokens = tokens_left(prompt, asked.max_output_tokens, engine.info, "input")
     grammar = await call.attend(service.compile_form(asked, record.caller))
     reader = ChatReader() if grammar is not None else ChatReader(chat.format.reader(text, []))
-    answer = _Response(asked, record, len(prompt), reader)
+    sampling = asked.sampling(engine.info.vocab_size, 0, service.sampling_defaults)
+    answer = _Response(asked, record, len(prompt), reader, sampling)
     [ask] = make_asks(
         asked,
         [prompt],
@@ -84,12 +85,20 @@ async def create_response(request: Request) -> Response:
 class _Response:
     """One response while it grows: items of reasoning and words, and the events that tell of them."""
 
-    def __init__(self, asked: ResponseRequest, record: RequestRecord, prompt_tokens: int, reader: ChatReader) -> None:
+    def __init__(
+        self,
+        asked: ResponseRequest,
+        record: RequestRecord,
+        prompt_tokens: int,
+        reader: ChatReader,
+        sampling: Sampling,
+    ) -> None:
         self.id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._asked = asked
         self._record = record
         self._reader = reader
+        self._sampling = sampling
         self._items: list[Item] = []
         self._open: tuple[str, str, str] | None = None  # kind, id and text of the item that is being written
         self._reasoning_tokens = 0
@@ -212,10 +221,10 @@ class _Response:
             parallel_tool_calls=asked.parallel_tool_calls,
             service_tier=asked.service_tier or UNSET,
             reasoning={"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
-            temperature=asked.temperature,
+            temperature=self._sampling.temperature,
             text={
                 "format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
             },
-            top_p=asked.top_p,
+            top_p=self._sampling.top_p,
             usage=None if status == "in_progress" else usage,
         )

@@ -32,7 +32,7 @@ from longreach.config import Settings, is_loopback
 from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
-from longreach.errors import ConfigError, TokenizerError
+from longreach.errors import ConfigError, ModelFilesError, TokenizerError
 from longreach.garbage import settle_garbage
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ async def _live(
     if running.done():
         try:
             running.result()
-        except (TokenizerError, EngineStartError) as error:
+        except (ModelFilesError, TokenizerError, EngineStartError) as error:
             log.error("cannot start: %s", error)
         except EngineDeadError as error:
             log.error("%s", error)

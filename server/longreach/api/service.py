@@ -13,18 +13,21 @@ from typing import Any, NoReturn, Protocol, cast
 
 import msgspec
 
+from longreach import hub
 from longreach.api.auth import ApiKeys
 from longreach.api.chat_prompt import Chat
+from longreach.api.generation_config import sampling_defaults
 from longreach.api.grammars import GrammarCompiler, Kind
 from longreach.api.mask_pictures import MaskPictures
 from longreach.api.metering import MeteredEngine
 from longreach.config import Settings
 from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Sampling, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
-from longreach.text.tokenizer import Tokenizer, model_file
+from longreach.text.end_tokens import end_token_ids
+from longreach.text.tokenizer import Tokenizer
 from longreach.work_pool import WorkPool
 
 log = logging.getLogger(__name__)
@@ -130,6 +133,7 @@ class Service:
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
+        self.sampling_defaults = Sampling()  # of requests that do not say
         self._open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -139,14 +143,22 @@ class Service:
         """Load the tokenizer, which is quick to fail, then start the engine.
 
         Raises:
+            ModelFilesError: a file of the model cannot be had, or its sampling defaults cannot be used.
             TokenizerError: the tokenizer cannot be used.
             EngineStartError: the engine never became ready.
         """
         source = self.settings.model_source
-        tokenizer = await self.reading.call(Tokenizer.load, source)
-        chat = await self.reading.call(Chat.load, source)
+        files = await self.reading.call(hub.small_files, source)
+        tokenizer = await self.reading.call(Tokenizer.load, str(files))
+        chat = await self.reading.call(Chat.load, str(files))
+        if self.settings.generation_config == "auto":
+            self.sampling_defaults, news = sampling_defaults(files)
+            log.info("%s", news)
         self._engine_config = msgspec.structs.replace(
-            self._engine_config, tokenizer_file=str(model_file(source, "tokenizer.json"))
+            self._engine_config,
+            revision=hub.commit_of(source, files),
+            tokenizer_file=str(files / "tokenizer.json"),
+            tokenizer_eos_ids=end_token_ids(str(files), tokenizer),
         )
         self.attach(await start_engine(self._engine_config), tokenizer, chat)
 

@@ -29,6 +29,7 @@ async def keep_running(
     """Load the model, `announce` that it is ready, and replace engines that die. Ends only by raising.
 
     Raises:
+        ModelFilesError: a file of the model cannot be had or used.
         TokenizerError: the tokenizer cannot be used.
         EngineStartError: the first engine never became ready.
         EngineDeadError: more than `--max-engine-restarts` died one after the other.

@@ -37,7 +37,7 @@ class Replica:
 
     Raises, when it is made:
         ConfigError: a setting is wrong on this host, such as a path that is not there.
-        TokenizerError, EngineStartError: the model cannot be served.
+        ModelFilesError, TokenizerError, EngineStartError: the model cannot be served.
     """
 
     async def __init__(self, settings: dict[str, Any]) -> None:

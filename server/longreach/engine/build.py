@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
-from longreach_patches import check_layout, check_ranks, layer_masks, load_config
+from longreach_patches import LoadedModel, check_layout, check_ranks, layer_masks, load_config
+
+from longreach import hub
 
 from .batch import BatchBuilder
 from .capacity import bounded_layers
@@ -26,9 +29,13 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
 
     Raises:
         EngineStartError: the other ranks' processes cannot be started.
+        longreach.errors.ModelFilesError: a file of the model cannot be had.
         longreach_patches.PatchError: the model cannot be loaded or is not supported.
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
+    # Once for all ranks: what follows reads a directory.
+    files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
+    config = msgspec.structs.replace(config, model=str(files))
     check_sums(config)
     layout = layout_of(config)
     if layout.size == 1:
@@ -37,7 +44,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     # Before there are ranks: the messages are this one's to give.
     if config.batch_invariant:
         check_ranks(layout)
-    own_config = load_config(config.model)
+    own_config = load_config(config.model, config.hf_overrides)
     check_layout(own_config, layout)
     bounded_layers(config, layer_masks(own_config), layout)
     own, threads = on_rank(config, 0), torch.get_num_threads()
@@ -67,23 +74,22 @@ def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> t
     pairs = PairCount(reach, policies.pairs)
     scheduler = Scheduler(pool, limits, hasher)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies)
-    return engine, _started(parts, config.page_size)
+    return engine, _started(parts, config)
 
 
-def _started(parts: Parts, page_size: int) -> Started:
+def _started(parts: Parts, config: EngineConfig) -> Started:
     loaded, pages, limits = parts.forward.loaded, parts.forward.pages, parts.limits
     backend, ranks = loaded.patched.backend, loaded.layout.size
-    eos = getattr(loaded.patched.model.generation_config, "eos_token_id", None)
     device = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
     return Started(
         max_model_len=limits.max_model_len,
         max_batched_tokens=limits.max_batched_tokens,
         kv_tokens=pages.num_tokens,
-        page_size=page_size,
+        page_size=config.page_size,
         page_bytes=ranks * pages.shape.bytes_per_page,
-        host_kv_tokens=parts.host_slots * page_size,
+        host_kv_tokens=parts.host_slots * config.page_size,
         vocab_size=loaded.config.vocab_size,
-        eos_token_ids=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        eos_token_ids=_end_tokens(loaded, config.tokenizer_eos_ids),
         model_type=loaded.config.model_type,
         device=device if ranks == 1 else f"{ranks} x {device}",
         dtype=str(loaded.dtype).removeprefix("torch."),
@@ -94,3 +100,22 @@ def _started(parts: Parts, page_size: int) -> Started:
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
     )
+
+
+def _end_tokens(loaded: LoadedModel, of_tokenizer: list[int]) -> list[int]:
+    """What ends an answer: every token that the generation config, the config or the tokenizer names.
+
+    Raises:
+        ValueError: one of them names what is no token id.
+    """
+    ids = set(of_tokenizer)
+    model = loaded.patched.model
+    sources = {"generation_config.json": model.generation_config, "config.json": loaded.config}
+    for file, source in sources.items():
+        named = getattr(source, "eos_token_id", None)
+        named = [] if named is None else named if isinstance(named, list | tuple) else [named]
+        if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in named):
+            raise ValueError(f"{file}: eos_token_id must be a token id, or a list of them; got {named}")
+        ids.update(named)
+    # A checkpoint may name a token beyond its own output layer: that one is never drawn.
+    return sorted(id_ for id_ in ids if 0 <= id_ < loaded.config.vocab_size)

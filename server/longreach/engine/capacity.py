@@ -93,7 +93,9 @@ class Demand:
         if asked is not None and asked > max_positions:
             raise ValueError(
                 f"max_model_len {asked} is longer than the {max_positions} positions of this model; "
-                f"use --max-model-len {max_positions} or less"
+                f"use --max-model-len {max_positions} or less. Where the model's card has YaRN, give its values: "
+                '--hf-overrides \'{"rope_scaling": {"rope_type": "yarn", "factor": F, '
+                '"original_max_position_embeddings": N}}\''
             )
         tokens = min(batched_tokens, asked or max_positions)
         rows = min(config.max_num_seqs + MAX_DRAFTS, tokens)

@@ -62,7 +62,10 @@ def check_sums(config: EngineConfig) -> None:
         raise ValueError("--symmetric-sums is for several GPUs; leave it out, or add --tensor-parallel-size")
     if not on_rank(config, 0).device.startswith("cuda"):
         raise ValueError("--symmetric-sums is for GPUs, and the ranks are on a CPU; leave it out, or use --device cuda")
-    if resolve_dtype(config.dtype, torch.device("cuda"), load_config(config.model)) == torch.float16:
+    if (
+        resolve_dtype(config.dtype, torch.device("cuda"), load_config(config.model, config.hf_overrides))
+        == torch.float16
+    ):
         raise ValueError("--symmetric-sums: float16 cannot be summed so; leave it out, or add --dtype bfloat16")
 
 

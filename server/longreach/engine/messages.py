@@ -7,7 +7,7 @@ only the two processes hold. Nothing that can carry code (pickle and its kin) is
 from __future__ import annotations
 
 import struct
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,9 +31,16 @@ LEAST_LOGPROB = -9999.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of each."""
+    """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of most.
+
+    `revision` is the commit of a hub id whose other files the API has read; `tokenizer_eos_ids` are the tokens that end
+    an answer by the tokenizer's files.
+    """
 
     model: str
+    revision: str | None = None
+    hf_overrides: dict[str, Any] = {}
+    tokenizer_eos_ids: list[int] = []
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"

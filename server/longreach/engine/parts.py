@@ -76,6 +76,7 @@ def build_parts(config: EngineConfig, joined: Joined) -> Parts:
             random_weights=config.random_weights,
             batch_invariant=config.batch_invariant,
             layout=layout,
+            overrides=config.hf_overrides,
         )
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:

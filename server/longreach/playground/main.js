@@ -24,10 +24,16 @@ const needle = new NeedlePanel(() => ({
   model: model.id, options: options(), attention: attention.chosen, attentionWords: attention.words,
 }));
 
+/** null: what the server has as its default. */
+function readTemperature() {
+  const value = byId("temperature").valueAsNumber;
+  return Number.isNaN(value) ? null : value;
+}
+
 function options() {
   return {
     maxTokens: byId("max-tokens").valueAsNumber || 256,
-    temperature: byId("temperature").valueAsNumber || 0,
+    temperature: readTemperature(),
     form: byId("form").value,
   };
 }

@@ -7,7 +7,7 @@
 export function requestFor({ model, text, question, turns = [], options, attention = null }) {
   const shared = {
     model,
-    temperature: options.temperature,
+    ...(options.temperature === null ? {} : { temperature: options.temperature }),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_progress: true,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from longreach.errors import TokenizerError
-from longreach.text.tokenizer import model_file
+from longreach.text.files import model_file
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser

@@ -18,7 +18,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from longreach.errors import InvalidRequestError, TokenizerError, quoted
-from longreach.text.tokenizer import model_file
+from longreach.text.files import model_file
 
 # For models that were never given a template: plain words, which a base model can continue.
 DEFAULT_TEMPLATE = """\

@@ -6,7 +6,6 @@ import json
 import threading
 from array import array
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -15,6 +14,7 @@ from tokenizers import AddedToken
 from longreach.errors import TokenizerError
 from longreach.text.borders import Borders
 from longreach.text.detokenizer import Detokenizer, TokenBytes
+from longreach.text.files import model_file
 from longreach.text.marks import GUARD, Marks, renamed
 from longreach.text.measure import Measure
 
@@ -109,6 +109,10 @@ class Tokenizer:
         """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
         return self._borders is not None
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's name, if it is one."""
+        return self._backend.token_to_id(token)
+
     def least_tokens(self, text: str) -> int:
         """No fewer tokens than these can stand for a text; 0 where nothing is known without encoding it."""
         return 0 if self._measure is None else self._measure.least_tokens(text)
@@ -195,24 +199,6 @@ def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None
         if full[at : at + len(bare)] == bare:
             return full[:at], full[at + len(bare) :]
     return None
-
-
-def model_file(model: str, name: str) -> Path | None:
-    """A file of a model directory, or of a hub repository through the local cache; None if the model has none."""
-    if Path(model).is_dir():
-        path = Path(model) / name
-        return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download  # only models on the hub pay for this import
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(model, name))
-    except LocalEntryNotFoundError as error:
-        raise TokenizerError(f"{model} is not in the local cache and the hub cannot be reached: {error}") from error
-    except EntryNotFoundError:
-        return None
-    except (HfHubHTTPError, OSError) as error:
-        raise TokenizerError(f"{name} of {model} cannot be downloaded: {error}") from error
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:

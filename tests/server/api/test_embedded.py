@@ -100,6 +100,13 @@ def test_chats_and_responses_are_answered(client: openai.OpenAI) -> None:
     assert answer.usage.input_tokens_details.cached_tokens > 0
 
 
+def test_requests_without_a_temperature_are_greedy_as_the_models_file_says(client: openai.OpenAI) -> None:
+    texts = [complete(client, max_tokens=12, ignore_eos=True).choices[0].text for _ in range(2)]
+    texts.append(complete(client, max_tokens=12, ignore_eos=True, temperature=0).choices[0].text)
+    assert len(set(texts)) == 1
+    assert client.responses.create(model=EMBEDDED_MODEL_NAME, input="Hello", max_output_tokens=1).temperature == 0
+
+
 def test_what_nothing_can_follow_is_an_error_of_its_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="Unsatisfiable schema"):
         complete(client, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from longreach.api import grammars
 from longreach.api.grammars import GrammarCompiler, Kind
-from longreach.errors import InvalidRequestError, OverloadedError
+from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
 
 from tests.server.api.test_chat import schema_of
 
@@ -229,3 +230,29 @@ def test_a_process_that_could_not_run_is_the_servers_fault(monkeypatch: pytest.M
     for status in (-24, -6, grammars._OUT_OF_MEMORY):
         with pytest.raises(InvalidRequestError, match="takes more than 1 s or 1024 MiB"):
             asyncio.run(main(status))
+
+
+def test_a_process_that_cannot_be_started_is_told_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptors() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        compiler = GrammarCompiler(65536, 20)
+        with monkeypatch.context() as patched:
+            patched.setattr(grammars, "require_descriptors", no_descriptors)
+            with pytest.raises(UnavailableError) as refused:
+                await compiler.compile("regex", "ab+", "regex", "me")
+        assert (refused.value.status, refused.value.code) == (503, "grammar_not_compiled")
+        assert 1 <= int(refused.value.headers["Retry-After"]) <= 60
+        assert "ab+" in await compiler.compile("regex", "ab+", "regex", "me")
+
+    asyncio.run(main())
+
+
+def test_a_process_that_was_asked_to_end_says_nothing_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a terminal that is closed before the child has come to ignore that."""
+    monkeypatch.setattr(grammars, "module_command", lambda *_: ("sh", "-c", "kill -HUP $$"))
+    compiler = GrammarCompiler(65536, 20)
+    with pytest.raises(RuntimeError, match="ended with status -1"):
+        asyncio.run(compiler.compile("regex", "ab+", "regex", "me"))
+    assert not compiler._known

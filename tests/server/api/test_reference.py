@@ -42,7 +42,7 @@ def test_the_server_shows_it_without_anything_from_elsewhere(server: LiveServer)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     for path in server.http.get("/openapi.json").json()["paths"]:
         assert f"{path}</code></h2>" in answer.text
-    assert "<td><code>min_p</code><td>number, 0 to 1<td><code>0.0</code>" in answer.text
+    assert "<td><code>min_p</code><td>number, 0 to 1<td><code>null</code>" in answer.text
     assert "<h2 id='Message'><code>Message</code></h2>" in answer.text
     assert "list of <a href='#Message'>Message</a>" in answer.text
     assert "Send chunks with <code>prompt_progress</code>" in answer.text

@@ -9,10 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import tokenizers
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from longreach.errors import TokenizerError
 from longreach.text.tokenizer import Tokenizer
 from longreach.work_pool import WorkPool
@@ -80,20 +78,6 @@ def test_a_book_is_encoded_while_the_event_loop_turns(tokenizer: Tokenizer) -> N
 def test_no_fast_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json; write one with"):
         Tokenizer.load(str(tmp_path))
-
-
-def test_a_hub_id_is_read_through_the_cache(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(repository: str, name: str) -> str:
-        if repository == "owner/absent":
-            raise LocalEntryNotFoundError("no such thing")
-        if name == "tokenizer_config.json":
-            raise EntryNotFoundError("the repository has none")
-        return str(model_dir / name)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert Tokenizer.load("owner/owl").encode_here("ab")[0] == 0
-    with pytest.raises(TokenizerError, match=r"owner/absent .* the hub cannot be reached"):
-        Tokenizer.load("owner/absent")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

@@ -39,6 +39,8 @@ AskedTier = Annotated[
     AfterValidator(lambda tier: "default" if tier == "auto" else tier),
 ]
 
+_MODELS_DEFAULT = "By default the model's, or else"
+
 _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
 
 
@@ -67,23 +69,34 @@ class ServingFields(StrictModel):
 
 
 class SamplingFields(ServingFields):
-    """How each token is drawn, and what ends an answer. Defaults are OpenAI's."""
+    """How each token is drawn, and what ends an answer. What has no default here has the model's, or else OpenAI's."""
 
-    temperature: Annotated[float, or_default(1.0)] = Field(
-        1.0, ge=0, le=2, allow_inf_nan=False, description="0, as all below 1e-5, takes the likeliest token."
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        allow_inf_nan=False,
+        description=f"0, as all below 1e-5, takes the likeliest token. {_MODELS_DEFAULT} 1.",
     )
-    top_p: Annotated[float, or_default(1.0)] = Field(
-        1.0, gt=0, le=1, allow_inf_nan=False, description="Draw from the smallest set of tokens with this probability."
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description=f"Draw from the smallest set of tokens with this probability. {_MODELS_DEFAULT} 1.",
     )
-    top_k: Annotated[int, or_default(0)] = Field(
-        0, ge=-1, le=2**31 - 1, description="Draw from so many of the likeliest tokens; 0 or -1: no limit."
+    top_k: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        description=f"Draw from so many of the likeliest tokens; 0 or -1: no limit. {_MODELS_DEFAULT} 0.",
     )
-    min_p: Annotated[float, or_default(0.0)] = Field(
-        0.0,
+    min_p: float | None = Field(
+        None,
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="Drop tokens with less than this part of the largest probability.",
+        description=f"Drop tokens with less than this part of the largest probability. {_MODELS_DEFAULT} 0.",
     )
     presence_penalty: Annotated[float, or_default(0.0)] = Field(
         0.0, ge=-2, le=2, allow_inf_nan=False, description="Taken from the logit of each token that was generated."
@@ -91,12 +104,15 @@ class SamplingFields(ServingFields):
     frequency_penalty: Annotated[float, or_default(0.0)] = Field(
         0.0, ge=-2, le=2, allow_inf_nan=False, description="The same, for each time that it was generated."
     )
-    repetition_penalty: Annotated[float, or_default(1.0)] = Field(
-        1.0,
+    repetition_penalty: float | None = Field(
+        None,
         ge=0.1,
         le=10,
         allow_inf_nan=False,
-        description="Divides the positive logits of tokens in prompt and answer, and multiplies the negative ones.",
+        description=(
+            "Divides the positive logits of tokens in prompt and answer, and multiplies the negative ones. "
+            f"{_MODELS_DEFAULT} 1."
+        ),
     )
     logit_bias: LogitBias = Field({}, description="Added to the logits of these token ids.")
     seed: int | None = Field(
@@ -116,16 +132,18 @@ class SamplingFields(ServingFields):
         False, description="Leave the stop string, or the text of the stop token, in the answer."
     )
 
-    def sampling(self, vocab_size: int, choice: int) -> Sampling:
-        """What the engine is told for one choice."""
+    def sampling(self, vocab_size: int, choice: int, defaults: Sampling) -> Sampling:
+        """What the engine is told for one choice; `defaults` are those of the server."""
+        top_k = defaults.top_k if self.top_k is None else self.top_k
+        penalty = self.repetition_penalty
         return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=min(max(self.top_k, 0), vocab_size),
-            min_p=self.min_p,
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=min(max(top_k, 0), vocab_size),
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
             logit_bias=self.logit_bias,
             seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
         )

@@ -1,0 +1,171 @@
+"""A model's files on this machine: its directory, or the hub's repository through the hub's own cache.
+
+The hub is asked once at a start. Where it cannot be reached, what the cache has is the model: an optional file that is
+not there does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longreach.errors import ModelFilesError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+# What a server reads beside the weights.
+SMALL_FILES = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_BRANCH = "main"
+_PATIENCE_SECONDS = 10.0
+
+
+def small_files(model: str, revision: str | None = None) -> Path:
+    """The directory that holds a model's config, tokenizer and templates, downloaded if they have to be.
+
+    `model` is a directory or a hub id; `revision` a commit of the repository, by default its newest.
+
+    Raises:
+        ModelFilesError: there is no config.json to be had; the message says why and what helps.
+    """
+    return Path(model) if Path(model).is_dir() else _Repository(model, revision).directory(SMALL_FILES)
+
+
+def all_files(model: str, revision: str | None = None) -> Path:
+    """As `small_files`, with the weights.
+
+    Raises:
+        ModelFilesError: a file is missing and cannot be downloaded; the message names it and what helps.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    repository = _Repository(model, revision)
+    directory = repository.directory((*SMALL_FILES, _INDEX))
+    if not any((directory / name).is_file() for name in (_INDEX, _WEIGHTS)):
+        repository.ask(revision)
+        repository.directory([_INDEX])
+    repository.require(_shards(directory / _INDEX) if (directory / _INDEX).is_file() else [_WEIGHTS])
+    return directory
+
+
+def commit_of(model: str, directory: Path) -> str | None:
+    """The commit that a hub id's `directory` is a snapshot of; None where `model` is a directory itself."""
+    return None if Path(model).is_dir() else directory.name
+
+
+class _Repository:
+    """One model on the hub, at one commit, as far as this machine has it or gets it."""
+
+    def __init__(self, model: str, revision: str | None) -> None:
+        from huggingface_hub import constants  # only models of the hub pay for this import
+
+        self._model = model
+        self._cache = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
+        self._listed: set[str] | None = None  # the repository's files, once the hub has named them
+        self._silence: str | None = None  # why the hub does not
+        if revision is not None and (self._snapshot(revision) / CONFIG).is_file():
+            self._commit = revision  # a commit does not change: the hub is asked only for what is missing
+            return
+        self.ask(revision)
+        if self._silence is None:
+            self._commit = revision or self._download(CONFIG, None).parent.name
+            return
+        cached = revision or self._newest_cached()
+        if cached is None or not (self._snapshot(cached) / CONFIG).is_file():
+            raise ModelFilesError(
+                f"{model} is neither a directory nor in the hub's cache ({self._cache}), and asking the hub failed: "
+                f"{self._silence}; {self._cure}"
+            )
+        log.info("%s is read from the cache, at commit %s: %s", model, cached, self._silence)
+        self._commit = cached
+
+    def directory(self, names: Sequence[str]) -> Path:
+        """The snapshot, with those of the files that the repository has."""
+        directory = self._snapshot(self._commit)
+        for name in names:
+            if not (directory / name).is_file() and self._listed is not None and name in self._listed:
+                self._download(name, self._commit)
+        return directory
+
+    def require(self, names: Sequence[str]) -> None:
+        """Have all of these files.
+
+        Raises:
+            ModelFilesError: one is missing and cannot be downloaded.
+        """
+        directory = self._snapshot(self._commit)
+        for name in names:
+            if (directory / name).is_file():
+                continue
+            self.ask(self._commit)
+            if self._silence is not None:
+                raise ModelFilesError(
+                    f"{self._model}: {name} is missing in the cache ({directory}), and asking the hub failed: "
+                    f"{self._silence}; {self._cure}"
+                )
+            self._download(name, self._commit)
+
+    @property
+    def _cure(self) -> str:
+        return f"where there is a network, run: hf download {self._model}"
+
+    def _snapshot(self, commit: str) -> Path:
+        return self._cache / "snapshots" / commit
+
+    def _newest_cached(self) -> str | None:
+        reference = self._cache / "refs" / _BRANCH
+        return reference.read_text("utf-8").strip() or None if reference.is_file() else None
+
+    def ask(self, revision: str | None) -> None:
+        """Have the hub name the repository's files, once. One try: the cache may have all that is needed."""
+        if self._listed is not None or self._silence is not None:
+            return
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            info = HfApi().model_info(self._model, revision=revision, timeout=_PATIENCE_SECONDS)
+            self._listed = {file.rfilename for file in info.siblings or ()}
+        except OfflineModeIsEnabled:
+            self._silence = "HF_HUB_OFFLINE is set"
+        except Exception as error:  # noqa: BLE001 - of HTTP, or the hub's refusal
+            self._silence = _in_one_line(error)
+
+    def _download(self, name: str, commit: str | None) -> Path:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(self._model, name, revision=commit))
+        except EntryNotFoundError as error:
+            if not isinstance(error, LocalEntryNotFoundError):
+                raise ModelFilesError(f"{self._model} has no {name} on the hub") from error
+            why = _in_one_line(error)
+        except Exception as error:  # noqa: BLE001 - of HTTP, of the hub, or of the disk
+            why = _in_one_line(error)
+        raise ModelFilesError(f"{self._model}: {name} cannot be downloaded: {why}; {self._cure}")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFilesError(f"{index}: no readable weight_map ({type(error).__name__})") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

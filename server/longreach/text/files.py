@@ -1,0 +1,17 @@
+"""Files that stand beside a model's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longreach import hub
+
+
+def model_file(model: str, name: str) -> Path | None:
+    """A file of a model directory or hub id; None if the model has none.
+
+    Raises:
+        ModelFilesError: the model itself is neither here nor to be had.
+    """
+    path = hub.small_files(model) / name
+    return path if path.is_file() else None
