@@ -122,7 +122,7 @@ def test_every_child_process_is_started_in_this_way() -> None:
     starts = 0
     for path in root.rglob("*.py"):
         source = path.read_text()
-        if path.name != "safe_path.py":
+        if path.name not in ("safe_path.py", "extras.py"):  # the latter names it in a command for people
             assert "sys.executable" not in source, path
         for node in ast.walk(ast.parse(source)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):

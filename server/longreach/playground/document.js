@@ -90,7 +90,7 @@ export class DocumentPanel extends EventTarget {
     this.counting?.abort();
     this.counting = new AbortController();
     try {
-      const tokens = await countTokens(book.text, this.counting.signal);
+      const tokens = await countTokens(book.text, this.counting.signal, this.limit);
       if (book !== this.book) return;
       this.tokens = tokens;
       this.drawGauge();

@@ -21,7 +21,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
 SOUND: list[tuple[type, dict[str, Any]]] = [
     (CompletionRequest, {"prompt": LONG, "temperature": 0, "stop": ["a", "b"], "seed": 7, "logit_bias": {"1": -1.5}}),
     (CompletionRequest, {"prompt": [LONG, LONG], "stream": True, "stream_options": {"include_usage": True}}),
-    (CompletionRequest, {"prompt": [*range(30_000)], "attention": {"policy": "window", "window": 4096}, "user": None}),
+    (CompletionRequest, {"prompt": [*range(30_000)], "attention": {"policy": "window", "size": 4096}, "user": None}),
     (CompletionRequest, {"prompt": [[*range(9_000)], [5] * 9_000], "attention": "window:4096:4"}),
     (CompletionRequest, {"prompt": LONG, "stop": None, "service_tier": "flex", "suffix": ""}),
     (

@@ -23,7 +23,7 @@ def texts_of_callers_who_leave(port: int) -> None:
 
 def texts_that_cannot_fit(port: int) -> None:
     """7 MB of prose, of digits, of letters without a break, and of blanks, at every endpoint."""
-    for unit in (PROSE, "7", "a", " ", "日", '"a",'):
+    for unit in (PROSE, "7", "a", " ", "日", "a,"):
         text = unit * (SEVEN_MB // len(unit.encode()) - 99)
         for path, fields in (
             ("/v1/completions", {"prompt": text}),

@@ -159,7 +159,7 @@ def test_an_answer_follows_its_grammar_to_the_end_or_to_its_error(model_dir: Pat
     assert len(tokens["even"]) == 5
     assert all(token % 2 == 0 for token in tokens["even"])
     assert updates["even"][-1].finish_reason == "stop"
-    assert [(f.request_id, f.kind, f.message) for f in failures] == [("stuck", "invalid", "too complex")]
+    assert [(f.request_id, f.kind, f.message) for f in failures] == [("stuck", "grammar", "too complex")]
     assert len(tokens["free"]) == 12
 
 
