@@ -1,7 +1,8 @@
-"""Python's garbage collector in a process that must not pause."""
+"""Memory in a process that must not pause, and must not keep what a large request took."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 
@@ -13,3 +14,11 @@ def settle_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def give_back_memory() -> None:
+    """Have the C library give freed memory back to the system. glibc keeps what is freed below something that is not;
+    other libraries have no such call, and need none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

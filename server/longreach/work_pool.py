@@ -15,7 +15,12 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from longreach.garbage import give_back_memory
+
 T = TypeVar("T")
+
+# After work of this size the process holds much that it does not need.
+_LARGE_BYTES = 1024 * 1024
 
 
 class WorkPoolFullError(Exception):
@@ -28,6 +33,7 @@ class _Job:
     caller: str
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    size: int
     wanted: bool = True
 
 
@@ -61,7 +67,7 @@ class WorkPool:
         if self._max_bytes is not None and self._bytes and self._bytes + size > self._max_bytes:
             raise WorkPoolFullError(f"{self._bytes} bytes are waiting already, of at most {self._max_bytes}")
         loop = asyncio.get_running_loop()
-        job = _Job(work, caller, loop, loop.create_future())
+        job = _Job(work, caller, loop, loop.create_future(), size)
         self._bytes += size
         try:
             with self._changed:
@@ -122,18 +128,24 @@ class WorkPool:
 
     def _serve(self) -> None:
         while (job := self._take()) is not None:
-            try:
-                next(job.work)
-            except StopIteration as end:
-                self._tell(job, end.value, None)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
-                self._tell(job, None, error)
-            else:
-                with self._changed:
-                    if job.wanted and not self._closed:
-                        self._put(job)
-                        continue
-                job.work.close()
+            self._step(job)
+            if job.size >= _LARGE_BYTES and not self._queues:
+                del job  # and with it what it has made
+                give_back_memory()
+
+    def _step(self, job: _Job) -> None:
+        try:
+            next(job.work)
+        except StopIteration as end:
+            self._tell(job, end.value, None)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            self._tell(job, None, error)
+        else:
+            with self._changed:
+                if job.wanted and not self._closed:
+                    self._put(job)
+                    return
+            job.work.close()
 
     def _tell(self, job: _Job, result: object, error: Exception | None) -> None:
         def settle() -> None:
