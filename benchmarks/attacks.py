@@ -122,7 +122,7 @@ def health(server: Server, row: dict) -> Iterator[None]:
 
 def long_texts(server: Server, row: dict) -> None:
     """24 clients send 8 MB of text each and leave."""
-    body = json.dumps({"model": MODEL, "prompt": PROSE * (2**23 // len(PROSE) - 2), "max_tokens": 2}).encode()
+    body = json.dumps({"model": MODEL, "prompt": PROSE * (8_000_000 // len(PROSE)), "max_tokens": 2}).encode()
     with health(server, row):
         socks: list[socket.socket] = []
         threads = [threading.Thread(target=lambda: socks.append(send(server, body))) for _ in range(24)]
@@ -140,7 +140,7 @@ def one_text(unit: str) -> Callable[[Server, dict], None]:
 
     def attack(server: Server, row: dict) -> None:
         with health(server, row):
-            status, _, seconds = post(server, {"prompt": unit * (2**23 // len(unit) - 2), "max_tokens": 2})
+            status, _, seconds = post(server, {"prompt": unit * (8_000_000 // len(unit)), "max_tokens": 2})
         row |= {"answer": status, "answer_s": round(seconds, 2)}
 
     return attack
@@ -231,7 +231,7 @@ def table(result: dict) -> str:
             lines.append([name, version, *cells, f"{one['megabytes']:,.0f}", answer])
     where = result["environment"]
     caption = f"{where['cores']} cores, {where['date']}; before is commit {where['before']}."
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption}"
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{caption}\n"
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import answers_report
+import attacks
 import decode_budget
 import profile_kernels
 import quality_report
@@ -25,13 +26,15 @@ from longreach.bench import kernels, load_plot, load_report, report
 
 ROOT = Path(__file__).resolve().parent.parent
 _NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")
-PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md")
+PAGES = (*(ROOT / "docs" / f"{name}.md" for name in _NAMES), ROOT / "README.md", ROOT / "SECURITY.md")
 
 
 def table(result: dict) -> str:
-    """The Markdown table of a result, by what it has: attention methods, training steps, recall by policy, profiles of
-    kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, answers by choice of tiles,
-    such choices, or errors."""
+    """The Markdown table of a result, by what it has: attacks, attention methods, training steps, recall by policy,
+    profiles of kernels, their speeds, a load test, latencies, exchanges between GPUs, decode budgets, answers by choice
+    of tiles, such choices, or errors."""
+    if "attacks" in result:
+        return attacks.table(result)
     if "profiles" in result:
         return profile_kernels.table(result)
     if "methods" in result:

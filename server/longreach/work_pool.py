@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from longreach.garbage import give_back_memory
+from longreach.shared_bytes import SharedBytes
 
 T = TypeVar("T")
 
@@ -40,14 +41,13 @@ class _Job:
 class WorkPool:
     """So many threads, started with the first work, and one queue for each caller; the callers take turns.
 
-    `max_bytes` bounds the sizes of all work that waits or runs; None for no bound. One loop or several may use a pool.
+    `max_bytes` bounds the sizes of all work that waits or runs, with a reserve (see `SharedBytes`); None for no bound.
     """
 
     def __init__(self, name: str, threads: int, max_bytes: int | None = None) -> None:
         self._name = name
         self._threads = threads
-        self._max_bytes = max_bytes
-        self._bytes = 0
+        self._bytes = SharedBytes(max_bytes)
         self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._changed = threading.Condition()
         self._started = False
@@ -56,7 +56,7 @@ class WorkPool:
     @property
     def waiting_bytes(self) -> int:
         """The sizes of all work that waits or runs."""
-        return self._bytes
+        return self._bytes.total
 
     async def run(self, work: Generator[None, None, T], *, caller: str = "", size: int = 0) -> T:
         """What `work` returns. Cancelling this drops the work: at once if it waits, at its next step if it runs.
@@ -64,18 +64,18 @@ class WorkPool:
         Raises:
             WorkPoolFullError: there is no room for `size` bytes more. An empty pool takes work of any size.
         """
-        if self._max_bytes is not None and self._bytes and self._bytes + size > self._max_bytes:
-            raise WorkPoolFullError(f"{self._bytes} bytes are waiting already, of at most {self._max_bytes}")
+        if self._bytes.total and not self._bytes.fits(caller, size):
+            raise WorkPoolFullError(f"{self._bytes.total} bytes are waiting already")
         loop = asyncio.get_running_loop()
         job = _Job(work, caller, loop, loop.create_future(), size)
-        self._bytes += size
+        self._bytes.add(caller, size)
         try:
             with self._changed:
                 self._start()
                 self._put(job)
             return await job.future
         finally:
-            self._bytes -= size
+            self._bytes.remove(caller, size)
             with self._changed:
                 job.wanted = False
                 self._remove(job)

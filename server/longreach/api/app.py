@@ -119,9 +119,10 @@ class RequestMiddleware:
             nonlocal body_bytes
             message = await receive()
             arrived = len(message.get("body", b""))
+            fits = self._service.bodies.fits(record.caller, arrived)
             body_bytes += arrived
-            self._service.bodies += arrived
-            if self._service.bodies > self._service.settings.max_total_body_bytes:
+            self._service.bodies.add(record.caller, arrived)
+            if not fits:
                 raise OverloadedError(
                     "The server is busy: the bodies of its open requests take all the memory that they may.",
                     retry_after=_RETRY_AFTER_BODIES,
@@ -147,7 +148,8 @@ class RequestMiddleware:
             if record.status is None:
                 await errors.error_response(api_error)(scope, receive, send_with_id)
         finally:
-            self._service.bodies -= body_bytes
+            if body_bytes:
+                self._service.bodies.remove(record.caller, body_bytes)
             self._service.metrics.http(record.status, record.finish)
             log.log(logging.DEBUG if path in self._quiet else logging.INFO, "%s", record.line())
 

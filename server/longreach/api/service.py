@@ -26,6 +26,7 @@ from longreach.engine.client import EngineClient
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Sampling, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
+from longreach.shared_bytes import SharedBytes
 from longreach.text.end_tokens import end_token_ids
 from longreach.text.tokenizer import Tokenizer
 from longreach.work_pool import WorkPool
@@ -119,7 +120,7 @@ class Service:
         self.settings = settings
         self.keys = ApiKeys.of(settings)
         self.metrics = Metrics(settings.name, self._look)
-        self.bodies = 0  # bytes of the bodies of all open requests
+        self.bodies = SharedBytes(settings.max_total_body_bytes)  # of all open requests
         self.created = int(time.time())
         self.died = asyncio.Event()
         self._engine_config = settings.engine_config()

@@ -14,5 +14,5 @@ from tests.server.attacks.network import ATTACKS
 def test_an_attack_leaves_nothing_behind(server: LiveServer, attack: Callable[[int], None]) -> None:
     attack(server.port)
     eventually(lambda: server.idle and not server.connections, timeout=30)
-    assert server.service.bodies == 0
+    assert server.service.bodies.total == 0
     assert server.complete().status_code == 200
