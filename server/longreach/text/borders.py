@@ -16,9 +16,8 @@ Tokenizers of other kinds have no cuts. Whatever is found is tried on texts of m
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
@@ -28,6 +27,7 @@ from longreach.text.detokenizer import byte_alphabet
 # Between letters and digits these end a run in every expression that language models use. An apostrophe does not
 # ("don't" may be one match), nor does an underscore, which some count as a letter.
 _SEPARATORS = ' \n\t!"#$%&()*+,-./:;<=>?@[\\]^{|}~、。，；：！？'
+_END = "\0"  # no token has it: vocabularies write that byte in another way
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])+\]")
 _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[ABGKXZbz]|(?<!\\)[\^$]")
 _LOCAL_NORMALIZERS = {"NFC", "Prepend", "Replace"}
@@ -61,16 +61,16 @@ class Borders:
         self._drops_blank = drops_blank
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> Borders | None:
-        """The cuts of a tokenizer's texts; None if it is of a kind for which none are known to be safe."""
-        described = json.loads(backend.to_str())
+    def of(cls, backend: tokenizers.Tokenizer, described: dict[str, Any]) -> Borders | None:
+        """The cuts of the texts of a tokenizer, given with its `tokenizer.json`; None if it is of a kind for which none
+        are known to be safe."""
         if not _is_local(described):
             return None
         usable, ascii_only = _separators(described)
         for drops_blank in (False, True):
             # The tokenizer puts a blank in front of every part: only before a blank nothing is added by a cut.
             kept = " " if drops_blank else usable
-            words = any(token["content"][:1].isalnum() for token in described["added_tokens"])
+            words = any(content[:1].isalnum() for content in _added(described))
             if not kept or kept not in usable or (drops_blank and words):
                 continue
             borders = cls(kept, "".join(s for s in ascii_only if s in kept), drops_blank)
@@ -141,12 +141,12 @@ def _separators(described: dict[str, Any]) -> tuple[str, str]:
     ASCII ones: a token may begin within a character, of which one cannot tell what it was."""
     byte_level = any(step["type"] == "ByteLevel" for step in _steps(described["pre_tokenizer"], "pretokenizers"))
     written = _byte_level if byte_level else _sentence_piece
-    vocabulary, added = described["model"]["vocab"], [token["content"] for token in described["added_tokens"]]
+    vocabulary, added = _END.join(described["model"]["vocab"]), _END.join(_added(described))
     usable, ascii_only = "", ""
     for separator in _SEPARATORS:
-        if any(before.isalnum() for before in _before(separator, added)):
+        if any(character.isalnum() for character in _before(separator, added)):
             continue
-        before = set(_before(written(separator), vocabulary))
+        before = _before(written(separator), vocabulary)
         if any(character.isascii() and character.isalnum() for character in before):
             continue
         usable += separator
@@ -155,13 +155,17 @@ def _separators(described: dict[str, Any]) -> tuple[str, str]:
     return usable, ascii_only
 
 
-def _before(part: str, tokens: Iterable[str]) -> Iterator[str]:
-    """The characters that stand before `part` in any of `tokens`."""
-    for token in tokens:
-        at = token.find(part, 1)
-        while at > 0:
-            yield token[at - 1]
-            at = token.find(part, at + 1)
+def _added(described: dict[str, Any]) -> list[str]:
+    return [token["content"] for token in described["added_tokens"]]
+
+
+def _before(part: str, tokens: str) -> set[str]:
+    """The characters that stand before `part` in any of `tokens`, which are joined by `_END`."""
+    found, at = set(), tokens.find(part, 1)
+    while at > 0:
+        found.add(tokens[at - 1])
+        at = tokens.find(part, at + 1)
+    return found - {_END}
 
 
 def _sentence_piece(separator: str) -> str:

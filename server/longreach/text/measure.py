@@ -11,14 +11,14 @@ import math
 import re
 from typing import Any
 
-import tokenizers
-
 from longreach.text.detokenizer import byte_alphabet
 
 _BLANKS, _DIGITS = b" \t\r\n", b"0123456789"
 _LETTERS = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))
 _REST = bytes(byte for byte in range(128) if byte not in _BLANKS + _DIGITS + _LETTERS)
 _HIGH = bytes(range(128, 256))
+_LETTERS_OF_CLASSES = "wdlph"
+_END = "\0"
 _CLASSES = (_BLANKS, _DIGITS, _LETTERS, _REST, _HIGH)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # NFC may make one character of several: "e" and an accent are three bytes, "é" is two; no composition saves more.
@@ -43,21 +43,19 @@ class Measure:
         self._composes = composes
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> Measure | None:
-        """The measure of a tokenizer; None for a kind whose tokens may stand for any amount of text."""
-        described = json.loads(backend.to_str())
+    def of(cls, described: dict[str, Any]) -> Measure | None:
+        """The measure of the tokenizer of this `tokenizer.json`; None where a token may stand for any amount of text."""
         if not _keeps_all(described):
             return None
         byte_level = "ByteLevel" in _kinds(described["pre_tokenizer"], "pretokenizers")
-        classes = _class_table(byte_level)
-        marks = {letter: index for index, letter in enumerate("wdlph")}
-        counts = set()
-        for token in [*described["model"]["vocab"], *(token["content"] for token in described["added_tokens"])]:
-            if not byte_level:
-                token = " " if _BYTE_TOKEN.fullmatch(token) else token.replace("▁", " ")
-                token = "".join(chr(byte) for byte in token.encode())
-            kinds = token.translate(classes)
-            counts.add(tuple(kinds.count(letter) for letter in marks))
+        # All at once: a vocabulary has a quarter of a million tokens, but few shapes of them.
+        vocabulary = _END.join(
+            [*described["model"]["vocab"], *(token["content"] for token in described["added_tokens"])]
+        )
+        if not byte_level:
+            vocabulary = _BYTE_TOKEN.sub(" ", vocabulary).replace("▁", " ").encode().decode("latin-1")
+        shapes = set(vocabulary.translate(_class_table(byte_level)).split(_END))
+        counts = {tuple(shape.count(letter) for letter in _LETTERS_OF_CLASSES) for shape in shapes}
         # A byte of any class may be a token of its own, in whatever form the vocabulary writes it.
         counts |= {tuple(int(index == one) for index in range(len(_CLASSES))) for one in range(len(_CLASSES))}
         return cls(list(counts), "NFC" in _kinds(described["normalizer"], "normalizers"))
@@ -79,8 +77,8 @@ def _class_table(byte_level: bool) -> dict[int, str]:
     """For each character that stands for a byte the letter of its class."""
     table = {}
     alphabet = byte_alphabet() if byte_level else {byte: chr(byte) for byte in range(256)}
-    for letter, members in zip("wdlph", _CLASSES, strict=True):
-        table |= {ord(alphabet[byte]): letter for byte in members}
+    for letter, members in zip(_LETTERS_OF_CLASSES, _CLASSES, strict=True):
+        table |= {ord(alphabet[byte]): letter for byte in members if byte or byte_level}
     return table
 
 

@@ -72,8 +72,9 @@ class Tokenizer:
         self._all_token_bytes = TokenBytes(backend, special=True)
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
         self._around = _around(backend)
-        self._borders = Borders.of(backend)
-        self._measure = Measure.of(backend)
+        described = json.loads(backend.to_str())
+        self._borders = Borders.of(backend, described)
+        self._measure = Measure.of(described)
         self._plain: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
         self._making_plain = threading.Lock()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import tokenizers
@@ -67,4 +68,4 @@ def unknown_stretches() -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("make", [swallowing, stripping, unknown_stretches])
 def test_nothing_is_known_of_tokens_that_may_hold_any_amount_of_text(make: object) -> None:
-    assert Measure.of(make()) is None  # type: ignore[operator]
+    assert Measure.of(json.loads(make().to_str())) is None  # type: ignore[operator]
