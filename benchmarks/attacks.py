@@ -121,7 +121,7 @@ def health(server: Server, row: dict) -> Iterator[None]:
 
 
 def long_texts(server: Server, row: dict) -> None:
-    """24 clients send 8 MB of text each and leave."""
+    """24 clients send 8 MB of text each and leave after two seconds, as clients do whose patience ends."""
     body = json.dumps({"model": MODEL, "prompt": PROSE * (8_000_000 // len(PROSE)), "max_tokens": 2}).encode()
     with health(server, row):
         socks: list[socket.socket] = []
@@ -130,6 +130,7 @@ def long_texts(server: Server, row: dict) -> None:
             thread.start()
         for thread in threads:
             thread.join()
+        time.sleep(2)
         for sock in socks:
             sock.close()
         row["other_s"] = round(other(server)[2], 2)

@@ -28,12 +28,14 @@ class SharedBytes:
 
     def add(self, caller: str, size: int) -> None:
         """A caller holds so much more."""
-        self._of_callers[caller] = self._of_callers.get(caller, 0) + size
-        self.total += size
+        self._change(caller, size)
 
     def remove(self, caller: str, size: int) -> None:
         """A caller holds so much less."""
-        self.total -= size
-        self._of_callers[caller] -= size
-        if not self._of_callers[caller]:
-            del self._of_callers[caller]
+        self._change(caller, -size)
+
+    def _change(self, caller: str, size: int) -> None:
+        self.total += size
+        held = self._of_callers.pop(caller, 0) + size
+        if held:  # so that callers who have gone are forgotten
+            self._of_callers[caller] = held

@@ -44,7 +44,7 @@ class Measure:
 
     @classmethod
     def of(cls, described: dict[str, Any]) -> Measure | None:
-        """The measure of the tokenizer of this `tokenizer.json`; None where a token may stand for any amount of text."""
+        """The measure of the tokenizer of a `tokenizer.json`; None where a token may stand for any amount of text."""
         if not _keeps_all(described):
             return None
         byte_level = "ByteLevel" in _kinds(described["pre_tokenizer"], "pretokenizers")

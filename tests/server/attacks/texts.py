@@ -41,7 +41,8 @@ def texts_that_wait_in_numbers(port: int) -> None:
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(_send(port, "/tokenize", body)) for _ in range(40)]
         for sock in socks:
-            assert _status(sock) in (200, 400, 429)
+            status = _status(sock)
+            assert status in (200, 400, 429), status
 
 
 def bodies_of_many_small_things(port: int) -> None:
