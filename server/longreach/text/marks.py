@@ -26,6 +26,7 @@ class Marks:
         longest_first = sorted({content for content in contents if content}, key=len, reverse=True)
         anywhere = "|".join(map(re.escape, longest_first))
         self._any = re.compile(anywhere) if longest_first else None
+        self._broken = {mark: "".join(character + GUARD for character in mark) for mark in longest_first}
         self._own = re.compile(f"(?:{anywhere})(?!{GUARD})")
         # What is whole only together with the text behind it.
         self._beginnings = tuple({content[:end] for content in longest_first for end in range(1, len(content))})
@@ -43,7 +44,7 @@ class Marks:
         return value
 
     def _guarded(self, text: str, any_mark: re.Pattern[str]) -> str:
-        text = any_mark.sub(lambda mark: "".join(character + GUARD for character in mark[0]), text)
+        text = any_mark.sub(lambda mark: self._broken[mark[0]], text)
         return text + GUARD if text.endswith(self._beginnings) else text
 
     def rename(self, text: str, names: dict[str, str]) -> str:
