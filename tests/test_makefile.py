@@ -44,7 +44,9 @@ class Clone:
         """What was run for a target, without the question for the version."""
         notes = self.folder / "notes"
         notes.write_text("")
-        environment = {**os.environ, "NOTES": str(notes)}
+        # The tests may themselves run under make, which tells the makes below it how they are to speak.
+        outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"}
+        environment = {name: value for name, value in os.environ.items() if name not in outer} | {"NOTES": str(notes)}
         command = ["make", f"PYTHON={self.python}", *arguments]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
