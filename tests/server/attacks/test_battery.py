@@ -26,8 +26,8 @@ ATTACKS = [
     and inspect.signature(attack).return_annotation == "None"
 ]
 SETTINGS = ("--kv-cache-memory", "1344MiB", "--max-connections", "256", "--max-body-bytes", "8MiB")
-# What the documents allow beside what there was: in the API process what the allocator keeps of freed memory (twelve
-# rounds of these attacks end where three do); in the engine KV pages that nobody had touched yet.
+# What the documents allow beside what there was: in the API process what the allocator keeps of freed memory, which
+# stops growing after some rounds of these attacks; in the engine KV pages that nobody had touched yet.
 API_MB, ENGINE_MB = 250, 1344 + 150
 
 
