@@ -15,7 +15,7 @@ from longreach.errors import TokenizerError
 from longreach.text.borders import Borders
 from longreach.text.detokenizer import Detokenizer, TokenBytes
 from longreach.text.files import model_file
-from longreach.text.marks import GUARD, Marks, renamed
+from longreach.text.marks import GUARD, Marks, renamed, unguarded
 from longreach.text.measure import Measure
 
 # A piece has so many characters, and at most so many more up to the next place where it can end.
@@ -116,7 +116,7 @@ class Tokenizer:
 
     def least_tokens(self, text: str) -> int:
         """No fewer tokens than these can stand for a text; 0 where nothing is known without encoding it."""
-        return 0 if self._measure is None else self._measure.least_tokens(text)
+        return 0 if self._measure is None else self._measure.least_tokens(unguarded(text))
 
     def encode_here(self, text: str, special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a prompt, computed in the calling thread; see `encoding`."""
@@ -145,20 +145,19 @@ class Tokenizer:
         for piece, read in self._pieces(text, special, parse_special):
             ids.extend(piece)
             if most is not None and len(ids) > most:
-                exact = read >= len(text)
-                raise TooManyTokensError(len(ids), exact, None if exact else len(ids) * len(text) // read)
+                raise TooManyTokensError(len(ids), read == 1, None if read == 1 else round(len(ids) / read))
             yield
         return ids.tolist()
 
-    def _pieces(self, text: str, special: bool, parse_special: bool) -> Iterator[tuple[list[int], int]]:
-        """Token ids of pieces, and how many characters have been read by then."""
+    def _pieces(self, text: str, special: bool, parse_special: bool) -> Iterator[tuple[list[int], float]]:
+        """Token ids of pieces, and the share of the text that has been read: 1 with the last, and not before."""
         backend, borders, of_plain = self._backend, self._borders, None
         if GUARD in text or not parse_special:
             backend, names, of_plain = self._plain_backend()
             text = self.marks.rename(text, names) if parse_special else text
         around = self._around if special else ([], [])
         if around is None:  # what stands around a text is not known apart from it
-            yield backend.encode_batch_fast([text])[0].ids, len(text)
+            yield backend.encode_batch_fast([text])[0].ids, 1.0
             return
         start, before = 0, around[0]
         while True:
@@ -173,7 +172,7 @@ class Tokenizer:
             if of_plain is not None:
                 ids = [of_plain.get(token, token) for token in ids]
             last = end == len(text)
-            yield [*before, *ids, *(around[1] if last else [])], end
+            yield [*before, *ids, *(around[1] if last else [])], 1.0 if last else end / len(text)
             if last:
                 return
             start, before = borders.begin(text, end) if borders is not None else end, []

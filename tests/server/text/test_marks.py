@@ -7,9 +7,10 @@ import functools
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from longreach.text import tokenizer as tokenizer_module
 from longreach.text.chat_template import ChatTemplate
 from longreach.text.marks import GUARD, Marks, unguarded
-from longreach.text.tokenizer import Tokenizer
+from longreach.text.tokenizer import Tokenizer, TooManyTokensError
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -140,3 +141,31 @@ def test_ids_of_added_tokens_that_move_are_kept() -> None:
     found = tokenizer.encode_here(f"<tool>{EOS}<late><call>", special=False, parse_special=False)
     assert [token for token in found if token in expected] == expected
     assert backend.token_to_id("<late>") not in found
+
+
+def test_broken_marks_are_measured_as_the_text_that_they_are() -> None:
+    """A mark whose letters are one plain token is broken into many characters, which are none of the text's."""
+    backend = FAMILIES["llama3"]()
+    backend.add_special_tokens([AddedToken("lantern", special=True)])
+    tokenizer = Tokenizer(backend)
+    guarded = tokenizer.marks.guard("lantern " * 200)
+    assert tokenizer.least_tokens(guarded) <= len(tokenizer.encode_here(guarded, special=False))
+
+
+@pytest.mark.parametrize("marks", ["own", "broken"])
+def test_a_text_is_at_its_end_where_it_ends_whatever_its_marks_are_called(
+    monkeypatch: pytest.MonkeyPatch, marks: str
+) -> None:
+    """Other names are longer than the marks, and broken marks are longer than whole ones."""
+    monkeypatch.setattr(tokenizer_module, "PIECE_CHARACTERS", 16)
+    tokenizer = family("llama3")
+    broken = tokenizer.marks.guard(EOS)
+    text = broken + ((EOS if marks == "own" else broken) + " the owl, ") * 99
+    whole = len(tokenizer.encode_here(text))
+    with pytest.raises(TooManyTokensError) as early:
+        list(tokenizer.encoding(text, most=whole // 2))
+    assert not early.value.exact
+    assert early.value.estimate == pytest.approx(whole, rel=0.1)
+    with pytest.raises(TooManyTokensError) as late:
+        list(tokenizer.encoding(text, most=whole - 1))
+    assert (late.value.exact, late.value.tokens) == (True, whole)
