@@ -49,12 +49,15 @@ class Measure:
             return None
         byte_level = "ByteLevel" in _kinds(described["pre_tokenizer"], "pretokenizers")
         # All at once: a vocabulary has a quarter of a million tokens, but few shapes of them.
-        vocabulary = _END.join(
-            [*described["model"]["vocab"], *(token["content"] for token in described["added_tokens"])]
-        )
-        if not byte_level:
-            vocabulary = _BYTE_TOKEN.sub(" ", vocabulary).replace("▁", " ").encode().decode("latin-1")
-        shapes = set(vocabulary.translate(_class_table(byte_level)).split(_END))
+        vocabulary = _END.join(described["model"]["vocab"])
+        added = _END.join(token["content"] for token in described["added_tokens"])
+        if byte_level:
+            shapes = _shapes(vocabulary, byte_level=True)
+        else:
+            vocabulary, blanks = _BYTE_TOKEN.sub(" ", vocabulary).replace("▁", " "), added.replace("▁", " ")
+            shapes = _shapes(_bytes(vocabulary)) | _shapes(_bytes(blanks))
+        # Added tokens are written as they stand in a text, whatever the vocabulary makes of its bytes.
+        shapes |= _shapes(_bytes(added))
         counts = {tuple(shape.count(letter) for letter in _LETTERS_OF_CLASSES) for shape in shapes}
         # A byte of any class may be a token of its own, in whatever form the vocabulary writes it.
         counts |= {tuple(int(index == one) for index in range(len(_CLASSES))) for one in range(len(_CLASSES))}
@@ -71,6 +74,16 @@ class Measure:
         if self._composes and not text.isascii():
             weight /= _COMPOSED
         return math.floor(weight)
+
+
+def _bytes(text: str) -> str:
+    """A text as characters that are its bytes."""
+    return text.encode().decode("latin-1")
+
+
+def _shapes(tokens: str, byte_level: bool = False) -> set[str]:
+    """The different tokens of those joined by `_END`, with the letter of its class for each byte."""
+    return set(tokens.translate(_class_table(byte_level)).split(_END))
 
 
 def _class_table(byte_level: bool) -> dict[int, str]:

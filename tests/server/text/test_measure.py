@@ -48,6 +48,17 @@ def test_what_the_embedded_model_cannot_take_is_known_at_once() -> None:
         assert tokenizer.least_tokens(text) > 131_072
 
 
+@pytest.mark.parametrize("content", [" " * 24, "\t\t\t\t", "0" * 30, "<｜fin▁de▁texte｜>", "日本語"])
+@pytest.mark.parametrize("name", ["llama3", "gemma"])
+def test_added_tokens_hold_what_is_written_in_them(name: str, content: str) -> None:
+    """Their contents are plain text, not the vocabulary's alphabet of bytes; some have long runs of blanks."""
+    backend = FAMILIES[name]()
+    backend.add_tokens([AddedToken(content, normalized=False)])
+    tokenizer, text = Tokenizer(backend), content * 100
+    assert len(tokenizer.encode_here(text, special=False)) == 100
+    assert tokenizer.least_tokens(text) <= 100
+
+
 def swallowing() -> tokenizers.Tokenizer:
     backend = byte_level(None)
     backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
