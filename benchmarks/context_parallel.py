@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from longreach_kernels import Causal, Mask, Window, attention
-from longreach_kernels.block_rules import Strided
 from longreach_kernels.context_parallel import (
     context_parallel_attention,
     contiguous_sizes,
@@ -33,7 +32,8 @@ from longreach_kernels.context_parallel import (
     zigzag_split,
 )
 from longreach_kernels.context_parallel.traffic import Heads, all_gather_bytes, all_to_all_bytes, ring_bytes
-from longreach_kernels.tile_counts import tile_count
+from longreach_kernels.masks.block_rules import Strided
+from longreach_kernels.masks.tile_counts import tile_count
 from torch import Tensor
 
 HEADS = Heads(queries=32, keys=8, dim=128)

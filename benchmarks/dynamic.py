@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from longreach_kernels import PagedBatch, paged_attention
-from longreach_kernels.dynamic import (
+from longreach_kernels.sparse import (
     Antidiagonal,
     Density,
     Moments,
@@ -36,16 +36,16 @@ from longreach_kernels.dynamic import (
     Threshold,
     block_attention,
     choose_tiles,
-    kept_mass,
     new_bounds,
     plan_tiles,
     select_blocks,
     select_tiles,
     write_bounds,
 )
-from longreach_kernels.dynamic.lists import lists_of_choice
-from longreach_kernels.dynamic.select import lists_of_masses, masses
-from longreach_kernels.dynamic.specification import Logits
+from longreach_kernels.sparse.select import kept_mass
+from longreach_kernels.sparse.select.lists import lists_of_choice
+from longreach_kernels.sparse.select.reference import Logits
+from longreach_kernels.sparse.select.select_tiles import lists_of_masses, masses
 from torch import Tensor
 
 TOPICS, RUN, MASS, TILE = 32, 32, 0.95, 128

@@ -26,8 +26,17 @@ from longreach.bench.recall.codec import Codec
 from longreach.bench.recall.documents import TASKS
 from longreach.bench.recall.suite import Plan, sampler_of, samples
 from longreach_kernels import PagedBatch, paged_attention
-from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Threshold, kept_mass, select_tiles
-from longreach_kernels.dynamic.query_tiles import query_tiles
+from longreach_kernels.sparse import (
+    Antidiagonal,
+    Density,
+    Moments,
+    Pooled,
+    Recall,
+    Threshold,
+    select_tiles,
+)
+from longreach_kernels.sparse.select import kept_mass
+from longreach_kernels.sparse.select.query_tiles import query_tiles
 from longreach_patches.loader import load_model
 from torch import Tensor
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from longreach.bench.summary import environment
-from longreach_kernels import Causal, PagedBatch, paged_attention, reference, rotate, write_pages
+from longreach_kernels import Causal, PagedBatch, paged_attention, rotate, write_pages
+from longreach_kernels.backends.reference import forward as reference
 from torch import Tensor
 
 QUERIES, PAGE, HEADS, KV_HEADS, D = 256, 128, 8, 2, 128

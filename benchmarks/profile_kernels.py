@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from longreach.bench import peers
 from longreach.bench.cases import Case
-from longreach_kernels import Full, attention, io_model
+from longreach_kernels import Full, attention
+from longreach_kernels.analysis import io_model
 
 HEADS, HEAD_DIM = 8, 128
 LENGTHS = (1024, 2048, 4096, 8192, 16384)

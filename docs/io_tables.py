@@ -1,4 +1,4 @@
-"""Write the tables of docs/io-model.md from `longreach_kernels.io_model`.
+"""Write the tables of docs/io-model.md from `longreach_kernels.analysis.io_model`.
 
     python docs/io_tables.py            # writes the page
     python docs/io_tables.py --check    # changes nothing, fails if the page is not what the model says
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import generated_page
-from longreach_kernels.io_model import (
+from longreach_kernels.analysis.io_model import (
     Tiles,
     flash1,
     flash1_backward,

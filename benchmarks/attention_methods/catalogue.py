@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 from longreach_kernels import Causal, Mask, Window, attention
-from longreach_kernels.io_model import Tiles, flash1, flash1_tiles, flash2, standard
-from longreach_kernels.policies import policy_mask
-from longreach_kernels.work import Work, work
+from longreach_kernels.analysis.io_model import Tiles, flash1, flash1_tiles, flash2, standard
+from longreach_kernels.analysis.work import Work, work
+from longreach_kernels.masks.named import policy_mask
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .kernelized import linear_transformer, performer
-from .linformer import linformer
-from .reformer import reformer
+from benchmarks.attention_methods.kernelized import linear_transformer, performer
+from benchmarks.attention_methods.linformer import linformer
+from benchmarks.attention_methods.reformer import reformer
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -36,8 +36,8 @@ class Method:
         name: as tables call it.
         paper: where it comes from.
         attend: q, k, v (B, H, N, D) -> out like q; None where there is only a prediction.
-        traffic: (N, D) -> bytes that one head moves, forward, by `longreach_kernels.io_model`; None where that has no
-            such algorithm.
+        traffic: (N, D) -> bytes that one head moves, forward, by `longreach_kernels.analysis.io_model`; None where that
+            has no such algorithm.
         mask: what our kernels are given, if it is one of theirs.
         causal: whether it computes causal attention, or attention to everything.
         shared_qk: whether keys are the queries, normalised (`reformer.shared_keys`).

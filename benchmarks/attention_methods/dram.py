@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from .catalogue import Method
-from .measure import Shape, gaussian
+from benchmarks.attention_methods.catalogue import Method
+from benchmarks.attention_methods.measure import Shape, gaussian
 
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 

@@ -19,9 +19,9 @@ from longreach_kernels import attention
 from longreach_patches.loader import load_model
 from torch import Tensor
 
-from .catalogue import Attend, Method
-from .measure import error
-from .reformer import CHUNK
+from benchmarks.attention_methods.catalogue import Attend, Method
+from benchmarks.attention_methods.measure import error
+from benchmarks.attention_methods.reformer import CHUNK
 
 
 class Swapped:

@@ -12,13 +12,13 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from . import debug
-from .backends import resolve_backend
-from .batch import PagedBatch
-from .checks import check_cu_seqlens, check_inputs, check_lists, kv_scales_of, options_of
-from .masks import Causal, Mask
-from .needs import DecodeNeeds
-from .tile_lists import TileLists
+from longreach_kernels import debug
+from longreach_kernels.backends.resolve import resolve_backend
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.checks import check_cu_seqlens, check_inputs, check_lists, kv_scales_of, options_of
+from longreach_kernels.masks.mask import Causal, Mask
+from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.needs import DecodeNeeds
 
 _CAUSAL = Causal()
 
@@ -26,18 +26,18 @@ _CAUSAL = Causal()
 def _module(backend: str, q: Tensor) -> ModuleType:
     name = resolve_backend(backend, q.device, q.dtype).name
     if name == "cpu":
-        from . import cpu
+        from longreach_kernels.backends.cpu import forward as cpu
 
         return cpu
     if name == "triton":
-        from . import portable
+        from longreach_kernels.backends import triton as portable
 
         return portable
     if name == "hopper":
-        from . import hopper
+        from longreach_kernels.backends import hopper
 
         return hopper
-    from . import reference
+    from longreach_kernels.backends.reference import forward as reference
 
     return reference
 
@@ -58,7 +58,7 @@ def _run(
     The reference is made of differentiable operations and needs no operator of its own.
     """
     if torch.compiler.is_compiling():
-        from .ops import constant_backend_name
+        from longreach_kernels.ops import constant_backend_name
 
         name = constant_backend_name(backend, q.device, q.dtype)
     else:
@@ -73,7 +73,7 @@ def _run(
         if cu_seqlens is None:
             return module.attention(q, k, v, **options)
         return module.ragged_attention(q, k, v, *cu_seqlens, **options)
-    from .ops import attention_op
+    from longreach_kernels.ops import attention_op
 
     cu_q, cu_k = cu_seqlens or (None, None)
     return attention_op(q, k, v, sinks, cu_q, cu_k, options["mask"].key, options["scale"], options["softcap"], name)
@@ -302,7 +302,7 @@ def paged_attention(
         batch: whose queries these are and where their keys lie.
         mask, scale, softcap, sink_logits, backend, return_lse: as in `attention`.
         k_scale, v_scale: (Hkv,) fp32, what a head's fp8 numbers are multiplied by; only with fp8 pages.
-        lists: what each query tile sees, in place of a mask, for example from `dynamic.select_tiles`: lists of all
+        lists: what each query tile sees, in place of a mask, for example from `sparse.select_tiles`: lists of all
             sequences, decodes included, of tiles as `list_tiles` says. Their bit tiles hold what cuts tiles, causal
             edges included. Nothing waits for the device, and so what they say is believed, as ``batch`` is.
         batch_invariant: whether the bits of a query's result may depend on nothing but that query, its keys, and

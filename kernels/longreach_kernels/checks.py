@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .batch import PagedBatch
-from .masks import Mask
-from .tile_lists import TileLists
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.masks.mask import Mask
+from longreach_kernels.masks.tile_lists import TileLists
 
 FP8 = torch.float8_e4m3fn
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .backends import interpreting
+from longreach_kernels.backends.resolve import interpreting
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import os
 import torch
 from torch import Tensor
 
-from .batch import PagedBatch
-from .tile_lists import TileLists
+from longreach_kernels.batch import PagedBatch
+from longreach_kernels.masks.tile_lists import TileLists
 
 
 def _flag(value: str) -> bool:

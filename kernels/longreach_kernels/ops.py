@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backends import resolve_backend
-from .masks import mask_of
+from longreach_kernels.backends.resolve import resolve_backend
+from longreach_kernels.masks.mask import mask_of
 
 _MODULES = {
-    ("cpu", "forward"): ".cpu",
-    ("cpu", "backward"): ".cpu_backward",
-    ("triton", "forward"): ".portable",
-    ("triton", "backward"): ".portable.backward",
-    ("hopper", "forward"): ".hopper",
-    ("hopper", "backward"): ".hopper.backward_launch",
+    ("cpu", "forward"): "cpu.forward",
+    ("cpu", "backward"): "cpu.backward",
+    ("triton", "forward"): "triton",
+    ("triton", "backward"): "triton.backward",
+    ("hopper", "forward"): "hopper",
+    ("hopper", "backward"): "hopper.backward_launch",
 }
 
 
 def _module(backend: str, part: str) -> ModuleType:
-    return import_module(_MODULES[backend, part], __package__)
+    return import_module(f"longreach_kernels.backends.{_MODULES[backend, part]}")
 
 
 @torch.compiler.assume_constant_result  # loads torch's compiler, which takes longer than all the rest of this package

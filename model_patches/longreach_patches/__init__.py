@@ -1,15 +1,15 @@
 """longreach's kernels inside Hugging Face models: patch(model), KV pages, and loading."""
 
-from .batch_invariant import check_ranks
-from .errors import ModelLoadError, PatchError, UnsupportedModelError
-from .families import FAMILIES, layer_masks, rotary_layers
-from .footprint import Footprint
-from .layout import SINGLE, RankLayout, check_layout
-from .loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
-from .pages import KVPages, KVScales, PagedStep, PageShape, WantedRows, resolve_kv_dtype
-from .patch import PatchedModel, patch
-from .policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
-from .rank_sums import SmallSums
+from longreach_patches.batch_invariant import check_ranks
+from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
+from longreach_patches.families import FAMILIES, layer_masks, rotary_layers
+from longreach_patches.footprint import Footprint
+from longreach_patches.layout import SINGLE, RankLayout, check_layout
+from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
+from longreach_patches.pages import KVPages, KVScales, PagedStep, PageShape, WantedRows, resolve_kv_dtype
+from longreach_patches.patch import PatchedModel, patch
+from longreach_patches.policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
+from longreach_patches.rank_sums import SmallSums
 
 __all__ = [
     "FAMILIES",

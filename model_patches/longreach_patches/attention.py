@@ -19,10 +19,10 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from .errors import UnsupportedModelError
-from .families import LayerMask
-from .pages import PagedStep
-from .policy_step import step_attention
+from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.families import LayerMask
+from longreach_patches.pages import PagedStep
+from longreach_patches.policy_step import step_attention
 
 NAME = "longreach"
 LAYER_ATTRIBUTE = "longreach_attention"

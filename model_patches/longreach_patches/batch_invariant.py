@@ -14,7 +14,7 @@ from longreach_kernels import Backend
 from torch import nn
 from transformers import PreTrainedModel
 
-from .layout import RankLayout
+from longreach_patches.layout import RankLayout
 
 
 def check_backend(backend: Backend) -> None:
@@ -45,7 +45,7 @@ def check_ranks(layout: RankLayout) -> None:
 
 def make_invariant(model: PreTrainedModel) -> list[nn.Module]:
     """Give every linear module of this instance the invariant forward; returns the modules, for `restore`."""
-    from .fused.invariant import invariant_product  # Triton, which a CPU does without
+    from longreach_patches.fused.invariant import invariant_product  # Triton, which a CPU does without
 
     modules: list[nn.Module] = []
     for module in model.modules():

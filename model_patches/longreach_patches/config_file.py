@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from .errors import ModelLoadError
+from longreach_patches.errors import ModelLoadError
 
 _ROPE = "rope_parameters"
 _OLD_ROPE = "rope_scaling"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
-from .errors import UnsupportedModelError
+from longreach_patches.errors import UnsupportedModelError
 
 LayerMask = Causal | Window
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from .layout import SINGLE, RankLayout, check_layout
-from .pages import PageShape
-from .policy_step import SELECTION_BYTES
-from .tensor_parallel import split_weights
+from longreach_patches.layout import SINGLE, RankLayout, check_layout
+from longreach_patches.pages import PageShape
+from longreach_patches.policy_step import SELECTION_BYTES
+from longreach_patches.tensor_parallel import split_weights
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from .rank_sums import SmallSums
+    from longreach_patches.rank_sums import SmallSums
 
 
 # From so many tokens a rank on, a layer's products take longer than reading all of its weights does (docs/adr/0029).

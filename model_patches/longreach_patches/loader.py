@@ -19,14 +19,14 @@ from longreach_kernels import resolve_backend
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from .batch_invariant import check_backend, check_ranks
-from .checkpoint import check_weights
-from .config_file import override, stretch
-from .errors import ModelLoadError
-from .families import layer_masks
-from .layout import SINGLE, RankLayout, check_layout
-from .patch import PatchedModel, patch
-from .tensor_parallel import layer_cuts, split_head, split_weights
+from longreach_patches.batch_invariant import check_backend, check_ranks
+from longreach_patches.checkpoint import check_weights
+from longreach_patches.config_file import override, stretch
+from longreach_patches.errors import ModelLoadError
+from longreach_patches.families import layer_masks
+from longreach_patches.layout import SINGLE, RankLayout, check_layout
+from longreach_patches.patch import PatchedModel, patch
+from longreach_patches.tensor_parallel import layer_cuts, split_head, split_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.dynamic import BLOCK, write_bounds
+from longreach_kernels.sparse import BLOCK, write_bounds
 from transformers import PretrainedConfig
 
-from .families import layer_masks
-from .layout import SINGLE, RankLayout
-from .policy_step import StepGroup
+from longreach_patches.families import layer_masks
+from longreach_patches.layout import SINGLE, RankLayout
+from longreach_patches.policy_step import StepGroup
 
 
 @dataclass(frozen=True)

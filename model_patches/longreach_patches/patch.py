@@ -15,14 +15,14 @@ from longreach_kernels import Backend, resolve_backend
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from . import batch_invariant as invariance
-from . import norms
-from .attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
-from .errors import UnsupportedModelError
-from .families import LayerMask, layer_masks
-from .fused import FusedLayer
-from .layout import SINGLE, RankLayout
-from .pages import PagedStep
+from longreach_patches import batch_invariant as invariance
+from longreach_patches import norms
+from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
+from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.families import LayerMask, layer_masks
+from longreach_patches.fused import FusedLayer
+from longreach_patches.layout import SINGLE, RankLayout
+from longreach_patches.pages import PagedStep
 
 
 class PatchedModel:

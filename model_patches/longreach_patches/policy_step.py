@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from longreach_kernels import Causal, Mask, PagedBatch, paged_attention
-from longreach_kernels.block_rules import within_window
-from longreach_kernels.dynamic import (
+from longreach_kernels.masks.block_rules import within_window
+from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.sparse import (
     BLOCK,
     Estimator,
     Target,
@@ -25,11 +26,10 @@ from longreach_kernels.dynamic import (
     plan_tiles,
     select_blocks,
 )
-from longreach_kernels.tile_lists import TileLists
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .pages import PagedStep
+    from longreach_patches.pages import PagedStep
 
 # What choosing blocks may take of memory at once: for each query head about so many bytes a block (its logit, the
 # weight of what is skipped, and what is made on the way).
@@ -54,7 +54,7 @@ class MassSample:
 
 @dataclass(frozen=True)
 class TileChoice:
-    """Key tiles that are chosen in the step, as `longreach_kernels.dynamic.choose_tiles` does.
+    """Key tiles that are chosen in the step, as `longreach_kernels.sparse.choose_tiles` does.
 
     Attributes:
         target: how much is kept.
@@ -76,7 +76,7 @@ class TileChoice:
 
 @dataclass(frozen=True)
 class BlockBudget:
-    """Keys that are chosen for each query of decodes, as `longreach_kernels.dynamic.select_blocks` does.
+    """Keys that are chosen for each query of decodes, as `longreach_kernels.sparse.select_blocks` does.
 
     Attributes:
         tokens: how many keys each KV head reads at most.

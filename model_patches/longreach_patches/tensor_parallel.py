@@ -18,8 +18,8 @@ import torch
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
-from .errors import UnsupportedModelError
-from .layout import RankLayout
+from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.layout import RankLayout
 
 _LAYER_NUMBER = re.compile(r"\.\d+\.")
 # Nothing is cut where a weight is applied to each head, or only gradients differ.

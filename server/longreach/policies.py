@@ -15,8 +15,10 @@ from pydantic_core import InitErrorDetails, core_schema
 from longreach.engine.messages import AttentionPolicy
 from longreach.strict import MAX_PROMPT_TOKENS, StrictModel, invalid
 
-BLOCK = 128  # of the block patterns: `longreach_kernels.block_rules.BLOCK`, which is not imported here for its torch
-KEYS = 16  # chosen together in decodes: `longreach_kernels.dynamic.BLOCK`
+BLOCK = (
+    128  # of the block patterns: `longreach_kernels.masks.block_rules.BLOCK`, which is not imported here for its torch
+)
+KEYS = 16  # chosen together in decodes: `longreach_kernels.sparse.BLOCK`
 MAX_LINES = 256
 SHORT_FORM = re.compile(r"[a-z_]{1,32}(:[0-9a-z.,]{1,2048}){0,8}")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from longreach_kernels import Causal, Full
-from longreach_kernels.io_model import flash1_tiles
-from longreach_kernels.io_simulation import flash1_forward
-from longreach_kernels.reference import attention as reference
+from longreach_kernels.analysis.io_model import flash1_tiles
+from longreach_kernels.analysis.io_simulation import flash1_forward
+from longreach_kernels.backends.reference.forward import attention as reference
 from torch import Tensor
 
 from benchmarks.attention_methods import dram, kernelized, linformer

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from longreach_kernels import Mask, PagedBatch, paged_attention, reference
+from longreach_kernels import Mask, PagedBatch, paged_attention
+from longreach_kernels.backends.reference import forward as reference
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 import triton
-from longreach_kernels.dynamic.antidiagonal import folded_config, folded_kernel, join_kernel
-from longreach_kernels.dynamic.estimators import strips_of
-from longreach_kernels.dynamic.listing import count_kernel, entries_kernel, recall_kernel, warps_of
-from longreach_kernels.dynamic.page_bounds_kernel import bounds_kernel
-from longreach_kernels.dynamic.page_choice import choose_kernel, weigh_kernel
-from longreach_kernels.dynamic.page_scores import score_kernel
-from longreach_kernels.dynamic.pooled import moments_kernel, pooled_config, pooled_kernel, pooled_options
-from longreach_kernels.portable.arguments import padded
+from longreach_kernels.backends.triton.arguments import padded
+from longreach_kernels.sparse.decode.bounds_kernel import bounds_kernel
+from longreach_kernels.sparse.decode.choose import choose_kernel, weigh_kernel
+from longreach_kernels.sparse.decode.score import score_kernel
+from longreach_kernels.sparse.select.antidiagonal import folded_config, folded_kernel, join_kernel
+from longreach_kernels.sparse.select.estimators import strips_of
+from longreach_kernels.sparse.select.list_kernels import count_kernel, entries_kernel, recall_kernel, warps_of
+from longreach_kernels.sparse.select.pooled import moments_kernel, pooled_config, pooled_kernel, pooled_options
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .sass import facts
+from tests.kernels.sass import facts
 
 _TYPES = dict.fromkeys(("CuQ", "ContextLens", "Table", "Mass"), "*i32")
 _TYPES |= dict.fromkeys(("Sums", "Maxima", "KScale"), "*fp32") | {"Parts": "*fp16"}

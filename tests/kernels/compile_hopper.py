@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 import triton
-from longreach_kernels.hopper.descriptors import padded
-from longreach_kernels.hopper.forward import forward_kernel
-from longreach_kernels.hopper.launch import FP8_HEAD_DIMS, configure
-from longreach_kernels.masks import BlockSparse, Causal, Full, Window
+from longreach_kernels.backends.hopper.forward import forward_kernel
+from longreach_kernels.backends.hopper.forward_launch import FP8_HEAD_DIMS, configure
+from longreach_kernels.backends.hopper.tma import padded
+from longreach_kernels.masks.mask import BlockSparse, Causal, Full, Window
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from .sass import facts
+from tests.kernels.sass import facts
 
 _BLOCKS = BlockSparse(torch.ones(1, 1, dtype=torch.bool), 128)
 # Every kind of batch, of mask and of option at least once with every head dim.

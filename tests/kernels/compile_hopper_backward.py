@@ -10,14 +10,14 @@ import re
 from typing import Any
 
 import triton
-from longreach_kernels.hopper.backward import backward_kernel
-from longreach_kernels.hopper.backward_launch import HEAD_DIMS, configure
-from longreach_kernels.hopper.backward_workers import PART_COLUMNS, PART_ROWS
+from longreach_kernels.backends.hopper.backward import backward_kernel
+from longreach_kernels.backends.hopper.backward_launch import HEAD_DIMS, configure
+from longreach_kernels.backends.hopper.backward_workers import PART_COLUMNS, PART_ROWS
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from .sass import disassemble, product_loops
+from tests.kernels.sass import disassemble, product_loops
 
 VARIANTS = {
     "dense causal": {"RAGGED": False, "CAUSAL": True, "WINDOWED": False, "GROUP": 1},

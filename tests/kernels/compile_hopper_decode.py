@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 import triton
-from longreach_kernels.hopper import decode_launch
-from longreach_kernels.hopper.decode import decode_kernel
+from longreach_kernels.backends.hopper import decode_launch
+from longreach_kernels.backends.hopper.decode import decode_kernel
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from .sass import disassemble
+from tests.kernels.sass import disassemble
 
 VARIANTS = {
     "causal": {"GROUP": 4, "PAGE_SIZE": 128, "WINDOWED": False, "SOFTCAP": False, "SINK_LOGITS": False},

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from longreach_kernels.backends.triton.config import launch
 from longreach_kernels.compilation import compile_only
-from longreach_kernels.portable.config import launch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 

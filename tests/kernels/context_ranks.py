@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from longreach_kernels import BlockSparse, Causal, Full, Mask, Window
-from longreach_kernels.block_rules import LocalGlobal, Strided
 from longreach_kernels.context_parallel import context_parallel_attention, contiguous_sizes, zigzag_split
+from longreach_kernels.masks.block_rules import LocalGlobal, Strided
 from torch import Tensor
 
 EXCHANGES = ("ring", "all_gather", "all_to_all")

@@ -2,7 +2,7 @@
 
 import torch
 from longreach_kernels import BlockSparse, Causal, Full, Window
-from longreach_kernels.patterns import bigbird, fixed, local_global, strided, vertical_slash
+from longreach_kernels.masks.patterns import bigbird, fixed, local_global, strided, vertical_slash
 
 LENGTH = 150
 

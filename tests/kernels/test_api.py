@@ -15,9 +15,9 @@ from longreach_kernels import (
     resolve_backend,
     write_pages,
 )
-from longreach_kernels.patterns import bigbird
+from longreach_kernels.masks.patterns import bigbird
 
-from .accuracy import paged, qkv
+from tests.kernels.accuracy import paged, qkv
 
 
 def test_the_exports_are_pinned():

@@ -2,12 +2,21 @@
 
 import pytest
 import torch
-from longreach_kernels import Causal, Full, Mask, Window, attention, paged_attention, ragged_attention, reference
+from longreach_kernels import (
+    Causal,
+    Full,
+    Mask,
+    Window,
+    attention,
+    paged_attention,
+    ragged_attention,
+)
+from longreach_kernels.backends.reference import forward as reference
 from longreach_kernels.ops import attention_op
 from torch import Tensor
 
-from .accuracy import eager_low_precision, paged, qkv, tolerance
-from .patterns_for_tests import LISTED
+from tests.kernels.accuracy import eager_low_precision, paged, qkv, tolerance
+from tests.kernels.patterns_for_tests import LISTED
 
 MASKS = [Full(), Causal(), Window(1), Window(40), Window(20, 5), Window(10, 50)]
 
@@ -132,7 +141,7 @@ def test_the_operator_keeps_its_contract(ragged, place):
 
 
 def test_a_key_outlives_no_mask():
-    from longreach_kernels.masks import mask_of
+    from longreach_kernels.masks.mask import mask_of
 
     mask = LISTED["strided"] & Window(9)
     assert mask_of(mask.key) is mask

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from longreach_kernels import Causal, Mask, PagedBatch, Window, paged_attention, reference
-from longreach_kernels.hopper import parts
+from longreach_kernels import Causal, Mask, PagedBatch, Window, paged_attention
+from longreach_kernels.backends.hopper import forward_split as parts
+from longreach_kernels.backends.reference import forward as reference
 from torch import Tensor
 
-from .accuracy import check_paged, paged
-from .rowwise import rowwise
-from .test_hopper import hopper
+from tests.kernels.accuracy import check_paged, paged
+from tests.kernels.rowwise import rowwise
+from tests.kernels.test_hopper import hopper
 
 FP8 = torch.float8_e4m3fn
 

@@ -5,12 +5,20 @@ import itertools
 import pytest
 import torch
 from longreach_kernels import Causal, Window, attention
-from longreach_kernels.block_rules import BLOCK, BigBird, LocalGlobal, Strided, VerticalSlash, for_heads, within_window
-from longreach_kernels.draw import coverage
-from longreach_kernels.patterns import local_global, strided, vertical_slash
-from longreach_kernels.tile_counts import TILE, sampled_coverage, tile_count
-from longreach_kernels.tile_lists import tile_lists
-from longreach_kernels.work import work
+from longreach_kernels.analysis.work import work
+from longreach_kernels.masks.block_rules import (
+    BLOCK,
+    BigBird,
+    LocalGlobal,
+    Strided,
+    VerticalSlash,
+    for_heads,
+    within_window,
+)
+from longreach_kernels.masks.draw import coverage
+from longreach_kernels.masks.patterns import local_global, strided, vertical_slash
+from longreach_kernels.masks.tile_counts import TILE, sampled_coverage, tile_count
+from longreach_kernels.masks.tile_lists import tile_lists
 
 LENGTH = 11 * BLOCK + 37
 RULES = {

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from longreach_kernels import BlockSparse, Causal, Full, Mask, Window
-from longreach_kernels.block_rules import LocalGlobal, Strided
 from longreach_kernels.context_parallel import (
     Segment,
     context_parallel_attention,
@@ -19,11 +18,12 @@ from longreach_kernels.context_parallel import (
 )
 from longreach_kernels.context_parallel.pieces import Shifted, piece_mask
 from longreach_kernels.context_parallel.traffic import Heads, all_gather_bytes, all_to_all_bytes, ring_bytes
-from longreach_kernels.head_slices import HeadSlice, head_slice
+from longreach_kernels.masks.block_rules import LocalGlobal, Strided
+from longreach_kernels.masks.head_slices import HeadSlice, head_slice
 from torch import Tensor
 
-from .accuracy import check
-from .context_ranks import CASES, GROUPS, runs
+from tests.kernels.accuracy import check
+from tests.kernels.context_ranks import CASES, GROUPS, runs
 
 ROOT = Path(__file__).parents[2]
 Run = tuple[str, str, int]

@@ -11,11 +11,11 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
-from longreach_kernels.patterns import strided
+from longreach_kernels.masks.patterns import strided
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .accuracy import check, check_paged, paged, qkv
-from .patterns_for_tests import LENGTH, LISTED
+from tests.kernels.accuracy import check, check_paged, paged, qkv
+from tests.kernels.patterns_for_tests import LENGTH, LISTED
 
 LENGTHS = [(1, 1), (239, 1), (799, 3), (255, 256), (1300, 1300), (108, 256), (1, 2047), (127, 1097)]
 MASKS = [Full(), Causal(), Window(1), Window(100), Window(5000), Window(100, 4), Window(64, 300)]

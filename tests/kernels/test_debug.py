@@ -7,7 +7,7 @@ import pytest
 import torch
 from longreach_kernels import PagedBatch, debug, paged_attention, ragged_attention, write_pages
 
-from .accuracy import paged
+from tests.kernels.accuracy import paged
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import Causal, PagedBatch, decode_needs, paged_attention
-from longreach_kernels.hopper import decode_launch
+from longreach_kernels.backends.hopper import decode_launch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LONGEST = 3000

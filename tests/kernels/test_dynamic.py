@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from longreach_kernels import Causal, PagedBatch, Window, debug, list_tiles, paged_attention
-from longreach_kernels.dynamic import (
+from longreach_kernels.masks.listed_mask import listed_masks
+from longreach_kernels.sparse import (
     Antidiagonal,
     Density,
     Moments,
@@ -24,13 +25,12 @@ from longreach_kernels.dynamic import (
     plan_tiles,
     select_tiles,
 )
-from longreach_kernels.dynamic.lists import edge_frame, lists_of_choice
-from longreach_kernels.dynamic.query_tiles import query_tiles
-from longreach_kernels.dynamic.targets import PARTS, choose, density_of
-from longreach_kernels.listed_mask import listed_masks
+from longreach_kernels.sparse.select.lists import edge_frame, lists_of_choice
+from longreach_kernels.sparse.select.query_tiles import query_tiles
+from longreach_kernels.sparse.select.targets import PARTS, choose, density_of
 from torch import Tensor
 
-from .accuracy import check, check_paged, paged
+from tests.kernels.accuracy import check, check_paged, paged
 
 LENGTHS = ([1, 100, 64, 150], [90, 180, 64, 230])  # a decode, chunks at odd places and at a tile's edge
 BACKENDS = ["cpu", "triton"]

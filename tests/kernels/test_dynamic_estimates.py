@@ -7,16 +7,18 @@ import math
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.dynamic import Antidiagonal, Moments, Pooled, pooled, specification
-from longreach_kernels.dynamic import antidiagonal as folded
-from longreach_kernels.dynamic.query_tiles import query_tiles
-from longreach_kernels.dynamic.select import masses
-from longreach_kernels.dynamic.specification import Logits
-from longreach_kernels.dynamic.targets import PARTS
+from longreach_kernels.sparse import Antidiagonal, Moments, Pooled
+from longreach_kernels.sparse.select import antidiagonal as folded
+from longreach_kernels.sparse.select import pooled
+from longreach_kernels.sparse.select import reference as specification
+from longreach_kernels.sparse.select.query_tiles import query_tiles
+from longreach_kernels.sparse.select.reference import Logits
+from longreach_kernels.sparse.select.select_tiles import masses
+from longreach_kernels.sparse.select.targets import PARTS
 from torch import Tensor
 
-from .accuracy import paged
-from .test_dynamic import BACKENDS, batch_of, keys_of
+from tests.kernels.accuracy import paged
+from tests.kernels.test_dynamic import BACKENDS, batch_of, keys_of
 
 
 def by_definition(q: Tensor, k: Tensor, first: int, stride: int, window: int | None, tile_k: int) -> Tensor:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from longreach_kernels import Causal, Mask, Window, paged_attention, reference, write_pages
+from longreach_kernels import Causal, Mask, Window, paged_attention, write_pages
+from longreach_kernels.backends.reference import forward as reference
 
-from .accuracy import FP8, check_fp8, paged, quantized
+from tests.kernels.accuracy import FP8, check_fp8, paged, quantized
 
 
 @pytest.fixture(params=["cpu", "triton", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -15,11 +15,11 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
+from longreach_kernels.masks.patterns import bigbird
 from longreach_kernels.ops import attention_op
-from longreach_kernels.patterns import bigbird
 from torch import Tensor
 
-from .accuracy import paged, qkv
+from tests.kernels.accuracy import paged, qkv
 
 pytestmark = pytest.mark.gpu
 

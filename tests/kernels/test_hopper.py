@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from longreach_kernels import BlockSparse, Causal, Full, Mask, Window, attention, paged_attention, ragged_attention
-from longreach_kernels.hopper import launch
+from longreach_kernels.backends.hopper import forward_launch as launch
 
-from .accuracy import check, check_paged, paged, qkv
+from tests.kernels.accuracy import check, check_paged, paged, qkv
 
 SHARED_BYTES = 227 * 1024  # that a block may use on sm_90
 

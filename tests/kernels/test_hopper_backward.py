@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach_kernels import Causal, Full, Mask, Window, attention, ragged_attention, reference
-from longreach_kernels.hopper import backward_launch
-from longreach_kernels.hopper.padded import grad_q_kernel, statistics_kernel
+from longreach_kernels import Causal, Full, Mask, Window, attention, ragged_attention
+from longreach_kernels.backends.hopper import backward_launch
+from longreach_kernels.backends.hopper.backward_padding import grad_q_kernel, statistics_kernel
+from longreach_kernels.backends.reference import forward as reference
 from torch import Tensor
 
-from .accuracy import eager_low_precision, qkv, tolerance
+from tests.kernels.accuracy import eager_low_precision, qkv, tolerance
 
 SHARED_BYTES = 227 * 1024  # that a block may use on sm_90
 BLOCK_M, HEAD_DIM = 16, 32

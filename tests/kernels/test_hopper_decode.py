@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from longreach_kernels import Causal, Full, Mask, PagedBatch, Window, paged_attention, write_pages
-from longreach_kernels.hopper import decode_launch
+from longreach_kernels.backends.hopper import decode_launch
 from torch import Tensor
 
-from .accuracy import check_fp8, check_paged, paged, quantized
+from tests.kernels.accuracy import check_fp8, check_paged, paged, quantized
 
 
 def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) -> None:

@@ -6,12 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from longreach_kernels import BlockSparse, Causal, Full, Mask, PagedBatch, Window, paged_attention, reference, rotate
-from longreach_kernels.hopper import launch
-from longreach_kernels.hopper.transpose import transposed
+from longreach_kernels import (
+    BlockSparse,
+    Causal,
+    Full,
+    Mask,
+    PagedBatch,
+    Window,
+    paged_attention,
+    rotate,
+)
+from longreach_kernels.backends.hopper import forward_launch as launch
+from longreach_kernels.backends.hopper.transpose import transposed
+from longreach_kernels.backends.reference import forward as reference
 from torch import Tensor
 
-from .accuracy import FP8, eager_fp8, paged, quantized, tolerance
+from tests.kernels.accuracy import FP8, eager_fp8, paged, quantized, tolerance
 
 
 def test_transposed_values_have_their_keys_side_by_side_in_the_order_of_the_weights():

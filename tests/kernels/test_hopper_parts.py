@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import Causal, Full, Mask, paged_attention
-from longreach_kernels.hopper import parts
+from longreach_kernels.backends.hopper import forward_split as parts
 
-from .accuracy import check_paged, paged
-from .test_hopper import hopper
+from tests.kernels.accuracy import check_paged, paged
+from tests.kernels.test_hopper import hopper
 
 PROCESSORS = 132
 

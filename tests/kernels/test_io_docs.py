@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from longreach_kernels.io_model import Tiles, flash1, flash2, standard
+from longreach_kernels.analysis.io_model import Tiles, flash1, flash2, standard
 
 from tests.documented import script
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from longreach_kernels import Full, reference
-from longreach_kernels.io_model import (
+from longreach_kernels import Full
+from longreach_kernels.analysis.io_model import (
     Tiles,
     flash1,
     flash1_backward,
@@ -16,8 +16,9 @@ from longreach_kernels.io_model import (
     standard,
     standard_backward,
 )
-from longreach_kernels.io_simulation import flash1_backward as simulate_backward
-from longreach_kernels.io_simulation import flash1_forward as simulate_forward
+from longreach_kernels.analysis.io_simulation import flash1_backward as simulate_backward
+from longreach_kernels.analysis.io_simulation import flash1_forward as simulate_forward
+from longreach_kernels.backends.reference import forward as reference
 
 
 @pytest.mark.parametrize("tiles", [Tiles(16, 16), Tiles(7, 20), Tiles(100, 3), Tiles(64, 64)])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import Causal, Window, paged_attention
-from longreach_kernels.dynamic import Density, kept_mass, kept_share, select_tiles
-from longreach_kernels.listed_mask import listed_masks
+from longreach_kernels.masks.listed_mask import listed_masks
+from longreach_kernels.sparse import Density, kept_share, select_tiles
+from longreach_kernels.sparse.select import kept_mass
 from torch import Tensor
 
-from .accuracy import paged
+from tests.kernels.accuracy import paged
 
 LENGTHS = {
     "triton": ([1, 100, 64, 150], [90, 180, 64, 230]),

@@ -7,13 +7,13 @@ import os
 
 import pytest
 import torch
-from longreach_kernels.dynamic.listing import choose_recall
-from longreach_kernels.dynamic.lists import edge_frame, lists_of_choice
-from longreach_kernels.dynamic.query_tiles import QueryTiles, query_tiles
-from longreach_kernels.dynamic.targets import PARTS, Recall, choose
-from longreach_kernels.tile_lists import TileLists
+from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.sparse.select.list_kernels import choose_recall
+from longreach_kernels.sparse.select.lists import edge_frame, lists_of_choice
+from longreach_kernels.sparse.select.query_tiles import QueryTiles, query_tiles
+from longreach_kernels.sparse.select.targets import PARTS, Recall, choose
 
-from .accuracy import paged
+from tests.kernels.accuracy import paged
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

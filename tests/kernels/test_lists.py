@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from longreach_kernels import Causal, PagedBatch, TileLists, Window, debug, list_tiles, paged_attention
-from longreach_kernels.listed_mask import listed_masks
-from longreach_kernels.tile_lists import ragged_tile_lists
+from longreach_kernels.masks.listed_mask import listed_masks
+from longreach_kernels.masks.tile_lists import ragged_tile_lists
 from torch import Tensor
 
-from .accuracy import check_paged, paged
-from .patterns_for_tests import LENGTH, LISTED
+from tests.kernels.accuracy import check_paged, paged
+from tests.kernels.patterns_for_tests import LENGTH, LISTED
 
 BACKENDS = ["reference", "cpu", "triton"]
 LENGTHS = ([1, 40, 77, 1, LENGTH], [LENGTH, 40, 130, 33, LENGTH])

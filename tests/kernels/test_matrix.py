@@ -11,10 +11,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from longreach_kernels import Causal, Full, Mask, Window, attention, paged_attention, ragged_attention, reference
-from longreach_kernels.patterns import bigbird
+from longreach_kernels import (
+    Causal,
+    Full,
+    Mask,
+    Window,
+    attention,
+    paged_attention,
+    ragged_attention,
+)
+from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.masks.patterns import bigbird
 
-from .accuracy import check, check_paged, eager_low_precision, paged, qkv, tolerance
+from tests.kernels.accuracy import check, check_paged, eager_low_precision, paged, qkv, tolerance
 
 KINDS = ("dense", "ragged", "paged", "backward")
 GPU_BLOCKS, GPU_CASES = 80, 26

@@ -6,15 +6,16 @@ import math
 
 import pytest
 import torch
-from longreach_kernels import PagedBatch, paged_attention, reference, write_pages
-from longreach_kernels.dynamic import block_attention, keys_read, new_bounds, select_blocks, write_bounds
-from longreach_kernels.dynamic.page_choice import choose
-from longreach_kernels.dynamic.page_scores import scores
-from longreach_kernels.dynamic.page_selection import products_on_cpu
-from longreach_kernels.masks import Full
+from longreach_kernels import PagedBatch, paged_attention, write_pages
+from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.masks.mask import Full
+from longreach_kernels.sparse import block_attention, keys_read, new_bounds, select_blocks, write_bounds
+from longreach_kernels.sparse.decode.attend import products_on_cpu
+from longreach_kernels.sparse.decode.choose import choose
+from longreach_kernels.sparse.decode.score import scores
 from torch import Tensor
 
-from .accuracy import check, paged
+from tests.kernels.accuracy import check, paged
 
 LENGTHS = [300, 16, 0, 129, 47, 1]
 HERE = ["cpu", "triton"]

@@ -4,13 +4,13 @@ import zlib
 import pytest
 import torch
 from longreach_kernels import BlockSparse, Causal, Full, Window
-from longreach_kernels.draw import to_png, to_text
-from longreach_kernels.masks import And, Or
-from longreach_kernels.patterns import a_shape, bigbird, fixed, local_global, strided, vertical_slash
-from longreach_kernels.tile_lists import TileLists, ragged_tile_lists, tile_lists
-from longreach_kernels.work import work
+from longreach_kernels.analysis.work import work
+from longreach_kernels.masks.draw import to_png, to_text
+from longreach_kernels.masks.mask import And, Or
+from longreach_kernels.masks.patterns import a_shape, bigbird, fixed, local_global, strided, vertical_slash
+from longreach_kernels.masks.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
-from .patterns_for_tests import BANDS, LENGTH, LISTED
+from tests.kernels.patterns_for_tests import BANDS, LENGTH, LISTED
 
 ALL = LISTED | BANDS
 

@@ -12,11 +12,11 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
-from longreach_kernels.patterns import bigbird
-from longreach_kernels.portable import decode
+from longreach_kernels.backends.triton import decode
+from longreach_kernels.masks.patterns import bigbird
 
-from .accuracy import check, check_paged, paged, qkv
-from .patterns_for_tests import LISTED
+from tests.kernels.accuracy import check, check_paged, paged, qkv
+from tests.kernels.patterns_for_tests import LISTED
 
 MASKS = [Full(), Causal(), Window(1), Window(40), Window(20, 3), Window(10, 40)]
 

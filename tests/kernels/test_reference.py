@@ -1,9 +1,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from longreach_kernels import Causal, Full, Window, reference
+from longreach_kernels import Causal, Full, Window
+from longreach_kernels.backends.reference import forward as reference
 
-from .accuracy import paged, qkv
+from tests.kernels.accuracy import paged, qkv
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 from longreach_kernels import Causal, Full, Window
-from longreach_kernels.tiles import TileRange, key_ranges
+from longreach_kernels.masks.tile_ranges import TileRange, key_ranges
 
 MASKS = [Full(), Causal(), Window(1), Window(5), Window(40), Window(7, 2), Window(7, 20), Window(100, 3)]
 

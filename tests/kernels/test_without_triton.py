@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from longreach_kernels import backends
+from longreach_kernels.backends import resolve as backends
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.dynamic import page_selection
+from longreach_kernels.sparse.decode import attend as page_selection
 from longreach_patches import Footprint, KVPages, PagedStep, patch, policy_step
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config

@@ -15,10 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.kernels.accuracy import tolerance
-
-from .conftest import build
-from .test_pages import PagedSequences
-from .test_patch import FLOAT32_TOLERANCE, TOLERANCE, prompt
+from tests.patches.conftest import build
+from tests.patches.test_pages import PagedSequences
+from tests.patches.test_patch import FLOAT32_TOLERANCE, TOLERANCE, prompt
 
 FP8 = torch.float8_e4m3fn
 CASES = [

@@ -19,11 +19,10 @@ from longreach_patches.fused.invariant_tiles import candidates, choose, tiles_of
 from torch import Tensor
 
 from tests.kernels.rowwise import rowwise
-
-from .conftest import build
-from .test_fused import CASES, check
-from .test_pages import PagedSequences
-from .test_patch import prompt
+from tests.patches.conftest import build
+from tests.patches.test_fused import CASES, check
+from tests.patches.test_pages import PagedSequences
+from tests.patches.test_patch import prompt
 
 GPU = [torch.bfloat16, torch.float16, torch.float32]
 

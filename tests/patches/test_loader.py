@@ -12,7 +12,7 @@ from longreach_patches.loader import resolve_device, resolve_dtype
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from .conftest import build
+from tests.patches.conftest import build
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from longreach_kernels import PagedBatch
 from longreach_patches import SINGLE, KVPages, KVScales, PagedStep, PageShape, RankLayout, WantedRows, patch
 from transformers import PreTrainedModel
 
-from .conftest import build
-from .test_patch import TOLERANCE, prompt
+from tests.patches.conftest import build
+from tests.patches.test_patch import TOLERANCE, prompt
 
 PAGE = 16
 

@@ -9,7 +9,7 @@ from longreach_patches import PatchedModel, UnsupportedModelError, layer_masks, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedModel
 
-from .conftest import CONFIGS, build
+from tests.patches.conftest import CONFIGS, build
 
 # float64 models, but transformers' own softmax and norms are float32 even then: 1e-6 relative on logits of a few units.
 TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}

@@ -16,7 +16,7 @@ from longreach_patches.rank_sums import RankSum
 from torch import distributed, multiprocessing
 from torch.distributed import _symmetric_memory as symmetric_memory
 
-from .conftest import build as build_model
+from tests.patches.conftest import build as build_model
 
 LIMIT = 1024
 

@@ -21,9 +21,9 @@ from longreach_patches.tensor_parallel import split_weights
 from torch import distributed, multiprocessing
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from .conftest import CONFIGS
-from .conftest import build as build_odd
-from .test_pages import PagedSequences
+from tests.patches.conftest import CONFIGS
+from tests.patches.conftest import build as build_odd
+from tests.patches.test_pages import PagedSequences
 
 # Vocabularies that can be split and one that cannot, biases, norms over heads, tied embeddings, windows, layers without
 # positions.

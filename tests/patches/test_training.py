@@ -17,8 +17,8 @@ from longreach_patches import attention as attention_module
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .conftest import build
-from .test_patch import TOLERANCE, prompt
+from tests.patches.conftest import build
+from tests.patches.test_patch import TOLERANCE, prompt
 
 LIMIT = TOLERANCE["rtol"]
 IGNORED = -100  # the label of tokens that are no target

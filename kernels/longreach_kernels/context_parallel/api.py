@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longreach_kernels.checks import check_inputs, options_of
-from longreach_kernels.masks import Causal, Mask
-
-from . import exchanges
-from .exchanges import Shard
-from .segments import contiguous_sizes
+from longreach_kernels.context_parallel import exchanges
+from longreach_kernels.context_parallel.exchanges import Shard
+from longreach_kernels.context_parallel.segments import contiguous_sizes
+from longreach_kernels.masks.mask import Causal, Mask
 
 _CAUSAL = Causal()
 _EXCHANGES: dict[str, Callable[[Shard, Mask, dict[str, Any]], tuple[Tensor, Tensor]]] = {

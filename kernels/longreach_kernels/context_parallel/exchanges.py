@@ -16,13 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longreach_kernels.api import attention
-from longreach_kernels.head_slices import head_slice
-from longreach_kernels.masks import Mask
+from longreach_kernels.context_parallel.heads import heads_to_tokens, tokens_to_heads
+from longreach_kernels.context_parallel.pieces import is_causal, piece_mask
+from longreach_kernels.context_parallel.segments import Segment, contiguous_sizes, zigzag_join, zigzag_segments
+from longreach_kernels.masks.head_slices import head_slice
+from longreach_kernels.masks.mask import Mask
 from longreach_kernels.merging import merge
-
-from .heads import heads_to_tokens, tokens_to_heads
-from .pieces import is_causal, piece_mask
-from .segments import Segment, contiguous_sizes, zigzag_join, zigzag_segments
 
 
 @dataclass(frozen=True)

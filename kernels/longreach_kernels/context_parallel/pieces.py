@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from longreach_kernels.block_rules import BlockRule
-from longreach_kernels.masks import And, Band, Full, Mask, Or, Window, _NamedMask
-
-from .segments import Segment
+from longreach_kernels.context_parallel.segments import Segment
+from longreach_kernels.masks.block_rules import BlockRule
+from longreach_kernels.masks.mask import (
+    And,
+    Band,
+    Full,
+    Mask,
+    Or,
+    Window,
+    _NamedMask,
+)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ kernels are tested against. Modules with kernels (`products`, `invariant`, `*_ke
 launched, so that a CPU needs no Triton.
 """
 
-from .activation import silu_mul
-from .layer import FusedLayer
-from .norm import rms_norm
-from .rotary import rotate_and_write
+from longreach_patches.fused.activation import silu_mul
+from longreach_patches.fused.layer import FusedLayer
+from longreach_patches.fused.norm import rms_norm
+from longreach_patches.fused.rotary import rotate_and_write
 
 __all__ = ["FusedLayer", "rms_norm", "rotate_and_write", "silu_mul"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .dispatch import uses_triton
+from longreach_patches.fused.dispatch import uses_triton
 
 
 def silu_mul(gate_up: Tensor, backend: str = "auto") -> Tensor:
     """silu(gate) * up of `gate_up` (T, 2 I), gates first, contiguous: (T, I). The kernels round once."""
     if uses_triton(gate_up, backend):
-        from . import activation_kernel
+        from longreach_patches.fused import activation_kernel
 
         return activation_kernel.silu_mul(gate_up)
     width = gate_up.shape[1] // 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from longreach_kernels.portable.config import cdiv, launch
+from longreach_kernels.backends.triton.config import cdiv, launch
 from torch import Tensor
 
 _BLOCK = 2048

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from longreach_kernels.portable.config import capability, launch
+from longreach_kernels.backends.triton.config import capability, launch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .activation_kernel import silu
-from .invariant_tiles import Tile, choose, tiles_of
+from longreach_patches.fused.activation_kernel import silu
+from longreach_patches.fused.invariant_tiles import Tile, choose, tiles_of
 
 _GROUP = 8  # tiles of rows that share the weights in the L2 cache
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from longreach_kernels.portable.config import cdiv
+from longreach_kernels.backends.triton.config import cdiv
 
 
 class Tile(NamedTuple):

@@ -18,15 +18,14 @@ from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
 from torch import Tensor, nn
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.fused.activation import silu_mul
+from longreach_patches.fused.dispatch import MAX_ROWS, uses_triton
+from longreach_patches.fused.norm import rms_norm
+from longreach_patches.fused.rotary import HeadNorms, rotate_and_write
+from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, share_of, whole_weights
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
-
-from .activation import silu_mul
-from .dispatch import MAX_ROWS, uses_triton
-from .norm import rms_norm
-from .rotary import HeadNorms, rotate_and_write
-from .weights import LayerWeights, Projection, in_blocks, share_of, whole_weights
 
 Product = Callable[..., Tensor]  # as `product`
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -87,12 +86,12 @@ class FusedLayer:
     def _own_product(self, stream: Tensor) -> Product | None:
         """Which of our products computes a step of these rows; None for the matrix library's."""
         if self._invariant:
-            from .invariant import invariant_product
+            from longreach_patches.fused.invariant import invariant_product
 
             return invariant_product
         if stream.shape[0] > MAX_ROWS or not uses_triton(stream, self._backend):
             return None
-        from .products import product
+        from longreach_patches.fused.products import product
 
         return product
 

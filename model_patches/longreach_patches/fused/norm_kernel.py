@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from longreach_kernels.portable.config import launch
+from longreach_kernels.backends.triton.config import launch
 from torch import Tensor
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from longreach_kernels.portable.config import capability, cdiv, launch
+from longreach_kernels.backends.triton.config import capability, cdiv, launch
 from torch import Tensor
 
-from .activation_kernel import silu
-from .dispatch import MAX_ROWS
+from longreach_patches.fused.activation_kernel import silu
+from longreach_patches.fused.dispatch import MAX_ROWS
 
 _LEAST_ROWS = 16  # a second size, so that few forms are compiled
 # Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.

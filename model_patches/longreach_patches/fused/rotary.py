@@ -12,7 +12,7 @@ import torch
 from longreach_kernels import write_pages
 from torch import Tensor
 
-from .dispatch import uses_triton
+from longreach_patches.fused.dispatch import uses_triton
 
 
 class HeadNorms(NamedTuple):
@@ -46,7 +46,7 @@ def rotate_and_write(
         backend: as in `longreach_kernels.attention`; those that are not made of Triton kernels leave this to torch.
     """
     if uses_triton(qkv, backend):
-        from . import rotary_kernel
+        from longreach_patches.fused import rotary_kernel
 
         return rotary_kernel.rotate_and_write(qkv, rope, k_pages, v_pages, slots, heads, norms, kv_scales)
     return _eager(qkv, rope, k_pages, v_pages, slots, heads, norms, kv_scales, backend)

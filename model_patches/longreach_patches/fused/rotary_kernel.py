@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from longreach_kernels.portable.config import cdiv, launch
+from longreach_kernels.backends.triton.config import cdiv, launch
 from torch import Tensor
 
-from .rotary import HeadNorms
+from longreach_patches.fused.rotary import HeadNorms
 
 _HEADS = 8  # of a program
 

@@ -135,9 +135,9 @@ def _leave_signals_to_the_owner() -> None:
 
 def picture(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
     """Draw and count a policy's mask; runs in the process of its own."""
-    from longreach_kernels.draw import grey_png
-    from longreach_kernels.policies import policy_mask
-    from longreach_kernels.tile_counts import TILE, sampled_coverage, tile_count
+    from longreach_kernels.masks.draw import grey_png
+    from longreach_kernels.masks.named import policy_mask
+    from longreach_kernels.masks.tile_counts import TILE, sampled_coverage, tile_count
 
     parameters: dict[str, Any] = dict(policy.parameters)
     mask = policy_mask(policy.name, **parameters)

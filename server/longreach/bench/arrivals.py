@@ -11,9 +11,9 @@ import random
 import time
 from typing import Any
 
-from .load import Load, Report
-from .stream import RefusedError, Target, Timing
-from .summary import summarise
+from longreach.bench.load import Load, Report
+from longreach.bench.stream import RefusedError, Target, Timing
+from longreach.bench.summary import summarise
 
 _SEED = 5  # the same arrivals at each rate but for their pace, and in each run
 

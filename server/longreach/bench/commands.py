@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from longreach.bench.load_command import EXIT_CONFIG, load
 from longreach.extras import require
-
-from .load_command import EXIT_CONFIG, load
 
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command()(load)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import contestants, shapes
-from .contestants import Model, Running
-from .load import Load, Report
-from .suites import SUITES, measure
-from .summary import environment
+from longreach.bench import contestants, shapes
+from longreach.bench.contestants import Model, Running
+from longreach.bench.load import Load, Report
+from longreach.bench.suites import SUITES, measure
+from longreach.bench.summary import environment
 
 OURS = "longreach"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from .stream import Timing
+from longreach.bench.stream import Timing
 
 _UNIT = 1024
 

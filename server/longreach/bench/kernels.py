@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .cases import Case
-from .peers import Peer, Run, make, ours
+from longreach.bench.cases import Case
+from longreach.bench.peers import Peer, Run, make, ours
 
 Report = Callable[[str], object]
 
@@ -40,7 +40,7 @@ def measure(
     if not torch.cuda.is_available():
         raise ValueError("bench kernels needs a CUDA GPU: it times GPU kernels")
     contestants = [ours(backend) for backend in backends] + [make(name) for name in peers]
-    from .ceilings import ceilings as measure_ceilings
+    from longreach.bench.ceilings import ceilings as measure_ceilings
 
     ceilings = measure_ceilings()
     report(
@@ -98,7 +98,7 @@ def table(result: dict[str, Any]) -> str:
 def _time(contestants: list[Peer], case: Case, report: Report) -> dict[str, float]:
     """Median milliseconds of each that can compute the case. They take turns, for a GPU that has become warm is slower:
     whoever came first would win."""
-    from .ceilings import median_ms
+    from longreach.bench.ceilings import median_ms
 
     runs: dict[str, Run] = {}
     for peer in contestants:

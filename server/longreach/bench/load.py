@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .goodput import Objective
-from .monitor import watch
-from .stream import Target, Timing
-from .summary import summarise
+from longreach.bench.goodput import Objective
+from longreach.bench.monitor import watch
+from longreach.bench.stream import Target, Timing
+from longreach.bench.summary import summarise
 
 Report = Callable[[str], object]
 

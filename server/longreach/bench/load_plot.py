@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from longreach.bench.load_report import cold_rows, growth, speedups
+from longreach.bench.report import set_log_y
 from longreach.extras import require
-
-from .load_report import cold_rows, growth, speedups
-from .report import set_log_y
 
 Series = Callable[[dict[str, Any]], tuple[list[int], list[float]]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fit import PowerLaw, power_law
+from longreach.bench.fit import PowerLaw, power_law
 
 _PARTS = ("p50", "p90", "p99")
 

@@ -13,19 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from longreach.bench import contestants
+from longreach.bench.compare import described, is_url, started
+from longreach.bench.load import Load, Report
+from longreach.bench.monitor import is_local
+from longreach.bench.policies import chosen
+from longreach.bench.recall.client import Server
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.measure import measure as measure_recall
+from longreach.bench.recall.suite import Plan
+from longreach.bench.suites import measure
+from longreach.bench.summary import environment
 from longreach.config import EMBEDDED_MODEL, EMBEDDED_MODEL_NAME
-
-from . import contestants
-from .compare import described, is_url, started
-from .load import Load, Report
-from .monitor import is_local
-from .policies import chosen
-from .recall.client import Server
-from .recall.codec import Codec
-from .recall.measure import measure as measure_recall
-from .recall.suite import Plan
-from .suites import measure
-from .summary import environment
 
 _NEEDLE = "single"
 _SHORTEST_RECALL = 512

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
-from .stream import Target
+from longreach.bench.stream import Target
 
 _SECONDS = 2.0
 _QUERY = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")

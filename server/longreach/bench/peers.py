@@ -15,7 +15,7 @@ import torch
 from longreach_kernels import Causal, Full, PagedBatch, Window, attention, paged_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .cases import Case
+from longreach.bench.cases import Case
 
 Run = Callable[[], object]
 PAGE = 128

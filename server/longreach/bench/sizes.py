@@ -8,10 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from longreach.bench.goodput import Objective
+from longreach.bench.load import Load
 from longreach.config import Tokens
-
-from .goodput import Objective
-from .load import Load
 
 _TOKENS = TypeAdapter(Tokens)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .arrivals import arrivals
-from .load import Load, Report, fairness, latency, reuse, throughput
-from .stream import Target
+from longreach.bench.arrivals import arrivals
+from longreach.bench.load import Load, Report, fairness, latency, reuse, throughput
+from longreach.bench.stream import Target
 
 SUITES: dict[str, Callable[[Target, Load, Report], Awaitable[Any]]] = {
     "latency": latency,

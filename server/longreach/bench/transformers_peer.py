@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from .summary import summarise
+from longreach.bench.summary import summarise
 
 
 class _Clock(BaseStreamer):

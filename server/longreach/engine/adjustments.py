@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .request import Request
+from longreach.engine.request import Request
 
 
 class Draw(NamedTuple):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from .messages import AttentionPolicy
-from .plan import Chunk, StepPlan
-from .request import Request
+from longreach.engine.messages import AttentionPolicy
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

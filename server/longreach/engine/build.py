@@ -7,20 +7,19 @@ import torch
 from longreach_patches import LoadedModel, check_layout, check_ranks, layer_masks, load_config
 
 from longreach import hub
-
-from .batch import BatchBuilder
-from .capacity import bounded_layers
-from .density import PairCount
-from .engine import Engine
-from .host_pages import HostPages
-from .joining import Joined, check_sums, join, layout_of, leave, on_rank
-from .messages import EngineConfig, Started
-from .pages import PagePool
-from .parts import Parts, build_parts, share_threads
-from .prefix_cache import PageHasher
-from .ranks import Ranks
-from .runner import Runner
-from .scheduler import Scheduler
+from longreach.engine.batch import BatchBuilder
+from longreach.engine.capacity import bounded_layers
+from longreach.engine.density import PairCount
+from longreach.engine.engine import Engine
+from longreach.engine.host_pages import HostPages
+from longreach.engine.joining import Joined, check_sums, join, layout_of, leave, on_rank
+from longreach.engine.messages import EngineConfig, Started
+from longreach.engine.pages import PagePool
+from longreach.engine.parts import Parts, build_parts, share_threads
+from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.ranks import Ranks
+from longreach.engine.runner import Runner
+from longreach.engine.scheduler import Scheduler
 
 
 def build_engine(config: EngineConfig) -> tuple[Engine, Started]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from longreach_kernels import Mask
 from longreach_patches import Footprint, RankLayout, chosen_layers
 
-from .host import HostMemory, readable
-from .messages import EngineConfig
-from .speculation import MAX_DRAFTS
+from longreach.engine.host import HostMemory, readable
+from longreach.engine.messages import EngineConfig
+from longreach.engine.speculation import MAX_DRAFTS
 
 # Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
 _GPU_BATCHED_TOKENS = 8192

@@ -11,11 +11,9 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from longreach.descriptors import require_descriptors
-from longreach.safe_path import environment, module_command
-
-from .admission import Admission, Place, most_queued_tokens
-from .errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
-from .messages import (
+from longreach.engine.admission import Admission, Place, most_queued_tokens
+from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
+from longreach.engine.messages import (
     DENSE,
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
@@ -36,7 +34,8 @@ from .messages import (
     frame_length,
     from_engine_decoder,
 )
-from .reach import reach_of
+from longreach.engine.reach import reach_of
+from longreach.safe_path import environment, module_command
 
 logger = logging.getLogger(__name__)
 

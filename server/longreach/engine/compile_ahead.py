@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 from longreach_kernels import resolve_backend
-from longreach_kernels.backends import interpreting
-from longreach_kernels.tile_counts import TILE
+from longreach_kernels.backends.resolve import interpreting
+from longreach_kernels.masks.tile_counts import TILE
 from longreach_patches import resolve_device
 
-from .build import build_engine
-from .engine import Engine
-from .messages import AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Started
+from longreach.engine.build import build_engine
+from longreach.engine.engine import Engine
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Started
 
 # Compiled code depends on whether a size is 1, or divisible by 16, and on no more of it.
 _LENGTHS = (1, 15, 16, 100, 129, 1024)

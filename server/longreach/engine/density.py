@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from .messages import DENSE, AttentionPolicy
-from .plan import StepPlan
+from longreach.engine.messages import DENSE, AttentionPolicy
+from longreach.engine.plan import StepPlan
 
 
 class PairCount:

@@ -9,16 +9,24 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from .constraint import Constraint
-from .density import PairCount
-from .errors import DeviceLostError, FailureKind
-from .host_pages import PageMoves
-from .isolation import Result, StepRunner, launch_apart
-from .messages import AttentionUse, DecodeUse, Failed, Generate, Stats, Update, Updates
-from .plan import Chunk, StepPlan
-from .request import Request
-from .sampler import NOT_A_NUMBER
-from .scheduler import Scheduler
+from longreach.engine.constraint import Constraint
+from longreach.engine.density import PairCount
+from longreach.engine.errors import DeviceLostError, FailureKind
+from longreach.engine.host_pages import PageMoves
+from longreach.engine.isolation import Result, StepRunner, launch_apart
+from longreach.engine.messages import (
+    AttentionUse,
+    DecodeUse,
+    Failed,
+    Generate,
+    Stats,
+    Update,
+    Updates,
+)
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
+from longreach.engine.sampler import NOT_A_NUMBER
+from longreach.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 

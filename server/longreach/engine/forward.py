@@ -11,17 +11,17 @@ from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup, WantedRows
 from torch import distributed
 
-from .batch import HostBatch
-from .graphs import DecodeGraphs, Needs
-from .host_pages import PageMoves
-from .host_store import HostStore
-from .kept_mass import StepSamples
-from .limits import Limits
-from .mixed_graphs import MixedGraphs
-from .plan import StepPlan
-from .policies import LayerPolicies
-from .policy_graphs import PolicyGraphs, Replayed
-from .transfer import upload
+from longreach.engine.batch import HostBatch
+from longreach.engine.graphs import DecodeGraphs, Needs
+from longreach.engine.host_pages import PageMoves
+from longreach.engine.host_store import HostStore
+from longreach.engine.kept_mass import StepSamples
+from longreach.engine.limits import Limits
+from longreach.engine.mixed_graphs import MixedGraphs
+from longreach.engine.plan import StepPlan
+from longreach.engine.policies import LayerPolicies
+from longreach.engine.policy_graphs import PolicyGraphs, Replayed
+from longreach.engine.transfer import upload
 
 # Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
 _WORTH_LEAVING_OUT = 256

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from .grammar_limits import LIMITS, explained
+from longreach.engine.grammar_limits import LIMITS, explained
 
 _KEPT = 32  # compiled grammars
 

@@ -22,7 +22,7 @@ from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_patches import KVPages, PagedStep
 from torch import distributed
 
-from .batch import HostBatch
+from longreach.engine.batch import HostBatch
 
 logger = logging.getLogger(__name__)
 

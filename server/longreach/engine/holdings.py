@@ -5,9 +5,9 @@ This is where a request meets the pool and the prefix cache. When anything of it
 
 from __future__ import annotations
 
-from .pages import PagePool
-from .prefix_cache import PageHasher
-from .request import Request
+from longreach.engine.pages import PagePool
+from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.request import Request
 
 
 class Holdings:

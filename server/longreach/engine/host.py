@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroups import cpu_quota, memory_limits
+from longreach.engine.cgroups import cpu_quota, memory_limits
 
 logger = logging.getLogger(__name__)
 

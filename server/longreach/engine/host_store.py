@@ -12,7 +12,7 @@ from collections import deque
 import torch
 from longreach_patches import KVPages
 
-from .host_pages import PageMoves
+from longreach.engine.host_pages import PageMoves
 
 # Pages are gathered in batches of at most so many bytes of device memory.
 _STAGING_BYTES = 64 << 20

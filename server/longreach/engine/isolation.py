@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from .errors import DeviceLostError
-from .host_pages import PageMoves
-from .plan import Chunk, StepPlan
-from .request import Request
+from longreach.engine.errors import DeviceLostError
+from longreach.engine.host_pages import PageMoves
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import torch
 from longreach_patches import RankLayout, SmallSums, load_config, resolve_dtype
 from torch import distributed
 
-from .messages import EngineConfig
+from longreach.engine.messages import EngineConfig
 
 # Weights are loaded one rank after the other, from disks that may be slow.
 _LOADING = timedelta(hours=2)

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.dynamic import BLOCK, keys_read
+from longreach_kernels.sparse import BLOCK, keys_read
 from longreach_patches import BlockBudget, MassSample, StepGroup
 
-from .answer_reads import TokenRead
-from .batch import HostBatch, HostGroup
-from .messages import DENSE
-from .plan import Chunk, StepPlan
-from .request import Request
-from .transfer import OnItsWay, upload
+from longreach.engine.answer_reads import TokenRead
+from longreach.engine.batch import HostBatch, HostGroup
+from longreach.engine.messages import DENSE
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
+from longreach.engine.transfer import OnItsWay, upload
 
 # Queries of a prompt, evenly spread, and its last one.
 _SAMPLES = 64

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .messages import LEAST_LOGPROB, Logprob
-from .plan import Chunk, StepPlan
-from .request import Request
-from .rows import likeliest, log_softmax
-from .transfer import OnItsWay, upload
+from longreach.engine.messages import LEAST_LOGPROB, Logprob
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.request import Request
+from longreach.engine.rows import likeliest, log_softmax
+from longreach.engine.transfer import OnItsWay, upload
 
 
 class _Wanted(NamedTuple):

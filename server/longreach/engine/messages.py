@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import FailureKind
-from .step_time import StepCost
+from longreach.engine.errors import FailureKind
+from longreach.engine.step_time import StepCost
 
 FinishReason = Literal["stop", "length"]
 

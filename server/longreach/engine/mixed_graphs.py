@@ -19,11 +19,11 @@ import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep
 
-from .batch import HostBatch, Int32, Int64
-from .graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
-from .limits import Limits
-from .step_sizes import SIZES, holding, places_for
-from .transfer import upload
+from longreach.engine.batch import HostBatch, Int32, Int64
+from longreach.engine.graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
+from longreach.engine.limits import Limits
+from longreach.engine.step_sizes import SIZES, holding, places_for
+from longreach.engine.transfer import upload
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .request import Request
-from .step_time import StepCost, Work
+from longreach.engine.request import Request
+from longreach.engine.step_time import StepCost, Work
 
 # A prompt lets shorter ones pass that arrive within so many times its own predicted time, and no others.
 PATIENCE = 8.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from .host_pages import HostPages, PageMoves
-from .prefix_cache import PrefixCache
+from longreach.engine.host_pages import HostPages, PageMoves
+from longreach.engine.prefix_cache import PrefixCache
 
 
 class PagePool:

@@ -15,10 +15,10 @@ import torch
 from longreach_kernels.compilation import compile_only
 from longreach_patches import KVPages, LoadedModel, PageShape
 
-from .forward import StepGraphs
-from .limits import Limits
-from .rehearsal import rehearse
-from .warm import warm
+from longreach.engine.forward import StepGraphs
+from longreach.engine.limits import Limits
+from longreach.engine.rehearsal import rehearse
+from longreach.engine.warm import warm
 
 logger = logging.getLogger(__name__)
 

@@ -27,18 +27,18 @@ from longreach_patches import (
 )
 from transformers.utils import logging as transformers_logging
 
-from . import capacity
-from .forward import ForwardPass, StepGraphs
-from .host import host_memory, thread_count
-from .host_store import HostStore
-from .joining import Joined, in_turn, least
-from .limits import Limits
-from .messages import EngineConfig
-from .parallel_compile import compile_kernels
-from .policies import LayerPolicies
-from .rehearsal import rehearse
-from .step_sizes import LEAST_CHUNK
-from .warm import warm
+from longreach.engine import capacity
+from longreach.engine.forward import ForwardPass, StepGraphs
+from longreach.engine.host import host_memory, thread_count
+from longreach.engine.host_store import HostStore
+from longreach.engine.joining import Joined, in_turn, least
+from longreach.engine.limits import Limits
+from longreach.engine.messages import EngineConfig
+from longreach.engine.parallel_compile import compile_kernels
+from longreach.engine.policies import LayerPolicies
+from longreach.engine.rehearsal import rehearse
+from longreach.engine.step_sizes import LEAST_CHUNK
+from longreach.engine.warm import warm
 
 logger = logging.getLogger(__name__)
 

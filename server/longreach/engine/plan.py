@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from .messages import DENSE, AttentionPolicy
-from .request import Request
-from .speculation import standing
-from .step_time import Reach, Work
+from longreach.engine.messages import DENSE, AttentionPolicy
+from longreach.engine.request import Request
+from longreach.engine.speculation import standing
+from longreach.engine.step_time import Reach, Work
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import Mask, PagedBatch
-from longreach_kernels.block_rules import BLOCK, BlockRule, for_heads
-from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Speedup, keys_read
-from longreach_kernels.policies import policy_mask
-from longreach_kernels.tile_counts import TILE, TileCount, tile_count
+from longreach_kernels.masks.block_rules import BLOCK, BlockRule, for_heads
+from longreach_kernels.masks.named import policy_mask
+from longreach_kernels.masks.tile_counts import TILE, TileCount, tile_count
+from longreach_kernels.sparse import (
+    Antidiagonal,
+    Density,
+    Moments,
+    Pooled,
+    Recall,
+    Speedup,
+    keys_read,
+)
 from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, TileChoice, chosen_layers, masks_under
 
-from .batch import HostBatch, HostGroup
-from .messages import DENSE, AttentionPolicy, AttentionUse, DecodeUse, Generate, KeptMass
-from .request import Request
-from .transfer import upload
+from longreach.engine.batch import HostBatch, HostGroup
+from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, DecodeUse, Generate, KeptMass
+from longreach.engine.request import Request
+from longreach.engine.transfer import upload
 
 # Policies come from callers: so many are remembered, with what was made of them.
 _REMEMBERED = 64

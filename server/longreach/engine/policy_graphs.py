@@ -22,12 +22,20 @@ from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep, StepGroup
 from torch import distributed
 
-from .batch import HostBatch, Int64
-from .graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture, contexts_for
-from .kept_mass import is_sampled
-from .limits import Limits
-from .messages import DENSE, AttentionPolicy
-from .transfer import upload
+from longreach.engine.batch import HostBatch, Int64
+from longreach.engine.graphs import (
+    MOST_WORKSPACE_BYTES,
+    Captured,
+    Fill,
+    Forward,
+    Needs,
+    capture,
+    contexts_for,
+)
+from longreach.engine.kept_mass import is_sampled
+from longreach.engine.limits import Limits
+from longreach.engine.messages import DENSE, AttentionPolicy
+from longreach.engine.transfer import upload
 
 logger = logging.getLogger(__name__)
 

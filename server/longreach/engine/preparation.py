@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .constraint import Constraint
-from .messages import Failed, Generate
+from longreach.engine.constraint import Constraint
+from longreach.engine.messages import Failed, Generate
 
 logger = logging.getLogger(__name__)
 

@@ -16,13 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from longreach.garbage import settle_garbage
-
-from .child import EXIT_DEVICE_LOST, belong_to_parent, end
-from .constraint import Constraint
-from .engine import Engine
-from .errors import DeviceLostError
-from .messages import (
+from longreach.engine.child import EXIT_DEVICE_LOST, belong_to_parent, end
+from longreach.engine.constraint import Constraint
+from longreach.engine.engine import Engine
+from longreach.engine.errors import DeviceLostError
+from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
     Cancel,
@@ -38,7 +36,8 @@ from .messages import (
     frame_length,
     to_engine_decoder,
 )
-from .preparation import Preparation, Prepared
+from longreach.engine.preparation import Preparation, Prepared
+from longreach.garbage import settle_garbage
 
 Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
 StartGrammar = Callable[[str], Constraint]
@@ -80,7 +79,9 @@ def main() -> None:
 def _start(
     config: EngineConfig, connection: socket.socket, outbox: queue.SimpleQueue[FromEngine]
 ) -> tuple[Engine, StartGrammar | None] | None:
-    from .build import build_engine  # torch and transformers take seconds to import; the socket is up before
+    from longreach.engine.build import (
+        build_engine,  # torch and transformers take seconds to import; the socket is up before
+    )
 
     try:
         engine, started = build_engine(config)
@@ -97,7 +98,7 @@ def _start(
 def _grammars(config: EngineConfig, started: Started) -> StartGrammar | None:
     if config.tokenizer_file is None:
         return None
-    from .grammar import Grammars  # engines without grammars run where llguidance is not installed
+    from longreach.engine.grammar import Grammars  # engines without grammars run where llguidance is not installed
 
     return Grammars(config.tokenizer_file, started.vocab_size, started.eos_token_ids).start
 

@@ -14,14 +14,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from longreach.engine.child import belong_to_parent, end
+from longreach.engine.messages import HEARTBEAT_SECONDS
+from longreach.engine.rank_messages import BEAT, Compute, Join, Move, receive
 from longreach.garbage import settle_garbage
 
-from .child import belong_to_parent, end
-from .messages import HEARTBEAT_SECONDS
-from .rank_messages import BEAT, Compute, Join, Move, receive
-
 if TYPE_CHECKING:
-    from .forward import ForwardPass
+    from longreach.engine.forward import ForwardPass
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +55,8 @@ def main() -> None:
 
 
 def _start(first: Join) -> ForwardPass:
-    from .joining import join, on_rank  # torch takes seconds to import
-    from .parts import build_parts, share_threads
+    from longreach.engine.joining import join, on_rank  # torch takes seconds to import
+    from longreach.engine.parts import build_parts, share_threads
 
     config = on_rank(first.config, first.rank)
     joined = join(config, first.rank, first.rendezvous)
@@ -66,7 +65,7 @@ def _start(first: Join) -> ForwardPass:
 
 
 def _serve(connection: socket.socket, computing: ForwardPass) -> None:
-    from .joining import leave
+    from longreach.engine.joining import leave
 
     settle_garbage()
     threading.Thread(target=_beat, args=(connection,), name="heartbeat", daemon=True).start()

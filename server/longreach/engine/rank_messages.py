@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .batch import HostBatch
-from .host_pages import PageMoves
-from .messages import LENGTH_BYTES, EngineConfig, frame_length, framed
+from longreach.engine.batch import HostBatch
+from longreach.engine.host_pages import PageMoves
+from longreach.engine.messages import LENGTH_BYTES, EngineConfig, frame_length, framed
 
 BEAT = b"."
 

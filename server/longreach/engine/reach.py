@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from .messages import AttentionPolicy
-from .step_time import Reach
+from longreach.engine.messages import AttentionPolicy
+from longreach.engine.step_time import Reach
 
-_BLOCK = 128  # of the block patterns: `longreach_kernels.block_rules.BLOCK`
+_BLOCK = 128  # of the block patterns: `longreach_kernels.masks.block_rules.BLOCK`
 _BOUNDS = 1 / 16  # what the bounds of keys take beside them: a key's least and greatest for 16 keys and values
 
 

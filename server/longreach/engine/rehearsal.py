@@ -9,7 +9,7 @@ import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, KVScales, LoadedModel, PagedStep, PageShape
 
-from .forward import forward
+from longreach.engine.forward import forward
 
 
 class Rehearsal(NamedTuple):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .answer_reads import AnswerReads
-from .constraint import Constraint
-from .history import TokenCounts
-from .messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
-from .speculation import PromptLookup
-from .step_time import Reach
+from longreach.engine.answer_reads import AnswerReads
+from longreach.engine.constraint import Constraint
+from longreach.engine.history import TokenCounts
+from longreach.engine.messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
+from longreach.engine.speculation import PromptLookup
+from longreach.engine.step_time import Reach
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
 PENDING = -1

@@ -12,19 +12,19 @@ from itertools import accumulate, islice
 import numpy as np
 import torch
 
-from .adjustments import Draw
-from .batch import BatchBuilder, HostBatch
-from .errors import DeviceLostError
-from .forward import ForwardPass
-from .host_pages import PageMoves
-from .joining import leave
-from .kept_mass import StepSamples
-from .logprobs import StepLogprobs
-from .plan import Chunk, StepPlan
-from .rank_messages import Compute, Move
-from .ranks import Ranks
-from .sampler import SamplingTensors, sample
-from .transfer import DeviceSpan, OnItsWay, moved, upload
+from longreach.engine.adjustments import Draw
+from longreach.engine.batch import BatchBuilder, HostBatch
+from longreach.engine.errors import DeviceLostError
+from longreach.engine.forward import ForwardPass
+from longreach.engine.host_pages import PageMoves
+from longreach.engine.joining import leave
+from longreach.engine.kept_mass import StepSamples
+from longreach.engine.logprobs import StepLogprobs
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.rank_messages import Compute, Move
+from longreach.engine.ranks import Ranks
+from longreach.engine.sampler import SamplingTensors, sample
+from longreach.engine.transfer import DeviceSpan, OnItsWay, moved, upload
 
 
 class Runner:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .adjustments import Adjustments, Draw
-from .rows import softmax
+from longreach.engine.adjustments import Adjustments, Draw
+from longreach.engine.rows import softmax
 
 # Probabilities are counted in such parts of one. Sums of whole numbers are exact, and so do not depend on the order in
 # which a GPU adds, which differs from one number of rows to another.

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import math
 
-from .holdings import Holdings
-from .host_pages import PageMoves
-from .limits import Limits
-from .order import rank, seconds_for_prompts, seniority
-from .pages import PagePool
-from .plan import Chunk, StepPlan
-from .prefix_cache import PageHasher
-from .reach import reach_of
-from .request import TILE, Request
-from .speculation import MAX_DRAFTS
-from .step_sizes import cut, places_for
-from .step_time import StepTime, Work
+from longreach.engine.holdings import Holdings
+from longreach.engine.host_pages import PageMoves
+from longreach.engine.limits import Limits
+from longreach.engine.order import rank, seconds_for_prompts, seniority
+from longreach.engine.pages import PagePool
+from longreach.engine.plan import Chunk, StepPlan
+from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.reach import reach_of
+from longreach.engine.request import TILE, Request
+from longreach.engine.speculation import MAX_DRAFTS
+from longreach.engine.step_sizes import cut, places_for
+from longreach.engine.step_time import StepTime, Work
 
 
 class Scheduler:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.dynamic import BLOCK
+from longreach_kernels.sparse import BLOCK
 from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup
 
-from .forward import forward
-from .limits import Limits
-from .transfer import upload
+from longreach.engine.forward import forward
+from longreach.engine.limits import Limits
+from longreach.engine.transfer import upload
 
 _CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
 _SHORT = 16  # few enough for the products of a decode

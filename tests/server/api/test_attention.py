@@ -29,10 +29,11 @@ from longreach.engine.messages import (
     to_engine_decoder,
 )
 from longreach.errors import ConfigError, OverloadedError
-from longreach_kernels import block_rules, dynamic
-from longreach_kernels.dynamic.select import DENSE_BELOW
-from longreach_kernels.policies import policy_mask
-from longreach_kernels.work import work
+from longreach_kernels import sparse as dynamic
+from longreach_kernels.analysis.work import work
+from longreach_kernels.masks import block_rules
+from longreach_kernels.masks.named import policy_mask
+from longreach_kernels.sparse.select.select_tiles import DENSE_BELOW
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.picture_stubs import drawn_at_once, killed_at_work

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
 from longreach_kernels import Causal, Window
-from longreach_kernels.policies import policy_mask
-from longreach_kernels.work import work
+from longreach_kernels.analysis.work import work
+from longreach_kernels.masks.named import policy_mask
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.api.embedded import EmbeddedServer

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from .http_stub import listening
+from tests.server.bench.http_stub import listening
 
 Body = dict[str, Any]
 POLICIES = [{"policy": "dense"}, {"policy": "window"}, {"policy": "dynamic"}]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .completions_stub import server
+from tests.server.bench.completions_stub import server
 
 ROOT = Path(__file__).parents[3]
 TOKENIZER = ROOT / "server" / "longreach" / "default_model"

@@ -15,7 +15,7 @@ from longreach.bench.sizes import load_of
 from longreach.bench.stream import Timing
 from typer.testing import CliRunner
 
-from .completions_stub import server
+from tests.server.bench.completions_stub import server
 
 LOAD = Load(lengths=(20, 300), repeats=2, max_tokens=5, batches=((3, 40),), batch_tokens=4, long_prompt=100)
 

@@ -8,7 +8,7 @@ import pytest
 from longreach.bench.recall.items import Item, Query
 from longreach.bench.recall.samples import Forks, Spec
 
-from .recall_samplers import sampler
+from tests.server.bench.recall_samplers import sampler
 
 
 @pytest.mark.parametrize(

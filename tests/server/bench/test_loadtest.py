@@ -17,7 +17,7 @@ from longreach.bench.monitor import is_local
 from longreach.bench.stream import Timing
 from typer.testing import CliRunner
 
-from .completions_stub import POLICIES, server
+from tests.server.bench.completions_stub import POLICIES, server
 
 LOAD = Load(
     lengths=(100, 200, 5000),

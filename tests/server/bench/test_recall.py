@@ -16,8 +16,8 @@ from longreach.bench.recall.measure import measure, table
 from longreach.bench.recall.suite import Plan, prompts, sampler_of
 from typer.testing import CliRunner
 
-from .http_stub import listening
-from .recall_samplers import sampler
+from tests.server.bench.http_stub import listening
+from tests.server.bench.recall_samplers import sampler
 
 PLAN = Plan(tasks=("single", "multivalue", "absent"), lengths=(512, 1024), depths=3, count=6)
 Body = dict[str, Any]

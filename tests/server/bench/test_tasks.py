@@ -21,7 +21,7 @@ from longreach.bench.recall.samples import Family, Sample, Spec
 from longreach.bench.recall.tables import load
 from longreach.bench.recall.tasks import training_spec
 
-from .recall_samplers import sampler
+from tests.server.bench.recall_samplers import sampler
 
 PHRASINGS = ("plain", "mixed", "held_out")
 

@@ -30,7 +30,8 @@ from longreach.engine.limits import Limits
 from longreach.engine.policies import LayerPolicies
 from longreach.engine.rehearsal import rehearse
 from longreach.engine.warm import warm
-from longreach_kernels import backends, decode_needs
+from longreach_kernels import decode_needs
+from longreach_kernels.backends import resolve as backends
 from longreach_kernels.compilation import launches_compile_only
 from longreach_patches import KVPages, LoadedModel, PageShape, layer_masks, load_model, resolve_kv_dtype
 from triton.backends.compiler import GPUTarget
@@ -114,7 +115,7 @@ def pretend(backend: str) -> _Compiler:
     compiler = _Compiler()
     triton.runtime.driver.set_active(_Driver())  # pyright: ignore[reportArgumentType]
     triton.compiler.compile = compiler
-    import_module("longreach_kernels.hopper")  # it is imported by the first call otherwise
+    import_module("longreach_kernels.backends.hopper")  # it is imported by the first call otherwise
     chosen = backends.Backend(backend, "pretended")
     for module in [module for name, module in sys.modules.items() if name.startswith("longreach")]:
         for name, stand_in in (

@@ -27,11 +27,10 @@ from longreach.engine.step_time import StepCost
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.kernels.rowwise import rowwise
-
-from .conftest import ids
-from .driving import build, drain, spec
-from .simulation import SimulatedRunner, expected_stream
-from .test_logprobs import scores
+from tests.server.engine.conftest import ids
+from tests.server.engine.driving import build, drain, spec
+from tests.server.engine.simulation import SimulatedRunner, expected_stream
+from tests.server.engine.test_logprobs import scores
 
 VOCABULARY = 3
 STRIDED = AttentionPolicy("strided", (("stride", 512), ("per_head", False)))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from .conftest import ids, save_model
-from .driving import build, drain, spec
+from tests.server.engine.conftest import ids, save_model
+from tests.server.engine.driving import build, drain, spec
 
 
 def _edit(path: Path, **changes: Any) -> None:

@@ -17,7 +17,7 @@ from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate
 from typer.testing import CliRunner
 
-from .conftest import save_model
+from tests.server.engine.conftest import save_model
 
 
 def test_a_cpu_compiles_nothing_and_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,18 @@ from longreach.engine.joining import on_rank
 from longreach.engine.messages import EngineConfig, Sampling
 from msgspec.structs import replace
 
-from .conftest import ids, save_model
-from .test_ranks import MAX_TOKENS, POLICIES, answers, build, one, prompts, same_scores, specs, tokens
+from tests.server.engine.conftest import ids, save_model
+from tests.server.engine.test_ranks import (
+    MAX_TOKENS,
+    POLICIES,
+    answers,
+    build,
+    one,
+    prompts,
+    same_scores,
+    specs,
+    tokens,
+)
 
 __all__ = ["one", "prompts"]  # fixtures
 

@@ -16,13 +16,13 @@ from longreach.engine.engine import Engine
 from longreach.engine.messages import DENSE, DecodeUse, EngineConfig, Failed, Generate
 from longreach.policies import policy_of
 from longreach_kernels import PagedBatch
-from longreach_kernels.dynamic import BLOCK
+from longreach_kernels.sparse import BLOCK
 from longreach_patches import policy_step
 
-from .conftest import ids, save_model
-from .driving import drain
-from .test_policies import build as build_small
-from .test_policies import spec
+from tests.server.engine.conftest import ids, save_model
+from tests.server.engine.driving import drain
+from tests.server.engine.test_policies import build as build_small
+from tests.server.engine.test_policies import spec
 
 LENGTH = 1000
 PAGE_BYTES = 128 * 2 * 2 * 2 * 16 * 4 + 8 * 2 * 2 * 16 * 4  # of two layers, and the bounds of one

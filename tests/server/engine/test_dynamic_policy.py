@@ -12,16 +12,15 @@ import torch
 from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, Failed
 from longreach.policies import policy_of
 from longreach_kernels import Causal, Window
-from longreach_kernels.dynamic import Antidiagonal, Density, Moments, Pooled, Recall, Speedup
-from longreach_kernels.tile_counts import tile_count
+from longreach_kernels.masks.tile_counts import tile_count
+from longreach_kernels.sparse import Antidiagonal, Density, Moments, Pooled, Recall, Speedup
 from longreach_patches import policy_step
 
 from tests.kernels.accuracy import paged
-
-from .conftest import save_model
-from .driving import drain
-from .test_policies import build as build_small
-from .test_policies import spec
+from tests.server.engine.conftest import save_model
+from tests.server.engine.driving import drain
+from tests.server.engine.test_policies import build as build_small
+from tests.server.engine.test_policies import spec
 
 LENGTH = 3300
 

@@ -12,8 +12,8 @@ import torch
 from longreach.engine.messages import Updates
 from transformers import AutoModelForCausalLM
 
-from .conftest import ids
-from .driving import build, drain, spec
+from tests.server.engine.conftest import ids
+from tests.server.engine.driving import build, drain, spec
 
 
 def test_greedy_tokens_are_those_of_transformers_generate(model_dir: Path) -> None:

@@ -19,7 +19,7 @@ from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 
-from .simulation import SimulatedRunner
+from tests.server.engine.simulation import SimulatedRunner
 
 GPU = StepCost(5e-3, 24e-6, 0.9e-9, 31e-9)
 LONG = 131_072

@@ -15,8 +15,8 @@ from longreach.engine.messages import Updates
 from longreach.engine.plan import StepPlan
 from longreach_patches import KVPages
 
-from .conftest import ids
-from .driving import build, drain, spec
+from tests.server.engine.conftest import ids
+from tests.server.engine.driving import build, drain, spec
 
 
 class _Faulty:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .test_scheduler import make, request, run_step
+from tests.server.engine.test_scheduler import make, request, run_step
 
 
 def test_flexible_requests_come_after_all_others_and_are_preempted_first() -> None:

@@ -22,7 +22,7 @@ from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.scheduler import Scheduler
 from longreach.engine.step_time import StepCost
 
-from .simulation import SimulatedRunner, expected_stream
+from tests.server.engine.simulation import SimulatedRunner, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
 LOGGERS = ("longreach.engine.engine", "longreach.engine.isolation")

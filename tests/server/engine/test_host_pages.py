@@ -20,7 +20,7 @@ from longreach.engine.prefix_cache import PageHasher
 from longreach.engine.scheduler import Scheduler
 from longreach_patches import KVPages, KVScales, PageShape
 
-from .simulation import NO_MOVES, SimulatedRunner, expected_stream
+from tests.server.engine.simulation import NO_MOVES, SimulatedRunner, expected_stream
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

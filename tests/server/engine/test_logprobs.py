@@ -14,8 +14,8 @@ from longreach.engine.messages import Logprob, Sampling, Update
 from longreach.engine.speculation import MAX_DRAFTS
 from transformers import AutoModelForCausalLM
 
-from .conftest import ids
-from .driving import build, drain, spec
+from tests.server.engine.conftest import ids
+from tests.server.engine.driving import build, drain, spec
 
 
 def scores(updates: list[Update]) -> tuple[list[Logprob], list[Logprob]]:

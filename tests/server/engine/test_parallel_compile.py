@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from .conftest import CONFIG
+from tests.server.engine.conftest import CONFIG
 
 _TINY = LlamaConfig(
     vocab_size=512,

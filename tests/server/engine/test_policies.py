@@ -14,13 +14,13 @@ from longreach.engine.kept_mass import sampled
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling
 from longreach.engine.policies import LayerPolicies
 from longreach_kernels import Causal, Window
-from longreach_kernels.policies import policy_mask
-from longreach_kernels.work import work
+from longreach_kernels.analysis.work import work
+from longreach_kernels.masks.named import policy_mask
 from longreach_patches import PageShape
 from transformers import AutoModelForCausalLM
 
-from .conftest import ids, save_model
-from .driving import drain
+from tests.server.engine.conftest import ids, save_model
+from tests.server.engine.driving import drain
 
 LENGTH = 700
 

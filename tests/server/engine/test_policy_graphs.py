@@ -23,8 +23,8 @@ from longreach.engine.policy_graphs import STEPS_BEFORE, PolicyGraphs, Replayed
 from longreach_kernels.needs import DecodeNeeds
 from longreach_patches import PagedStep
 
-from .conftest import ids, save_model
-from .driving import drain
+from tests.server.engine.conftest import ids, save_model
+from tests.server.engine.driving import drain
 
 WINDOW = AttentionPolicy("window", (("size", 40), ("sinks", 3)))
 A_SHAPE = AttentionPolicy("a_shape", (("sinks", 20), ("window", 30)))

@@ -32,7 +32,7 @@ from longreach.engine.errors import (
 from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Generate, Sampling, encode_frame
 from longreach.engine.ranks import Ranks
 
-from .conftest import ids
+from tests.server.engine.conftest import ids
 
 
 def config(path: Path) -> EngineConfig:

@@ -18,7 +18,7 @@ from longreach.engine.messages import EngineConfig
 from longreach_patches import SmallSums
 from torch import distributed
 
-from .conftest import save_model
+from tests.server.engine.conftest import save_model
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from longreach.engine.messages import Sampling
 from longreach.engine.sampler import sample
 from longreach.engine.transfer import moved
 
-from .test_sampler import how, requests
+from tests.server.engine.test_sampler import how, requests
 
 
 @pytest.mark.parametrize("width", [1, 5, 8])

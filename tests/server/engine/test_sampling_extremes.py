@@ -17,7 +17,7 @@ from longreach.engine.request import Request
 from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
 from longreach.engine.transfer import moved
 
-from .sampling_reference import adjusted, is_right
+from tests.server.engine.sampling_reference import adjusted, is_right
 
 INF = float("inf")
 MOST = torch.finfo(torch.float32).max

@@ -9,8 +9,8 @@ from longreach.engine.reach import reach_of
 from longreach.engine.step_time import StepCost, StepTime, Work
 from longreach.policies import policy_of
 from longreach_kernels import Window
-from longreach_kernels.policies import policy_mask
-from longreach_kernels.tile_counts import tile_count
+from longreach_kernels.masks.named import policy_mask
+from longreach_kernels.masks.tile_counts import tile_count
 
 # About what an 8B model costs on one H200: 5 ms a step, 24 us a token, 0.9 ns a pair, 31 ns a cached key.
 GPU = StepCost(5e-3, 24e-6, 0.9e-9, 31e-9)

@@ -14,8 +14,8 @@ from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.request import Request
 from longreach_patches import WantedRows
 
-from .conftest import ids
-from .driving import build, drain, spec
+from tests.server.engine.conftest import ids
+from tests.server.engine.driving import build, drain, spec
 
 PAGE = 16
 

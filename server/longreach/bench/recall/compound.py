@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from . import grammar
-from . import phrasings as p
-from . import vocabulary as v
-from .facts import Drawer
-from .items import Item, Query, Statement
-from .phrasings import fill
-from .tables import load
+from longreach.bench.recall import grammar
+from longreach.bench.recall import phrasings as p
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.facts import Drawer
+from longreach.bench.recall.items import Item, Query, Statement
+from longreach.bench.recall.phrasings import fill
+from longreach.bench.recall.tables import load
 
 _TABLES = load("compound")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import compound
-from .facts import Drawer
-from .items import Item
-from .samples import Spec
+from longreach.bench.recall import compound
+from longreach.bench.recall.facts import Drawer
+from longreach.bench.recall.items import Item
+from longreach.bench.recall.samples import Spec
 
 # Items beside the one asked for, where nothing else is said.
 OTHERS = {

@@ -7,11 +7,11 @@ a family of phrasings that did not exist before.
 import random
 from collections.abc import Callable
 
-from . import vocabulary as v
-from .grammar import Grammar, rough, sentence
-from .phrasings import Family
-from .tables import load
-from .vocabulary import Lexicon
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.grammar import Grammar, rough, sentence
+from longreach.bench.recall.phrasings import Family
+from longreach.bench.recall.tables import load
+from longreach.bench.recall.vocabulary import Lexicon
 
 _TABLES = load("events")
 _FIXED = ("base", "past", "participle", "go", "went", "plural")

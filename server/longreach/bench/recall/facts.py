@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from . import events, grammar
-from . import phrasings as p
-from . import vocabulary as v
-from .items import NOT_STATED, Item, Query, Statement
-from .phrasings import capital, fill
-from .tables import load
-from .vocabulary import Lexicon
+from longreach.bench.recall import events, grammar
+from longreach.bench.recall import phrasings as p
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.items import NOT_STATED, Item, Query, Statement
+from longreach.bench.recall.phrasings import capital, fill
+from longreach.bench.recall.tables import load
+from longreach.bench.recall.vocabulary import Lexicon
 
 Phrasing = Literal["mixed", "plain", "held_out"]
 

@@ -8,8 +8,8 @@ import random
 import re
 from collections.abc import Callable, Iterator
 
-from . import vocabulary as v
-from .tables import load
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.tables import load
 
 _TABLES = load("fiction")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from . import fiction, records, unseen
-from .codec import Codec
-from .vocabulary import Lexicon
+from longreach.bench.recall import fiction, records, unseen
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.vocabulary import Lexicon
 
 # `prose` and `code` come from installed packages (`training/corpus.py`), `tongues`, `lines` and
 # `tales` from `training/invented.py`; the rest is made here.

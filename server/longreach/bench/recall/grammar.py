@@ -14,8 +14,8 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from .tables import load
-from .vocabulary import Lexicon
+from longreach.bench.recall.tables import load
+from longreach.bench.recall.vocabulary import Lexicon
 
 _NAME = re.compile(r"\$(\w+)")
 

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .codec import Codec
-from .suite import Plan, Prompt, depths_of, prompts, sampler_of
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.suite import Plan, Prompt, depths_of, prompts, sampler_of
 
 if TYPE_CHECKING:
-    from .client import Answer, Server  # its HTTP library is in the bench extra
+    from longreach.bench.recall.client import Answer, Server  # its HTTP library is in the bench extra
 
 Report = Callable[[str], object]
 

@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import vocabulary as v
-from .tables import load
-from .vocabulary import Lexicon
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.tables import load
+from longreach.bench.recall.vocabulary import Lexicon
 
 _TABLES = load("phrasings")
 

@@ -4,9 +4,9 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-from . import vocabulary as v
-from .phrasings import STATEMENTS, fill
-from .vocabulary import Lexicon
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.phrasings import STATEMENTS, fill
+from longreach.bench.recall.vocabulary import Lexicon
 
 
 def _log(rng: random.Random, lexicon: Lexicon) -> Iterator[str]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import orjson
 
+from longreach.bench.recall.client import Server, serving
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.measure import Report, measure
+from longreach.bench.recall.suite import Plan
 from longreach.config import EMBEDDED_MODEL
-
-from .client import Server, serving
-from .codec import Codec
-from .measure import Report, measure
-from .suite import Plan
 
 
 def policy(text: str | None) -> Any:

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from .codec import Codec
-from .facts import Phrasing
-from .items import Item, Query, Statement
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.facts import Phrasing
+from longreach.bench.recall.items import Item, Query, Statement
 
 Family = Literal["facts", "chains", "pairs"]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from .codec import Codec
-from .documents import TASKS
-from .facts import Phrasing
-from .filler import GENERATED_MIX, UNSEEN_MIX, Filler
-from .items import NOT_STATED, Query
-from .samples import Sample, Spec
-from .tasks import Sampler
-from .vocabulary import Lexicon
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.documents import TASKS
+from longreach.bench.recall.facts import Phrasing
+from longreach.bench.recall.filler import GENERATED_MIX, UNSEEN_MIX, Filler
+from longreach.bench.recall.items import NOT_STATED, Query
+from longreach.bench.recall.samples import Sample, Spec
+from longreach.bench.recall.tasks import Sampler
+from longreach.bench.recall.vocabulary import Lexicon
 
 MIXES = {"seen": GENERATED_MIX, "unseen": UNSEEN_MIX}
 PHRASINGS = ("plain", "mixed", "held_out")

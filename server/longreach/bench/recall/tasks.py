@@ -21,17 +21,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import compound, grammar
-from . import phrasings as p
-from . import vocabulary as v
-from .codec import Codec
-from .documents import TASKS, compose, most_values
-from .facts import FEW_CHARACTERS, FEW_IN_CHAINS, Drawer
-from .filler import Filler
-from .forms import EARLY, EARLY_CUES, ENDINGS, FORMS, SEPARATORS, gap
-from .items import Item, Query, Statement
-from .samples import Asked, Assembly, Forks, Placed, Sample, Spec
-from .vocabulary import Lexicon
+from longreach.bench.recall import compound, grammar
+from longreach.bench.recall import phrasings as p
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.codec import Codec
+from longreach.bench.recall.documents import TASKS, compose, most_values
+from longreach.bench.recall.facts import FEW_CHARACTERS, FEW_IN_CHAINS, Drawer
+from longreach.bench.recall.filler import Filler
+from longreach.bench.recall.forms import EARLY, EARLY_CUES, ENDINGS, FORMS, SEPARATORS, gap
+from longreach.bench.recall.items import Item, Query, Statement
+from longreach.bench.recall.samples import Asked, Assembly, Forks, Placed, Sample, Spec
+from longreach.bench.recall.vocabulary import Lexicon
 
 COMPOUNDS = (0.1, 0.45, 0.85)  # shares of items of several statements, in training
 REDRAWS = 3  # of a question that was asked before: its answer stands there, and it teaches nothing

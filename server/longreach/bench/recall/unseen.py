@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import vocabulary as v
-from .phrasings import capital
-from .tables import load
-from .vocabulary import Lexicon
+from longreach.bench.recall import vocabulary as v
+from longreach.bench.recall.phrasings import capital
+from longreach.bench.recall.tables import load
+from longreach.bench.recall.vocabulary import Lexicon
 
 _TABLES = load("unseen")
 _SLOT = re.compile(r"{(\w+)}")

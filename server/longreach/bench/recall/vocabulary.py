@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .tables import load
+from longreach.bench.recall.tables import load
 
 _TABLES = load("words")
 

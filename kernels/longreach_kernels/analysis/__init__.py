@@ -1,0 +1,1 @@
+"""What attention costs, counted: tiles, FLOPs, and bytes between HBM and the chip. No kernel needs it."""

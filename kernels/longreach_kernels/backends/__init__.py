@@ -1,0 +1,1 @@
+"""The backends: one folder each, with the same file names, and `resolve`, which picks one."""

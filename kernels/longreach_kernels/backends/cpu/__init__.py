@@ -1,0 +1,1 @@
+"""The CPU backend: torch's own flash kernel, tile by tile."""

@@ -1,0 +1,1 @@
+"""Eager attention, which specifies what every backend computes."""
