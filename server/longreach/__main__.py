@@ -1,6 +1,6 @@
 """The `longreach` command, and `python -m longreach`. The order matters: what is imported comes after `safe_path`."""
 
-from longreach import safe_path
+from longreach.util import safe_path
 
 
 def main() -> None:

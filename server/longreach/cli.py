@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from longreach import __version__, safe_path
+from longreach import __version__
 from longreach.bench.commands import bench, names
+from longreach.command_options import CONTEXT, SectionedCommand, with_settings
 from longreach.config import Settings, load_settings, unknown_variables
 from longreach.errors import ConfigError, ModelFilesError
-from longreach.extras import missing
-from longreach.options import CONTEXT, SectionedCommand, with_settings
+from longreach.util import safe_path
+from longreach.util.extras import missing
 
 EXIT_CONFIG = 2
 
@@ -22,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: see longreach.options
+    rich_markup_mode=None,  # plain help: see longreach.command_options
     context_settings=CONTEXT,
 )
 
@@ -116,7 +117,7 @@ def chat(
     """
     from rich.console import Console
 
-    from longreach.chat.client import ChatClient, ChatError
+    from longreach.chat.conversation import ChatClient, ChatError
     from longreach.chat.editing import line_reader
     from longreach.chat.terminal import Conversation, Terminal
 
@@ -175,7 +176,7 @@ def deploy(
     settings = _settings(flags)
 
     from longreach.api.server import configure_logging
-    from longreach.cluster.options import Scale, bounds, parse_tokens
+    from longreach.cluster.replica_options import Scale, bounds, parse_tokens
 
     try:
         low, high = bounds(replicas, min_replicas, max_replicas)
@@ -267,7 +268,7 @@ def plan(
     """
     settings = _settings(flags)
 
-    from longreach import forecast  # torch and transformers take seconds to import
+    from longreach import plan_command as forecast  # torch and transformers take seconds to import
 
     try:
         result = forecast.forecast(

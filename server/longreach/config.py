@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from longreach.allowed_hosts import Hosts
 from longreach.engine.messages import AttentionPolicy, EngineConfig
 from longreach.errors import ConfigError, quoted
-from longreach.hosts import Hosts
 from longreach.policies import policy_of
 
 ENV_PREFIX = "LONGREACH_"

@@ -13,7 +13,7 @@ from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validat
 from pydantic_core import InitErrorDetails, core_schema
 
 from longreach.engine.messages import AttentionPolicy
-from longreach.strict import MAX_PROMPT_TOKENS, StrictModel, invalid
+from longreach.util.strict_models import MAX_PROMPT_TOKENS, StrictModel, invalid
 
 BLOCK = (
     128  # of the block patterns: `longreach_kernels.masks.block_rules.BLOCK`, which is not imported here for its torch

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from longreach.config import Settings, load_settings
-from longreach.extras import missing
+from longreach.util.extras import missing
 
 from tests.docker.test_deployment import CACHE, DOCKER, ROOT, USER, documents, tool
 

@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from longreach import cli, extras
+from longreach import cli
+from longreach.util import extras
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]

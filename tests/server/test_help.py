@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 from longreach import __version__, cli
+from longreach.command_options import SECTIONS, shown_default
 from longreach.config import Settings, load_settings
-from longreach.options import SECTIONS, shown_default
 from typer.testing import CliRunner
 
 

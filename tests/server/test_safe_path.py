@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx2
 import longreach
 import pytest
-from longreach import safe_path
 from longreach.bench.recall.client import serving
 from longreach.config import EMBEDDED_MODEL
+from longreach.util import safe_path
 
 from tests.server.load.process import ServerProcess
 from tests.server.poison import BEFORE_MAIN, Poison, poisoned_model
@@ -87,7 +87,7 @@ def test_a_path_that_the_user_names_stays_and_an_empty_entry_goes(tmp_path: Path
     import_both = "import csv, extra; print(extra.ANSWER, '' in sys.path)"
     code = f"""
 import sys; sys.path += {sys.path!r}
-from longreach import safe_path; safe_path.hold(); safe_path.hold()
+from longreach.util import safe_path; safe_path.hold(); safe_path.hold()
 import subprocess; {import_both}; sys.stdout.flush()
 subprocess.run([sys.executable, "-c", "import sys; {import_both}"], check=True)
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from longreach.shared_bytes import SharedBytes
+from longreach.util.shared_bytes import SharedBytes
 
 
 def test_one_caller_cannot_use_up_the_reserve() -> None:

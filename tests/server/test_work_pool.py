@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator
 
 import pytest
-from longreach.work_pool import WorkPool, WorkPoolFullError
+from longreach.util.work_pool import WorkPool, WorkPoolFullError
 
 
 def steps(
@@ -108,7 +108,7 @@ def test_a_process_ends_while_its_pool_is_at_work() -> None:
     """Python's executors would keep it until their work is done."""
     program = """
 import asyncio, sys, time
-from longreach.work_pool import WorkPool
+from longreach.util.work_pool import WorkPool
 
 async def main():
     task = asyncio.create_task(WorkPool("test", 1).call(time.sleep, 600))

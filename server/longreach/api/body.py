@@ -13,7 +13,7 @@ from starlette.requests import Request
 from longreach.api.schema.parse import parse
 from longreach.api.schema.typed import decode
 from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
-from longreach.work_pool import WorkPool
+from longreach.util.work_pool import WorkPool
 
 M = TypeVar("M", bound=BaseModel)
 

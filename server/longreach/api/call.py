@@ -14,8 +14,8 @@ from longreach.api.schema.sampling import ServingFields
 from longreach.api.schema.tokens import DetokenizeRequest, TokenizeRequest
 from longreach.api.service import Engine, Service
 from longreach.api.stream import race, until_gone
-from longreach.strict import MAX_PROMPT_TOKENS
 from longreach.text.tokenizer import Tokenizer
+from longreach.util.strict_models import MAX_PROMPT_TOKENS
 
 M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest)
 T = TypeVar("T")

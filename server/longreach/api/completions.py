@@ -28,7 +28,7 @@ from longreach.engine.messages import Logprob
 from longreach.errors import InvalidRequestError
 from longreach.policies import POLICIES
 from longreach.text.tokenizer import Tokenizer
-from longreach.work_pool import WorkPool
+from longreach.util.work_pool import WorkPool
 
 router = APIRouter()
 

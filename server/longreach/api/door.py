@@ -13,12 +13,12 @@ from urllib.parse import unquote
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from longreach.allowed_hosts import Hosts, host_of
 from longreach.api.auth import OPEN_PATHS
 from longreach.api.errors import error_response
 from longreach.api.record import RequestRecord, request_id_from
 from longreach.config import Settings, is_loopback
 from longreach.errors import ApiError, HttpError, quoted
-from longreach.hosts import Hosts, host_of
 
 Headers = list[tuple[bytes, bytes]]
 

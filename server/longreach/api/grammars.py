@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from longreach.api.turns import TooManyWaitingError, Turns
-from longreach.descriptors import require_descriptors
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
-from longreach.safe_path import environment, module_command
+from longreach.util.descriptors import require_descriptors
+from longreach.util.safe_path import environment, module_command
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -21,10 +21,10 @@ from typing import Any
 
 from longreach.api.objects import MaskPicture
 from longreach.api.turns import TooManyWaitingError, Turns
-from longreach.descriptors import require_descriptors
 from longreach.engine.messages import AttentionPolicy
 from longreach.errors import OverloadedError, UnavailableError
-from longreach.safe_path import environment
+from longreach.util.descriptors import require_descriptors
+from longreach.util.safe_path import environment
 
 log = logging.getLogger(__name__)
 

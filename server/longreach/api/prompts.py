@@ -11,7 +11,7 @@ from longreach.api.schema.formats import Tool
 from longreach.api.schema.messages import Message
 from longreach.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from longreach.text.tokenizer import TooManyTokensError, UnbrokenTextError
-from longreach.work_pool import WorkPoolFullError
+from longreach.util.work_pool import WorkPoolFullError
 
 _RETRY_AFTER_TEXT = 2
 # A text this short is measured where it is.

@@ -33,7 +33,7 @@ from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
 from longreach.errors import ConfigError, ModelFilesError, TokenizerError
-from longreach.garbage import settle_garbage
+from longreach.util.memory import settle_garbage
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from longreach.engine.client import EngineClient
 from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Sampling, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
-from longreach.shared_bytes import SharedBytes
 from longreach.text.end_tokens import end_token_ids
 from longreach.text.tokenizer import Tokenizer
-from longreach.work_pool import WorkPool
+from longreach.util.shared_bytes import SharedBytes
+from longreach.util.work_pool import WorkPool
 
 log = logging.getLogger(__name__)
 

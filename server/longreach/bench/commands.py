@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from longreach.bench.load_command import EXIT_CONFIG, load
-from longreach.extras import require
+from longreach.util.extras import require
 
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command()(load)

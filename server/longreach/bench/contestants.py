@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from longreach import safe_path
+from longreach.util import safe_path
 
 _DEADLINE = 300.0
 

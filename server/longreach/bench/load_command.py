@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from longreach.extras import has, missing
+from longreach.util.extras import has, missing
 
 EXIT_CONFIG = 2
 

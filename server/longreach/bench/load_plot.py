@@ -8,7 +8,7 @@ from typing import Any
 
 from longreach.bench.load_report import cold_rows, growth, speedups
 from longreach.bench.report import set_log_y
-from longreach.extras import require
+from longreach.util.extras import require
 
 Series = Callable[[dict[str, Any]], tuple[list[int], list[float]]]
 

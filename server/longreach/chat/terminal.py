@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from longreach.chat.client import ChatClient, ChatError, Finished, Message, Reading, Words
+from longreach.chat.conversation import ChatClient, ChatError, Finished, Message, Reading, Words
 from longreach.errors import quoted
 from longreach.policies import policy_of
 

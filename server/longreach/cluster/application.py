@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from longreach.cluster.forwarded import STATS_PERIOD_SECONDS
 from longreach.cluster.ingress import create_ingress
-from longreach.cluster.options import Scale, bounds, refuse_unused, replica_gpus
 from longreach.cluster.replica import Replica
+from longreach.cluster.replica_options import Scale, bounds, refuse_unused, replica_gpus
 from longreach.config import Settings, load_settings
 from longreach.errors import ConfigError
 

@@ -17,7 +17,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 
 from longreach.cluster.application import APPLICATION, application
-from longreach.cluster.options import Scale, refuse_unused, replica_gpus, with_absolute_paths
+from longreach.cluster.replica_options import Scale, refuse_unused, replica_gpus, with_absolute_paths
 from longreach.config import Settings, unknown_variables
 from longreach.errors import ConfigError, LongreachError, quoted
 

@@ -29,7 +29,7 @@ from longreach.api.playground import page_files
 from longreach.api.record import request_id_from
 from longreach.api.stream import DONE, sse_data
 from longreach.cluster.forwarded import Forwarded
-from longreach.cluster.metrics import merge
+from longreach.cluster.merged_metrics import merge
 from longreach.cluster.prompt_key import PromptKey, prompt_key
 from longreach.config import Settings
 from longreach.errors import (

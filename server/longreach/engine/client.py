@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
-from longreach.descriptors import require_descriptors
 from longreach.engine.admission import Admission, Place, most_queued_tokens
 from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
 from longreach.engine.messages import (
@@ -35,7 +34,8 @@ from longreach.engine.messages import (
     from_engine_decoder,
 )
 from longreach.engine.reach import reach_of
-from longreach.safe_path import environment, module_command
+from longreach.util.descriptors import require_descriptors
+from longreach.util.safe_path import environment, module_command
 
 logger = logging.getLogger(__name__)
 

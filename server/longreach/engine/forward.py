@@ -21,7 +21,7 @@ from longreach.engine.mixed_graphs import MixedGraphs
 from longreach.engine.plan import StepPlan
 from longreach.engine.policies import LayerPolicies
 from longreach.engine.policy_graphs import PolicyGraphs, Replayed
-from longreach.engine.transfer import upload
+from longreach.util.transfer import upload
 
 # Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
 _WORTH_LEAVING_OUT = 256

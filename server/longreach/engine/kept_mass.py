@@ -21,7 +21,7 @@ from longreach.engine.batch import HostBatch, HostGroup
 from longreach.engine.messages import DENSE
 from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.request import Request
-from longreach.engine.transfer import OnItsWay, upload
+from longreach.util.transfer import OnItsWay, upload
 
 # Queries of a prompt, evenly spread, and its last one.
 _SAMPLES = 64

@@ -15,7 +15,7 @@ from longreach.engine.messages import LEAST_LOGPROB, Logprob
 from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.request import Request
 from longreach.engine.rows import likeliest, log_softmax
-from longreach.engine.transfer import OnItsWay, upload
+from longreach.util.transfer import OnItsWay, upload
 
 
 class _Wanted(NamedTuple):

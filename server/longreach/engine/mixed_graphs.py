@@ -23,7 +23,7 @@ from longreach.engine.batch import HostBatch, Int32, Int64
 from longreach.engine.graphs import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
 from longreach.engine.limits import Limits
 from longreach.engine.step_sizes import SIZES, holding, places_for
-from longreach.engine.transfer import upload
+from longreach.util.transfer import upload
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, Til
 from longreach.engine.batch import HostBatch, HostGroup
 from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, DecodeUse, Generate, KeptMass
 from longreach.engine.request import Request
-from longreach.engine.transfer import upload
+from longreach.util.transfer import upload
 
 # Policies come from callers: so many are remembered, with what was made of them.
 _REMEMBERED = 64

@@ -35,7 +35,7 @@ from longreach.engine.graphs import (
 from longreach.engine.kept_mass import is_sampled
 from longreach.engine.limits import Limits
 from longreach.engine.messages import DENSE, AttentionPolicy
-from longreach.engine.transfer import upload
+from longreach.util.transfer import upload
 
 logger = logging.getLogger(__name__)
 

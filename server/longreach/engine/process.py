@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from longreach.engine.child import EXIT_DEVICE_LOST, belong_to_parent, end
 from longreach.engine.constraint import Constraint
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
@@ -37,7 +36,8 @@ from longreach.engine.messages import (
     to_engine_decoder,
 )
 from longreach.engine.preparation import Preparation, Prepared
-from longreach.garbage import settle_garbage
+from longreach.util.child_process import EXIT_DEVICE_LOST, belong_to_parent, end
+from longreach.util.memory import settle_garbage
 
 Inbox = queue.SimpleQueue[ToEngine | Prepared | None]
 StartGrammar = Callable[[str], Constraint]

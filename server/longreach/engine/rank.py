@@ -14,10 +14,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from longreach.engine.child import belong_to_parent, end
 from longreach.engine.messages import HEARTBEAT_SECONDS
 from longreach.engine.rank_messages import BEAT, Compute, Join, Move, receive
-from longreach.garbage import settle_garbage
+from longreach.util.child_process import belong_to_parent, end
+from longreach.util.memory import settle_garbage
 
 if TYPE_CHECKING:
     from longreach.engine.forward import ForwardPass

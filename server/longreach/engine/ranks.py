@@ -14,11 +14,11 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from longreach.engine.child import EXIT_DEVICE_LOST, end
 from longreach.engine.errors import DeviceLostError, not_started
 from longreach.engine.messages import HEARTBEAT_SECONDS, EngineConfig
 from longreach.engine.rank_messages import Join, ToRank, encode
-from longreach.safe_path import environment, module_command
+from longreach.util.child_process import EXIT_DEVICE_LOST, end
+from longreach.util.safe_path import environment, module_command
 
 logger = logging.getLogger(__name__)
 

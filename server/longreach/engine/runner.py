@@ -24,7 +24,7 @@ from longreach.engine.plan import Chunk, StepPlan
 from longreach.engine.rank_messages import Compute, Move
 from longreach.engine.ranks import Ranks
 from longreach.engine.sampler import SamplingTensors, sample
-from longreach.engine.transfer import DeviceSpan, OnItsWay, moved, upload
+from longreach.util.transfer import DeviceSpan, OnItsWay, moved, upload
 
 
 class Runner:

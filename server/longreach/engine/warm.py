@@ -14,7 +14,7 @@ from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, Step
 
 from longreach.engine.forward import forward
 from longreach.engine.limits import Limits
-from longreach.engine.transfer import upload
+from longreach.util.transfer import upload
 
 _CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
 _SHORT = 16  # few enough for the products of a decode

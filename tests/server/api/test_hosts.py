@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from longreach.hosts import Hosts, host_of
+from longreach.allowed_hosts import Hosts, host_of
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.test_connection import error_in, raw, rest_of

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from longreach.api.body import read_json
 from longreach.api.schema.completions import CompletionRequest
-from longreach.work_pool import WorkPool
+from longreach.util.work_pool import WorkPool
 from starlette.requests import Request
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually

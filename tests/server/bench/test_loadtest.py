@@ -192,7 +192,7 @@ def test_wrong_arguments_are_a_line_and_status_2(arguments: list[str], message: 
 def test_a_plot_that_cannot_be_drawn_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("longreach.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("longreach.util.extras.find_spec", lambda name: None)
     sizes = ["--lengths", "50", "--repeats", "1", "--max-tokens", "4"]
     with server() as (url, bodies):
         arguments = ["bench", "load", url, *sizes, "--out", str(tmp_path / "here")]

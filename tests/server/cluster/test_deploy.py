@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from longreach.config import EMBEDDED_MODEL
-from longreach.extras import missing
+from longreach.util.extras import missing
 
 from tests.server.cluster.deployed import Deployed, free_port
 from tests.server.load.client import complete, prompt

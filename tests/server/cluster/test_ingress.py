@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from longreach.config import load_settings
-from longreach.extras import missing
+from longreach.util.extras import missing
 
 pytest.importorskip("ray.serve", reason=missing("ray", "ray"))
 

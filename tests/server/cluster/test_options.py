@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from longreach.cluster.autoscaling import UnreadTokens
-from longreach.cluster.options import bounds, parse_tokens, refuse_unused, replica_gpus
+from longreach.cluster.replica_options import bounds, parse_tokens, refuse_unused, replica_gpus
 from longreach.config import Settings, load_settings
 from longreach.errors import ConfigError
 

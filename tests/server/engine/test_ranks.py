@@ -23,7 +23,7 @@ from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Update, Updates
-from longreach.forecast import forecast
+from longreach.plan_command import forecast
 
 MAX_TOKENS = 24
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"

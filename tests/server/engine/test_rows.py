@@ -7,7 +7,7 @@ import torch
 from longreach.engine import rows
 from longreach.engine.messages import Sampling
 from longreach.engine.sampler import sample
-from longreach.engine.transfer import moved
+from longreach.util.transfer import moved
 
 from tests.server.engine.test_sampler import how, requests
 

@@ -15,7 +15,7 @@ from longreach.engine.adjustments import Draw
 from longreach.engine.messages import Generate, Sampling
 from longreach.engine.request import Request
 from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
-from longreach.engine.transfer import moved
+from longreach.util.transfer import moved
 
 from tests.server.engine.sampling_reference import adjusted, is_right
 

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from longreach.errors import TokenizerError
 from longreach.text.tokenizer import Tokenizer
-from longreach.work_pool import WorkPool
+from longreach.util.work_pool import WorkPool
 from transformers import PreTrainedTokenizerFast
 
 from tests.server.conftest import BOS, CORPUS, EOS

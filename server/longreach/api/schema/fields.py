@@ -11,9 +11,9 @@ import msgspec
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic_core import core_schema
 
-from longreach.strict import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
-from longreach.strict import StrictModel as StrictModel
-from longreach.strict import invalid as invalid
+from longreach.util.strict_models import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
+from longreach.util.strict_models import StrictModel as StrictModel
+from longreach.util.strict_models import invalid as invalid
 
 MAX_PROMPTS = 64
 MAX_CHOICES = 16

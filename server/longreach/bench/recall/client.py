@@ -15,7 +15,7 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 
-from longreach.safe_path import environment, module_command
+from longreach.util.safe_path import environment, module_command
 
 _TIMEOUT = httpx.Timeout(10, read=600)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from longreach.extras import require
+from longreach.util.extras import require
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-_SOURCE = Path(__file__).resolve().parents[2]
+_SOURCE = Path(__file__).resolve().parents[3]
 
 
 def missing(module: str, extra: str) -> str:

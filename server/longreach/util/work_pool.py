@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from longreach.garbage import give_back_memory
-from longreach.shared_bytes import SharedBytes
+from longreach.util.memory import give_back_memory
+from longreach.util.shared_bytes import SharedBytes
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Small tools of the server that know nothing of models."""
