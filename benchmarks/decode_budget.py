@@ -24,9 +24,9 @@ import torch
 from longreach.bench import shapes
 from longreach.bench.recall.suite import whole_numbers
 from longreach.bench.summary import environment
-from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
 from longreach.engine.messages import DENSE, AttentionPolicy, DecodeUse, EngineConfig, Failed, Generate, Sampling
+from longreach.engine.startup.build import build_engine
 from longreach.policies import policy_of
 
 _SETTLING = 4  # steps after the last prompt has been read that are not timed

@@ -213,8 +213,8 @@ def warmup(**flags: Any) -> None:
 
     from longreach_patches import PatchError
 
-    from longreach.engine.compile_ahead import compile_ahead
     from longreach.engine.errors import EngineStartError
+    from longreach.engine.startup.warmup_command import compile_ahead
 
     try:
         warmth = compile_ahead(settings.engine_config())

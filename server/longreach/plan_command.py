@@ -24,7 +24,8 @@ from rich.table import Table
 
 from longreach import hub
 from longreach.config import parse_bytes
-from longreach.engine.capacity import (
+from longreach.engine.messages import EngineConfig
+from longreach.engine.startup.capacity import (
     Capacity,
     Demand,
     bounded_layers,
@@ -32,8 +33,7 @@ from longreach.engine.capacity import (
     host_slots,
     readable,
 )
-from longreach.engine.host import HostMemory, host_memory
-from longreach.engine.messages import EngineConfig
+from longreach.engine.startup.host_memory import HostMemory, host_memory
 from longreach.errors import quoted
 
 __all__ = ["Forecast", "PatchError", "Row", "forecast"]

@@ -15,9 +15,8 @@ from pydantic_core import InitErrorDetails, core_schema
 from longreach.engine.messages import AttentionPolicy
 from longreach.util.strict_models import MAX_PROMPT_TOKENS, StrictModel, invalid
 
-BLOCK = (
-    128  # of the block patterns: `longreach_kernels.masks.block_rules.BLOCK`, which is not imported here for its torch
-)
+# Of the block patterns: `longreach_kernels.masks.block_rules.BLOCK`, which is not imported here, since it loads torch.
+BLOCK = 128
 KEYS = 16  # chosen together in decodes: `longreach_kernels.sparse.BLOCK`
 MAX_LINES = 256
 SHORT_FORM = re.compile(r"[a-z_]{1,32}(:[0-9a-z.,]{1,2048}){0,8}")

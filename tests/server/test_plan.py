@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from longreach import cli
 from longreach.config import EMBEDDED_MODEL
-from longreach.engine.build import build_engine
 from longreach.engine.messages import EngineConfig
+from longreach.engine.startup.build import build_engine
 from transformers import LlamaConfig, Qwen3Config
 from typer.testing import CliRunner
 

@@ -161,7 +161,7 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
     """
     from llguidance import LLMatcher, LLTokenizer
 
-    from longreach.engine.grammar_limits import LIMITS, explained
+    from longreach.engine.sampling.grammar_limits import LIMITS, explained
 
     if kind == "json_schema":
         grammar = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_STYLE)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from longreach.engine.cost_model import Reach, StepCost
 from longreach.engine.errors import QueueFullError
 from longreach.engine.messages import Update
-from longreach.engine.step_time import Reach, StepCost
 
 # Unless told otherwise, prompts may wait that fill the KV cache so many times.
 _QUEUED_CACHES = 4

@@ -33,7 +33,7 @@ from longreach.engine.messages import (
     frame_length,
     from_engine_decoder,
 )
-from longreach.engine.reach import reach_of
+from longreach.engine.requests.policy_cost import reach_of
 from longreach.util.descriptors import require_descriptors
 from longreach.util.safe_path import environment, module_command
 
@@ -101,7 +101,7 @@ class EngineClient:
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *module_command("longreach.engine.process", str(theirs.fileno())),
+                    *module_command("longreach.engine.startup.engine_process", str(theirs.fileno())),
                     pass_fds=[theirs.fileno()],
                     env=environment(child_environment(os.environ)),
                 )

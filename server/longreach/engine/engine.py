@@ -9,11 +9,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from longreach.engine.constraint import Constraint
-from longreach.engine.density import PairCount
 from longreach.engine.errors import DeviceLostError, FailureKind
-from longreach.engine.host_pages import PageMoves
-from longreach.engine.isolation import Result, StepRunner, launch_apart
+from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import (
     AttentionUse,
     DecodeUse,
@@ -23,10 +20,13 @@ from longreach.engine.messages import (
     Update,
     Updates,
 )
-from longreach.engine.plan import Chunk, StepPlan
-from longreach.engine.request import Request
-from longreach.engine.sampler import NOT_A_NUMBER
-from longreach.engine.scheduler import Scheduler
+from longreach.engine.pair_count import PairCount
+from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.request import Request
+from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.sampling.sampler import NOT_A_NUMBER
+from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.step_retry import Result, StepRunner, launch_apart
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _NOT_COMPUTED = "the model could not compute this request"
 
 
 class Policies(Protocol):
-    """What is known of attention policies where the model is; `policies.LayerPolicies`, or a stand-in."""
+    """What is known of attention policies where the model is; `layer_masks.LayerPolicies`, or a stand-in."""
 
     heads: int  # of queries
 

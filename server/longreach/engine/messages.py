@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import FailureKind
-from longreach.engine.step_time import StepCost
 
 FinishReason = Literal["stop", "length"]
 
@@ -73,7 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class AttentionPolicy(msgspec.Struct, frozen=True):
     """Which keys a query sees in a request: a policy's name, and its parameters in the order of its schema.
 
-    Names, parameters and their bounds are those of `longreach.api.schema.attention`. Equal policies are equal values.
+    Names, parameters and their bounds are those of `longreach.policies`. Equal policies are equal values.
     """
 
     name: str = "dense"
@@ -303,7 +303,7 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine holds, requests, KV pages (`cached` ones are idle and can be evicted) and places for them in host
     memory, and has done so far: pages copied to the host (`stored`) and back, preemptions, and pairs of queries and
-    keys (see `density.PairCount`)."""
+    keys (see `pair_count.PairCount`)."""
 
     running: int = 0
     waiting: int = 0

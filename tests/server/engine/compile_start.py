@@ -24,12 +24,12 @@ from unittest.mock import patch
 
 import torch
 import triton
-from longreach.engine import parallel_compile
-from longreach.engine.forward import StepGraphs
-from longreach.engine.limits import Limits
-from longreach.engine.policies import LayerPolicies
-from longreach.engine.rehearsal import rehearse
-from longreach.engine.warm import warm
+from longreach.engine.device.forward_pass import StepGraphs
+from longreach.engine.device.policies.layer_masks import LayerPolicies
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.startup import parallel_compile
+from longreach.engine.startup.calibrate import rehearse
+from longreach.engine.startup.warmup import warm
 from longreach_kernels import decode_needs
 from longreach_kernels.backends import resolve as backends
 from longreach_kernels.compilation import launches_compile_only

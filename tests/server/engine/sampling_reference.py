@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 from longreach.engine.messages import Sampling
-from longreach.engine.sampler import NOT_A_NUMBER
+from longreach.engine.sampling.sampler import NOT_A_NUMBER
 
 # How far float32 may move a limit between two tokens, relative to the mass.
 _ROUNDING = 1e-5

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from longreach.engine.host_pages import PageMoves
+from longreach.engine.cost_model import StepCost
+from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import Generate, Logprob
-from longreach.engine.plan import StepPlan
-from longreach.engine.request import PENDING, Request
-from longreach.engine.sampler import NOT_A_NUMBER
-from longreach.engine.step_time import StepCost
+from longreach.engine.requests.request import PENDING, Request
+from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.sampling.sampler import NOT_A_NUMBER
 
 NO_MOVES = PageMoves([], [], [], [])
 

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from longreach.engine.admission import Admission, Place, most_queued_tokens
+from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import QueueFullError
 from longreach.engine.messages import Update
-from longreach.engine.step_time import StepCost
 
 
 def update(name: str, computed: int, prompt: int = 100) -> Update:

@@ -16,14 +16,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
-from longreach.engine.limits import Limits
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import DENSE, AttentionPolicy, Failed, Generate, Sampling
-from longreach.engine.pages import PagePool
-from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.request import Request
-from longreach.engine.scheduler import Scheduler
-from longreach.engine.step_time import StepCost
+from longreach.engine.requests.request import Request
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.scheduler import Scheduler
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.kernels.rowwise import rowwise

@@ -11,17 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from longreach import cli
-from longreach.engine.build import build_engine
-from longreach.engine.compile_ahead import compiled_kernels, exercise
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Failed, Generate
+from longreach.engine.startup.build import build_engine
+from longreach.engine.startup.warmup_command import compiled_kernels, exercise
 from typer.testing import CliRunner
 
 from tests.server.engine.conftest import save_model
 
 
 def test_a_cpu_compiles_nothing_and_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longreach.engine.compile_ahead.build_engine", lambda config: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "longreach.engine.startup.warmup_command.build_engine", lambda config: pytest.fail("a model was loaded")
+    )
     result = CliRunner().invoke(cli.app, ["warmup", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert "attention backend: cpu (tensors are on the CPU" in result.stdout

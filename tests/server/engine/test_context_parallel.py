@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from longreach.bench import shapes
-from longreach.engine import forward
-from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
+from longreach.engine.device import forward_pass as forward
+from longreach.engine.device.ranks.process_group import on_rank
 from longreach.engine.engine import Engine
-from longreach.engine.joining import on_rank
 from longreach.engine.messages import EngineConfig, Sampling
+from longreach.engine.startup.build import build_engine
 from msgspec.structs import replace
 
 from tests.server.engine.conftest import ids, save_model

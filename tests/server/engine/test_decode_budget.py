@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 from longreach.config import EMBEDDED_MODEL
-from longreach.engine import kept_mass
-from longreach.engine.build import build_engine
+from longreach.engine.device.policies import mass_samples as kept_mass
 from longreach.engine.engine import Engine
 from longreach.engine.messages import DENSE, DecodeUse, EngineConfig, Failed, Generate
+from longreach.engine.startup.build import build_engine
 from longreach.policies import policy_of
 from longreach_kernels import PagedBatch
 from longreach_kernels.sparse import BLOCK

@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 import torch
 from longreach.config import EMBEDDED_MODEL
-from longreach.engine.build import build_engine
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Generate, Sampling, Updates
+from longreach.engine.startup.build import build_engine
 from longreach.policies import policy_of
 
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"

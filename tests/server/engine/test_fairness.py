@@ -9,15 +9,15 @@ import itertools
 import random
 
 import pytest
+from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
-from longreach.engine.limits import Limits
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Generate, Sampling, Updates
-from longreach.engine.order import PATIENCE, head_start
-from longreach.engine.pages import PagePool
-from longreach.engine.plan import StepPlan
-from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Scheduler
-from longreach.engine.step_time import StepCost
+from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.priority import PATIENCE, head_start
+from longreach.engine.scheduling.scheduler import Scheduler
 
 from tests.server.engine.simulation import SimulatedRunner
 

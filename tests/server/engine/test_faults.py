@@ -10,9 +10,9 @@ import pytest
 import torch
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
-from longreach.engine.host_pages import PageMoves
+from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import Updates
-from longreach.engine.plan import StepPlan
+from longreach.engine.requests.step_plan import StepPlan
 from longreach_patches import KVPages
 
 from tests.server.engine.conftest import ids

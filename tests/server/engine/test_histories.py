@@ -12,20 +12,20 @@ import math
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
-from longreach.engine.host_pages import HostPages, PageMoves
-from longreach.engine.limits import Limits
+from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Failed, Generate, Sampling
-from longreach.engine.pages import PagePool
-from longreach.engine.plan import StepPlan
-from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Scheduler
-from longreach.engine.step_time import StepCost
+from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.scheduler import Scheduler
 
 from tests.server.engine.simulation import SimulatedRunner, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
-LOGGERS = ("longreach.engine.engine", "longreach.engine.isolation")
+LOGGERS = ("longreach.engine.engine", "longreach.engine.step_retry")
 # Documents that begin alike, that differ at once, and one that repeats itself.
 DOCUMENTS = [
     [1] * 40 + [2] * 40,

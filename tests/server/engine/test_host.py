@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from longreach.engine import capacity
-from longreach.engine.cgroups import cpu_quota, memory_limits
-from longreach.engine.host import HostMemory, host_memory, thread_count
 from longreach.engine.messages import EngineConfig
+from longreach.engine.startup import capacity
+from longreach.engine.startup.cgroups import cpu_quota, memory_limits
+from longreach.engine.startup.host_memory import HostMemory, host_memory, thread_count
 
 GIB = 1 << 30
 NONE_V1 = str(2**63 - 4096)

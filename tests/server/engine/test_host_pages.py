@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from longreach.engine import capacity
+from longreach.engine.device.offload_store import HostStore
 from longreach.engine.engine import Engine
-from longreach.engine.host import HostMemory
-from longreach.engine.host_pages import HostPages, PageMoves
-from longreach.engine.host_store import HostStore
-from longreach.engine.limits import Limits
+from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
-from longreach.engine.pages import PagePool
-from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.scheduler import Scheduler
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.startup import capacity
+from longreach.engine.startup.host_memory import HostMemory
 from longreach_patches import KVPages, KVScales, PageShape
 
 from tests.server.engine.simulation import NO_MOVES, SimulatedRunner, expected_stream

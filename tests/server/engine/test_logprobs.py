@@ -11,7 +11,7 @@ import pytest
 import torch
 from longreach.engine.engine import Engine
 from longreach.engine.messages import Logprob, Sampling, Update
-from longreach.engine.speculation import MAX_DRAFTS
+from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from transformers import AutoModelForCausalLM
 
 from tests.server.engine.conftest import ids

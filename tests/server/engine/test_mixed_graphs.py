@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from longreach.engine.batch import BatchBuilder, HostBatch
-from longreach.engine.forward import fill_pending, forward
-from longreach.engine.limits import Limits
+from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
+from longreach.engine.device.forward_pass import fill_pending, forward
+from longreach.engine.device.graphs.mixed import PROMPTS, Layout, MixedGraphs, lay_out, sizes
 from longreach.engine.messages import Generate, Sampling
-from longreach.engine.mixed_graphs import PROMPTS, Layout, MixedGraphs, lay_out, sizes
-from longreach.engine.plan import Chunk, StepPlan
-from longreach.engine.request import Request
-from longreach.engine.step_sizes import SIZES, cut, holding, places_for
+from longreach.engine.requests.request import Request
+from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.step_sizes import SIZES, cut, holding, places_for
 from longreach_kernels import DecodeNeeds, PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, PageShape, load_model
 

@@ -26,8 +26,8 @@ _TINY = LlamaConfig(
 # Starts an engine, and prints how many kernels were compiled in the parallel phase and which after it.
 _REAL_START = """
 import sys
-from longreach.engine import parts
-from longreach.engine.build import build_engine
+from longreach.engine.startup import load as parts
+from longreach.engine.startup.build import build_engine
 from longreach.engine.messages import EngineConfig
 from triton import knobs
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from longreach.engine.build import build_engine
+from longreach.engine.device.policies.layer_masks import LayerPolicies
+from longreach.engine.device.policies.mass_samples import sampled
 from longreach.engine.engine import Engine
-from longreach.engine.kept_mass import sampled
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling
-from longreach.engine.policies import LayerPolicies
+from longreach.engine.startup.build import build_engine
 from longreach_kernels import Causal, Window
 from longreach_kernels.analysis.work import work
 from longreach_kernels.masks.named import policy_mask

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from longreach.engine import build as building
-from longreach.engine import policy_graphs
-from longreach.engine.batch import HostBatch
+from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.forward_pass import ForwardPass, fill_pending, forward
+from longreach.engine.device.graphs import policy as policy_graphs
+from longreach.engine.device.graphs.decode import Captured
+from longreach.engine.device.graphs.policy import STEPS_BEFORE, PolicyGraphs, Replayed
+from longreach.engine.device.ranks.process_group import Joined, layout_of
 from longreach.engine.engine import Engine
-from longreach.engine.forward import ForwardPass, fill_pending, forward
-from longreach.engine.graphs import Captured
-from longreach.engine.joining import Joined, layout_of
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Sampling
-from longreach.engine.parts import build_parts
-from longreach.engine.policy_graphs import STEPS_BEFORE, PolicyGraphs, Replayed
+from longreach.engine.startup import build as building
+from longreach.engine.startup.load import build_parts
 from longreach_kernels.needs import DecodeNeeds
 from longreach_patches import PagedStep
 
@@ -223,7 +223,7 @@ def test_without_memory_for_a_graph_steps_are_launched_as_before(
     assert failed == []
     assert len(tokens["a"]) == 14
     assert (len(attempts), graphs.replayed) == (1, []), "tried once"
-    [record] = [record for record in caplog.records if record.name == "longreach.engine.policy_graphs"]
+    [record] = [record for record in caplog.records if record.name == "longreach.engine.device.graphs.policy"]
     assert record.getMessage().endswith("CUDA out of memory. Tried to allocate 1 GiB")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from longreach.engine.pages import PagePool
-from longreach.engine.prefix_cache import PageHasher
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
 
 
 def digests(tokens: list[int], *namespace: str, salt: str = "", size: int = 2) -> list[bytes]:

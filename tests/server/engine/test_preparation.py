@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from llguidance import LLMatcher
 from longreach.config import EMBEDDED_MODEL
-from longreach.engine import process
 from longreach.engine.client import EngineClient
-from longreach.engine.constraint import Constraint
 from longreach.engine.errors import RequestFailedError
-from longreach.engine.grammar import _KEPT, Grammars
 from longreach.engine.messages import Cancel, EngineConfig, Failed, Generate, Sampling
-from longreach.engine.preparation import Preparation, Prepared
+from longreach.engine.requests.constraint import Constraint
+from longreach.engine.sampling.grammar import _KEPT, Grammars
+from longreach.engine.sampling.grammar_threads import Preparation, Prepared
+from longreach.engine.startup import engine_process as process
 
 TOKENIZER = EMBEDDED_MODEL / "tokenizer.json"
 
@@ -141,7 +141,7 @@ def test_a_grammar_is_compiled_once_and_each_answer_has_a_state_of_its_own(monke
             compiled.append(grammar)
             return LLMatcher(tokenizer, grammar, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("longreach.engine.grammar.LLMatcher", Counting)
+    monkeypatch.setattr("longreach.engine.sampling.grammar.LLMatcher", Counting)
     text = LLMatcher.grammar_from_regex("[0-9]{2}")
     one, two = grammars.start(text), grammars.start(text)
     first = one.mask()
@@ -174,7 +174,7 @@ def test_requests_that_share_a_grammar_compile_it_once_although_they_come_togeth
             gate.wait(10)
             return LLMatcher(tokenizer, grammar, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("longreach.engine.grammar.LLMatcher", Slow)
+    monkeypatch.setattr("longreach.engine.sampling.grammar.LLMatcher", Slow)
     text = LLMatcher.grammar_from_regex("[0-9]{2}")
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(grammars.start, text) for _ in range(2)]

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import uvloop
-from longreach.engine import process
 from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient, child_environment
+from longreach.engine.device.ranks.leader import Ranks
 from longreach.engine.errors import (
     EngineDeadError,
     EngineStartError,
@@ -30,7 +30,7 @@ from longreach.engine.errors import (
     RequestFailedError,
 )
 from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Generate, Sampling, encode_frame
-from longreach.engine.ranks import Ranks
+from longreach.engine.startup import engine_process as process
 
 from tests.server.engine.conftest import ids
 
@@ -177,7 +177,8 @@ def test_a_stopped_engine_is_seen_at_once_and_replaced_in_the_end(model_dir: Pat
 
 SLOW_STEPS = """
 import sys, time
-from longreach.engine import process, runner
+from longreach.engine.startup import engine_process as process
+from longreach.engine.device import runner
 plain = runner.Runner.launch
 def slow(self, plan):
     time.sleep(3)

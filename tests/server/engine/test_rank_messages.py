@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from longreach.engine.batch import HostBatch, HostGroup
-from longreach.engine.host_pages import PageMoves
+from longreach.engine.device.batch_builder import HostBatch, HostGroup
+from longreach.engine.device.ranks.rank_messages import Compute, Join, Move, ToRank, encode, receive
+from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig
-from longreach.engine.rank_messages import Compute, Join, Move, ToRank, encode, receive
 
 POLICY = AttentionPolicy("x", (("a", (1, 2)), ("b", True), ("c", 0.5), ("d", "e"), ("f", 3)))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from longreach.engine import build as build_module
-from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
+from longreach.engine.device.ranks.process_group import join, on_rank
 from longreach.engine.errors import EngineStartError
-from longreach.engine.joining import join, on_rank
 from longreach.engine.messages import EngineConfig
+from longreach.engine.startup import build as build_module
+from longreach.engine.startup.build import build_engine
 from longreach_patches import SmallSums
 from torch import distributed
 

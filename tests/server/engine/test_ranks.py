@@ -18,11 +18,11 @@ import tokenizers
 import torch
 from longreach.bench import shapes
 from longreach.config import EMBEDDED_MODEL
-from longreach.engine.build import build_engine
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Update, Updates
+from longreach.engine.startup.build import build_engine
 from longreach.plan_command import forecast
 
 MAX_TOKENS = 24
@@ -148,7 +148,7 @@ def test_a_step_that_cannot_be_sampled_costs_its_request_alone(
     [good] = specs(prompts[2:])
     expected = tokens(answers(two, [good]))
     bad = msgspec.structs.replace(good, request_id="bad")
-    from longreach.engine import runner
+    from longreach.engine.device import runner
 
     plain = runner.SamplingTensors.of
 

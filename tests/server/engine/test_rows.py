@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from longreach.engine import rows
 from longreach.engine.messages import Sampling
-from longreach.engine.sampler import sample
+from longreach.engine.sampling import row_invariant as rows
+from longreach.engine.sampling.sampler import sample
 from longreach.util.transfer import moved
 
 from tests.server.engine.test_sampler import how, requests

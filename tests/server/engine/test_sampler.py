@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from longreach.engine.adjustments import Adjustments, Draw
-from longreach.engine.history import TokenCounts
 from longreach.engine.messages import Generate, Sampling
-from longreach.engine.request import Request
-from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
+from longreach.engine.requests.request import Request
+from longreach.engine.requests.token_counts import TokenCounts
+from longreach.engine.sampling.logit_processors import Adjustments, Draw
+from longreach.engine.sampling.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
 
 
 def requests(how: Sampling, count: int, generated: int = 0, **more) -> list[Request]:

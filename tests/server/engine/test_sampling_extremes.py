@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longreach.engine.adjustments import Draw
 from longreach.engine.messages import Generate, Sampling
-from longreach.engine.request import Request
-from longreach.engine.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
+from longreach.engine.requests.request import Request
+from longreach.engine.sampling.logit_processors import Draw
+from longreach.engine.sampling.sampler import NOT_A_NUMBER, SamplingTensors, sample, uniform
 from longreach.util.transfer import moved
 
 from tests.server.engine.sampling_reference import adjusted, is_right

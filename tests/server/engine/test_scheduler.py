@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from longreach.engine.limits import Limits
+from longreach.engine.cost_model import StepCost, StepTime
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Generate
-from longreach.engine.order import head_start, seniority
-from longreach.engine.pages import PagePool
-from longreach.engine.prefix_cache import PageHasher
-from longreach.engine.request import Request
-from longreach.engine.scheduler import Scheduler
-from longreach.engine.step_time import StepCost, StepTime
+from longreach.engine.requests.request import Request
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.priority import head_start, seniority
+from longreach.engine.scheduling.scheduler import Scheduler
 
 PAGE = 4
 

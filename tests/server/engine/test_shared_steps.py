@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from longreach.engine.forward import forward
+from longreach.engine.device.forward_pass import forward
 from longreach_patches import (
     Footprint,
     LoadedModel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longreach.engine.speculation import MAX_MATCH, MIN_MATCH, PromptLookup, standing
+from longreach.engine.requests.prompt_lookup import MAX_MATCH, MIN_MATCH, PromptLookup, standing
 
 
 def draft(tokens: list[int], count: int) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from longreach.engine.reach import reach_of
-from longreach.engine.step_time import StepCost, StepTime, Work
+from longreach.engine.cost_model import StepCost, StepTime, Work
+from longreach.engine.requests.policy_cost import reach_of
 from longreach.policies import policy_of
 from longreach_kernels import Window
 from longreach_kernels.masks.named import policy_mask

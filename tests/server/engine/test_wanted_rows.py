@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from longreach.engine import forward
-from longreach.engine.batch import BatchBuilder, HostBatch
-from longreach.engine.forward import ForwardPass
+from longreach.engine.device import forward_pass as forward
+from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
+from longreach.engine.device.forward_pass import ForwardPass
 from longreach.engine.messages import Generate, Sampling
-from longreach.engine.plan import Chunk, StepPlan
-from longreach.engine.request import Request
+from longreach.engine.requests.request import Request
+from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach_patches import WantedRows
 
 from tests.server.engine.conftest import ids

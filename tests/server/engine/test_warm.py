@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach.engine import warm as module
-from longreach.engine.limits import Limits
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.startup import warmup as module
 from longreach_patches import KVPages, PagedStep, PageShape, load_model
 
 

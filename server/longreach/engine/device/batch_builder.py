@@ -1,0 +1,199 @@
+"""From a plan to the arrays of one forward pass. Host side only: numpy in, numpy out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from longreach.engine.messages import AttentionPolicy
+from longreach.engine.requests.request import Request
+from longreach.engine.requests.step_plan import Chunk, StepPlan
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """The sequences of one attention policy, neighbours in a step.
+
+    Attributes:
+        policy: theirs.
+        sequences, rows: which of the step's B sequences and T tokens they are.
+        cu_seqlens_q: where each starts, counted from the group's first token.
+        num_decodes: leading sequences of one token.
+        max_seqlen_q, max_context_len: the longest of each.
+        prompt_lens: tokens of each sequence's prompt.
+    """
+
+    policy: AttentionPolicy
+    sequences: slice
+    rows: slice
+    cu_seqlens_q: Int32
+    num_decodes: int
+    max_seqlen_q: int
+    max_context_len: int
+    prompt_lens: Int32
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """The arrays of one step: T tokens of B sequences, with logits of R rows.
+
+    Attributes:
+        input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
+        rows: (B,) the requests' own rows.
+        cu_seqlens_q: (B + 1,) where each sequence's tokens start.
+        context_lens: (B,) tokens of each sequence that are in its pages after this step.
+        page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
+        logit_rows: (R,) of which of the T rows the logits are wanted: the last of each chunk that draws or is scored.
+        num_decodes: leading sequences of one token, if all are dense.
+        max_seqlen_q, max_context_len: the longest of each.
+        groups: the sequences by policy, unless all are dense.
+    """
+
+    input_ids: Int64
+    positions: Int64
+    slots: Int64
+    rows: Int64
+    cu_seqlens_q: Int32
+    context_lens: Int32
+    page_table: Int32
+    logit_rows: Int64
+    num_decodes: int
+    max_seqlen_q: int
+    max_context_len: int
+    groups: tuple[HostGroup, ...] = ()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether the step before this one draws some of its tokens."""
+        return bool((self.input_ids < 0).any())
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether every sequence computes one token, of which it wants the logits."""
+        return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.rows)
+
+    @property
+    def rows_wanted(self) -> Int64:
+        """(B,) of how many of its last tokens each sequence wants the logits."""
+        owners = np.searchsorted(self.cu_seqlens_q, self.logit_rows, side="right") - 1
+        return np.bincount(owners, minlength=len(self.rows))
+
+    def of_wanted(self, *, lone_as_decodes: bool) -> HostBatch:
+        """The step of `logit_rows` alone, of which there must be some; `groups` are not looked at.
+
+        With `lone_as_decodes` leading sequences of one row are decodes, otherwise those alone that are so here.
+        """
+        wanted = self.rows_wanted
+        kept = np.flatnonzero(wanted)
+        counts = wanted[kept]
+        longest = int(counts.max())
+        lone = int(np.argmax(counts > 1)) if longest > 1 else len(counts)
+        decodes = lone if lone_as_decodes else int((kept < self.num_decodes).sum())
+        rows = self.logit_rows
+        return replace(
+            self,
+            input_ids=self.input_ids[rows],
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            rows=self.rows[kept],
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            context_lens=self.context_lens[kept],
+            page_table=self.page_table[kept],
+            logit_rows=np.arange(len(rows)),
+            num_decodes=decodes,
+            max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
+            max_context_len=int(self.context_lens[kept].max()),
+            groups=(),
+        )
+
+
+class BatchBuilder:
+    """Turns plans into arrays; keeps the table of page ids between steps, since little of it changes in one.
+
+    The table has a row for each running request (`Request.row`).
+    """
+
+    def __init__(self, max_num_seqs: int, max_pages: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._table: Int32 = np.zeros((max_num_seqs, max_pages), np.int32)
+        self._pages: list[list[int] | None] = [None] * max_num_seqs  # whose pages a row shows
+        self._filled = [0] * max_num_seqs
+
+    def build(self, plan: StepPlan) -> HostBatch:
+        """The arrays of `plan`, sequences in the order of its chunks; each token of a decode is one."""
+        chunks = plan.chunks
+        for chunk in chunks:
+            self._update_row(chunk.request)
+        sizes = np.array([chunk.length for chunk in chunks])
+        sequences = np.array([chunk.num_sequences for chunk in chunks])
+        lengths = np.concatenate([np.full(c.num_sequences, c.length // c.num_sequences, np.int32) for c in chunks])
+        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
+        cu_seqlens_q = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=cu_seqlens_q[1:])
+        ends = positions[cu_seqlens_q[1:] - 1].astype(np.int32) + 1
+        rows = np.repeat(np.array([chunk.request.row for chunk in chunks], np.int64), sequences)
+        longest = int(ends.max())
+        input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
+        pages = self._table[np.repeat(rows, lengths), positions // self._page_size].astype(np.int64)
+        wanted = np.array([chunk.num_rows for chunk in chunks])
+        # The last rows of each chunk, as many as are wanted: counted down from its end.
+        before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
+        return HostBatch(
+            input_ids=input_ids,
+            positions=positions,
+            slots=pages * self._page_size + positions % self._page_size,
+            rows=rows,
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=ends,
+            page_table=self._table[rows, : -(-longest // self._page_size)],
+            logit_rows=np.repeat(np.cumsum(sizes), wanted).astype(np.int64) - before_end,
+            num_decodes=_decodes(chunks),
+            max_seqlen_q=_longest(chunks),
+            max_context_len=longest,
+            groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
+        )
+
+    def _update_row(self, request: Request) -> None:
+        # A request that comes back after a preemption may get its old row, but it has another list of pages.
+        if self._pages[request.row] is not request.pages:
+            self._pages[request.row] = request.pages
+            self._filled[request.row] = 0
+        filled, total = self._filled[request.row], len(request.pages)
+        if filled < total:
+            self._table[request.row, filled:total] = request.pages[filled:]
+            self._filled[request.row] = total
+
+
+def _decodes(chunks: Sequence[Chunk]) -> int:
+    """The sequences of those that are computed as decodes."""
+    return sum(chunk.num_sequences for chunk in chunks if chunk.as_decodes)
+
+
+def _longest(chunks: Sequence[Chunk]) -> int:
+    """A bound of the tokens of a sequence, above 1 unless all are decodes: that is how kernels tell."""
+    return max(1 if chunk.as_decodes else max(2, chunk.length) for chunk in chunks)
+
+
+def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGroup]:
+    first = 0
+    for policy, chunks in plan.groups:
+        counts = [chunk.num_sequences for chunk in chunks]
+        last = first + sum(counts)
+        starts = cu_seqlens_q[first : last + 1]
+        yield HostGroup(
+            policy=policy,
+            sequences=slice(first, last),
+            rows=slice(int(starts[0]), int(starts[-1])),
+            cu_seqlens_q=starts - starts[0],
+            num_decodes=_decodes(chunks),
+            max_seqlen_q=_longest(chunks),
+            max_context_len=int(ends[first:last].max()),
+            prompt_lens=np.repeat(np.array([chunk.request.prompt_tokens for chunk in chunks], np.int32), counts),
+        )
+        first = last

@@ -1,0 +1,242 @@
+"""The part of a step that every rank computes: arrays to the device, and the patched model over the rank's pages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from longreach_kernels import PagedBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup, WantedRows
+from torch import distributed
+
+from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.graphs.decode import DecodeGraphs, Needs
+from longreach.engine.device.graphs.mixed import MixedGraphs
+from longreach.engine.device.graphs.policy import PolicyGraphs, Replayed
+from longreach.engine.device.offload_store import HostStore
+from longreach.engine.device.policies.layer_masks import LayerPolicies
+from longreach.engine.device.policies.mass_samples import StepSamples
+from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.scheduling.limits import Limits
+from longreach.util.transfer import upload
+
+# Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
+_WORTH_LEAVING_OUT = 256
+
+
+def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
+    """Run the model over T tokens, input_ids and positions (T,), and return the logits (R, V) of `rows` (R,), which are
+    the step's wanted ones if it has any.
+
+    Of a long step each context rank has some of the tokens; all have all logits.
+    """
+    if (sizes := loaded.layout.token_sizes(len(input_ids))) is not None:
+        return _spread(loaded, step, input_ids, positions, rows, sizes)
+    output = loaded.patched.model(
+        input_ids=input_ids[None],
+        position_ids=positions[None],
+        attention_mask=step.mask_placeholder,
+        use_cache=False,
+        logits_to_keep=rows if step.wanted is None else 0,  # 0: all that the last layer gives
+        paged_step=step,
+    )
+    return output.logits[0]
+
+
+def _spread(
+    loaded: LoadedModel,
+    step: PagedStep,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    sizes: list[int],
+) -> torch.Tensor:
+    model, layout = loaded.patched.model, loaded.layout
+    start = sum(sizes[: layout.context_rank])
+    count = sizes[layout.context_rank]
+    hidden = model.base_model(
+        input_ids=input_ids[None, start : start + count],
+        position_ids=positions[None],
+        attention_mask=step.mask_placeholder,
+        use_cache=False,
+        paged_step=step,
+    ).last_hidden_state[0]
+    here = (rows >= start) & (rows < start + count)
+    # Each row is in the sum once, so that it is what its rank computed.
+    wanted = hidden[(rows - start).clamp(0, count - 1)].masked_fill_(~here[:, None], 0)
+    distributed.all_reduce(wanted, group=layout.context_group)
+    return model.lm_head(wanted)  # as every supported family names it
+
+
+def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
+    return torch.where(input_ids < 0, drawn[rows], input_ids)
+
+
+class StepGraphs(NamedTuple):
+    """Captured steps: of answers, of answers under attention policies, and of prompts beside answers."""
+
+    decode: DecodeGraphs
+    by_policy: PolicyGraphs
+    mixed: MixedGraphs
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedModel,
+        policies: LayerPolicies,
+        needs: Needs,
+        pages: KVPages,
+        drawn: torch.Tensor,
+        limits: Limits,
+    ) -> StepGraphs:
+        """For a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`, `needs` what
+        decodes need."""
+        run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
+        return cls(
+            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.answers),
+            MixedGraphs(run, fill, pages, needs, limits),
+        )
+
+    def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
+        """Steps that `capture` captures, each to be run before the next is taken: enough of them to launch every kernel
+        that the others do, which depends on the answers and on the rows, but not on both."""
+        for _, run in self.decode.steps():
+            yield run
+        seen_answers: set[int] = set()
+        seen_rows: set[int] = set()
+        for (answers, rows), run in self.mixed.steps():
+            if answers not in seen_answers or rows not in seen_rows:
+                seen_answers.add(answers)
+                seen_rows.add(rows)
+                yield run
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture what is known before there are requests."""
+        pool = torch.cuda.graph_pool_handle()
+        self.decode.capture(pool)
+        self.mixed.capture(pool)
+        self.by_policy.use(pool)
+
+    def replay(self, batch: HostBatch) -> Replayed | None:
+        """The logits (R, V) of a step and its groups, valid until the next replay; None if no graph holds it."""
+        if batch.groups:
+            return self.by_policy.replay(batch)
+        logits = self.decode.replay(batch) if batch.is_decode_only else self.mixed.replay(batch)
+        return None if logits is None else Replayed(logits, ())
+
+
+class ForwardPass:
+    """A model, or one rank's part of it, with its pages.
+
+    `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by the requests' rows; rank 0 fills it.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pages: KVPages,
+        drawn: torch.Tensor,
+        graphs: StepGraphs | None,
+        policies: LayerPolicies,
+        host: HostStore | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.pages = pages
+        self.drawn = drawn
+        self.policies = policies
+        self._graphs = graphs
+        self._host = host
+
+    @torch.inference_mode()
+    def logits(self, batch: HostBatch, plan: StepPlan | None = None) -> tuple[torch.Tensor, StepSamples | None]:
+        """The logits (R, V) of a step, and what is measured of the requests of `plan`, if that is given."""
+        if self.loaded.layout.size > 1 and batch.has_pending:
+            distributed.broadcast(self.drawn, 0)
+        if self._graphs is not None and (replayed := self._graphs.replay(batch)) is not None:
+            return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.groups)
+        return self._eager(batch, plan)
+
+    def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
+        """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""
+        unwanted = len(batch.input_ids) - len(batch.logit_rows)
+        if batch.groups or unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
+            return None
+        if not len(batch.logit_rows):
+            return WantedRows(logit_rows, None)
+        alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
+        arrays = upload([alone.cu_seqlens_q, alone.context_lens, alone.page_table.reshape(-1)], logit_rows.device)
+        return WantedRows(logit_rows, _on_device(alone, *arrays))
+
+    @torch.inference_mode()
+    def move(self, moves: PageMoves) -> None:
+        """As `isolation.StepRunner.move`, for this rank's pages."""
+        if self._host is not None:
+            self._host.move(moves)
+        elif moves.unclean:
+            self.pages.clear(moves.unclean)
+
+    def has_to_do(self, moves: PageMoves) -> bool:
+        """Whether `move` does anything; copies under way are waited for even if there are no others."""
+        return self._host is not None or bool(moves.unclean)
+
+    def close(self) -> None:
+        """Compute nothing more. NCCL does not end while graphs hold its operations."""
+        self._graphs = None
+
+    def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:
+        device = self.loaded.device
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
+        short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
+        input_ids, positions, slots, logit_rows, rows = long
+        cu_seqlens_q, context_lens, page_table = short
+        if batch.has_pending:
+            for tokens, sequences in _lone(batch):
+                input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self.drawn)
+        paged = _on_device(batch, cu_seqlens_q, context_lens, page_table)
+        samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
+        groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
+        step = PagedStep(self.pages, paged, slots, groups, self._wanted(batch, logit_rows))
+        logits = forward(self.loaded, step, input_ids, positions, logit_rows)
+        if self.loaded.layout.size > 1:
+            _add_visited(groups)
+        if samples is not None:
+            samples.collect(groups)
+        return logits, samples
+
+
+def _on_device(
+    batch: HostBatch, cu_seqlens_q: torch.Tensor, context_lens: torch.Tensor, page_table: torch.Tensor
+) -> PagedBatch:
+    return PagedBatch(
+        cu_seqlens_q=cu_seqlens_q,
+        context_lens=context_lens,
+        page_table=page_table.view(batch.page_table.shape),
+        max_seqlen_q=batch.max_seqlen_q,
+        max_context_len=batch.max_context_len,
+        num_decodes=batch.num_decodes,
+    )
+
+
+def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
+    """The tokens and the sequences of those that compute one token, which the step before this may have drawn."""
+    if not batch.groups:
+        yield slice(batch.num_decodes), slice(batch.num_decodes)
+    for group in batch.groups:
+        count = group.num_decodes
+        tokens, sequences = group.rows.start, group.sequences.start
+        yield slice(tokens, tokens + count), slice(sequences, sequences + count)
+
+
+def _add_visited(groups: tuple[StepGroup, ...]) -> None:
+    """Count the tiles that dynamic policies chose over the heads of all ranks."""
+    for group in groups:
+        if group.choice is not None:
+            visited = torch.stack(group.choice.visited).sum(0)
+            distributed.all_reduce(visited)
+            group.choice.visited[:] = [visited]

@@ -1,0 +1,1 @@
+"""CUDA graphs of steps: `decode` for answers alone, `mixed` beside prompts, `policy` under attention policies."""

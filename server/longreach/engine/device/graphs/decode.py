@@ -1,0 +1,169 @@
+"""CUDA graphs for steps in which every sequence computes one token.
+
+Such a step is hundreds of tiny kernels; launching them one by one costs several times what they compute. A graph is
+captured once for each pair of (number of sequences, longest context) out of a few, and a step replays the smallest that
+holds it, its unused rows padded with sequences of length 0. Where kernels go by the sequences' own lengths there is one
+context, the longest.
+
+Steps that read prompts beside answers have graphs of their own (`mixed_graphs`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from longreach_kernels import DecodeNeeds, PagedBatch
+from longreach_patches import KVPages, PagedStep
+from torch import distributed
+
+from longreach.engine.device.batch_builder import HostBatch
+
+logger = logging.getLogger(__name__)
+
+# (step, input ids, positions, rows) -> logits; the next is (input ids, rows of requests) -> input ids
+Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts up to a length
+
+_SMALLEST_CONTEXT = 8192
+_CONTEXT_FACTOR = 4
+# What a graph may keep for partial results of its decodes: a part of what is left for graphs when pages are sized. The
+# kernels of sm_90 need less for any batch; others have places for the longest that each sequence could be.
+MOST_WORKSPACE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph, and the tensor that a replay leaves its logits in."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+
+
+def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
+    """Run a step once, which compiles kernels and initialises libraries, and capture it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
+    mode = "thread_local" if distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+        logits = run()
+    return Captured(graph, logits)
+
+
+class DecodeGraphs:
+    """Captured decode steps that share one set of input tensors and one memory pool."""
+
+    def __init__(
+        self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
+        self._run = run
+        self._fill = fill
+        self._pages = pages
+        self._sizes = _powers_up_to(max_num_seqs)
+        self._needs = needs
+        self._contexts = contexts_for(needs, max_model_len)
+        self._device = pages.keys[0].device
+        page_size = pages.shape.page_size
+        # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
+        self._long = torch.zeros((4, max_num_seqs), dtype=torch.int64, device=self._device)
+        self._lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self._device)
+        self._cu_seqlens = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self._device)
+        self._rows = torch.arange(max_num_seqs, device=self._device)
+        self._tables = {
+            context: torch.zeros((max_num_seqs, -(-context // page_size)), dtype=torch.int32, device=self._device)
+            for context in self._contexts
+        }
+        self._captured: dict[tuple[int, int], Captured] = {}
+
+    def capture(self, pool: Any) -> None:
+        """Capture every pair of sizes; afterwards no step captures anything."""
+        start = time.perf_counter()
+        for key, run in self.steps():
+            self._captured[key] = capture(run, pool)
+        logger.info(
+            "captured %d decode graphs in %.1f s (batch %s; context %s)",
+            len(self._captured),
+            time.perf_counter() - start,
+            self._sizes,
+            self._contexts,
+        )
+
+    def steps(self) -> Iterator[tuple[tuple[int, int], Callable[[], torch.Tensor]]]:
+        """What is captured: pairs of sizes, and the step of each, which reads padding and writes nothing."""
+        self._long.zero_()
+        self._long[2].fill_(-1)
+        self._lens.zero_()
+        # Largest first: the smaller ones then fit into the memory that the pool already has.
+        for size in reversed(self._sizes):
+            for context in reversed(self._contexts):
+                if size == 1 or self._needs(size, context).workspace_bytes <= MOST_WORKSPACE_BYTES:
+                    yield (size, context), self._step(size, context)
+
+    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+        """Run one decode step of B sequences and return its logits (B, V), valid until the next replay.
+
+        None if no graph holds such a step.
+        """
+        count = len(batch.context_lens)
+        size = next((size for size in self._sizes if size >= count), None)  # with drafts there may be more of them
+        context = next(context for context in self._contexts if context >= batch.max_context_len)
+        captured = None if size is None else self._captured.get((size, context))
+        if size is None or captured is None:
+            return None
+        long = np.zeros((4, size), np.int64)
+        long[2, count:] = -1  # padding writes nowhere
+        long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.rows
+        short = np.zeros((size, batch.page_table.shape[1] + 1), np.int32)
+        short[:count, 0] = batch.context_lens
+        short[:count, 1:] = batch.page_table
+        on_device = torch.from_numpy(short).pin_memory().to(self._device, non_blocking=True)
+        self._long[:, :size].copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
+        self._lens[:size].copy_(on_device[:, 0])
+        self._tables[context][:size, : batch.page_table.shape[1]].copy_(on_device[:, 1:])
+        captured.graph.replay()
+        return captured.logits[:count]
+
+    def _step(self, size: int, context: int) -> Callable[[], torch.Tensor]:
+        batch = PagedBatch(
+            cu_seqlens_q=self._cu_seqlens[: size + 1],
+            context_lens=self._lens[:size],
+            page_table=self._tables[context][:size],
+            max_seqlen_q=1,
+            max_context_len=context,
+            num_decodes=size,
+        )
+        step = PagedStep(self._pages, batch, self._long[2, :size])
+
+        def run() -> torch.Tensor:
+            input_ids = self._fill(self._long[0, :size], self._long[3, :size])
+            return self._run(step, input_ids, self._long[1, :size], self._rows[:size])
+
+        return run
+
+
+def _powers_up_to(bound: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < bound:
+        sizes.append(min(sizes[-1] * 2, bound))
+    return sizes
+
+
+def contexts_for(needs: Needs, max_model_len: int) -> list[int]:
+    """The contexts that graphs are captured for, ascending: the longest that there can be, and others below it if to
+    allow for it takes time."""
+    contexts = [max_model_len]
+    while not needs(1, max_model_len).by_length and contexts[-1] > _SMALLEST_CONTEXT:
+        contexts.append(max(contexts[-1] // _CONTEXT_FACTOR, _SMALLEST_CONTEXT))
+    return contexts[::-1]

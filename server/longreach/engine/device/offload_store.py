@@ -1,0 +1,118 @@
+"""Host memory behind `offload_index.HostPages`, and the copies between it and the pages on the device.
+
+On a GPU the copies have a stream of their own, so that the step that is launched after them does not wait for them.
+Each page is gathered from all layers into one piece, which the copy engine then moves at the full speed of the link.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+
+import torch
+from longreach_patches import KVPages
+
+from longreach.engine.kv_cache.offload_index import PageMoves
+
+# Pages are gathered in batches of at most so many bytes of device memory.
+_STAGING_BYTES = 64 << 20
+
+
+class HostStore:
+    """Slots for `num_slots` pages of `pages` in host memory, pinned where the pages are on a GPU.
+
+    Raises:
+        ValueError: the memory is not to be had; the message names the fix.
+    """
+
+    def __init__(self, pages: KVPages, num_slots: int) -> None:
+        self._pages = pages
+        self._batch = max(1, _STAGING_BYTES // pages.shape.bytes_per_page)
+        size = num_slots * pages.shape.bytes_per_page
+        try:
+            self.slots = torch.empty((num_slots, pages.words_per_page), dtype=torch.int64)
+        except RuntimeError as error:  # torch's own, where the machine does not have so much
+            raise _too_much(size) from error
+        self._stream: torch.cuda.Stream | None = None
+        # The ends of the copies that may still be under way.
+        self._ends: deque[torch.cuda.Event] = deque()
+        if pages.device.type == "cuda":
+            # Not by torch's allocator of pinned memory: it rounds sizes up to a power of two.
+            cudart = torch.cuda.cudart()
+            assert cudart is not None
+            if int(cudart.cudaHostRegister(self.slots.data_ptr(), size, 0)) != 0:
+                raise _too_much(size)
+            # A later allocation at this address could not be registered otherwise; a process that ends need not care.
+            weakref.finalize(self, _release, self.slots.data_ptr(), pages.device).atexit = False
+            self._stream = torch.cuda.Stream(pages.device)
+
+    @torch.inference_mode()
+    def move(self, moves: PageMoves) -> None:
+        """As `step_retry.StepRunner.move`."""
+        if self._stream is None:
+            self._save(moves.evicted)
+            self._clear(moves.unclean)
+            self._restore(moves.restored)
+            self._save(moves.saved)
+            return
+        compute = torch.cuda.current_stream(self._pages.device)
+        if self._ends:
+            compute.wait_event(self._ends[-1])
+        if moves.evicted:
+            with self._beside(compute):
+                self._save(moves.evicted)
+            compute.wait_stream(self._stream)
+        self._clear(moves.unclean)
+        if moves.restored or moves.saved:
+            with self._beside(compute):
+                self._restore(moves.restored)
+                self._save(moves.saved)
+                end = torch.cuda.Event()
+                end.record()
+            self._ends.append(end)
+            # Where nothing is computed nobody waits for the copies: their number under way is bounded here.
+            if len(self._ends) > 2:
+                self._ends.popleft().synchronize()
+
+    def _beside(self, compute: torch.cuda.Stream) -> torch.cuda.StreamContext:
+        """What is launched in this context comes after what has been launched, and beside what comes next."""
+        assert self._stream is not None
+        self._stream.wait_stream(compute)
+        return torch.cuda.stream(self._stream)
+
+    def _clear(self, pages: list[int]) -> None:
+        if pages:
+            self._pages.clear(pages)
+
+    def _save(self, copies: list[tuple[int, int]]) -> None:
+        """Copy pages to slots."""
+        for batch in self._batches(copies):
+            contents = self._pages.read([page for page, _ in batch])
+            for (_, slot), content in zip(batch, contents, strict=True):
+                self.slots[slot].copy_(content, non_blocking=True)
+
+    def _restore(self, copies: list[tuple[int, int]]) -> None:
+        """Copy slots to pages."""
+        for batch in self._batches(copies):
+            contents = self.slots.new_empty((len(batch), self.slots.shape[1]), device=self._pages.device)
+            for (slot, _), content in zip(batch, contents, strict=True):
+                content.copy_(self.slots[slot], non_blocking=True)
+            self._pages.write([page for _, page in batch], contents)
+
+    def _batches(self, copies: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        return [copies[start : start + self._batch] for start in range(0, len(copies), self._batch)]
+
+
+def _release(address: int, device: torch.device) -> None:
+    """End the pinning of host memory, once no copy uses it."""
+    torch.cuda.synchronize(device)
+    cudart = torch.cuda.cudart()
+    assert cudart is not None
+    cudart.cudaHostUnregister(address)
+
+
+def _too_much(size: int) -> ValueError:
+    return ValueError(
+        f"{size} bytes of host memory could not be had for KV pages; lower --kv-offload-bytes, or raise the limit of "
+        "locked memory (ulimit -l)"
+    )

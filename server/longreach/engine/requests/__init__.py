@@ -1,0 +1,1 @@
+"""Requests and steps as plain data, and what they cost."""

@@ -1,0 +1,213 @@
+"""One request inside the engine: its tokens, how many of them are computed, and the pages that hold them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from longreach.engine.cost_model import Reach
+from longreach.engine.messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
+from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.prompt_lookup import PromptLookup
+from longreach.engine.requests.sparse_decode_stats import AnswerReads
+from longreach.engine.requests.token_counts import TokenCounts
+
+# Stands in `Request.tokens` for a token that a step in flight draws.
+PENDING = -1
+# Queries of the tiles that dynamic policies choose for; a multiple of every kernel's.
+TILE = 128
+
+
+@dataclass(eq=False)
+class Request:
+    """A sequence that grows: the prompt, then what was generated.
+
+    There are no phases. `computed` tokens have their keys and values in pages, or will have when the steps in flight
+    have ended; the rest are wanted. When all are computed the model's last row gives the next token, which is then
+    wanted in turn, even before it is known.
+
+    Attributes:
+        pending: how many tokens at the end are still being drawn.
+        arrived: when it came, in seconds on the engine's clock.
+        cached: how many of its prompt's tokens were taken over from the prefix cache.
+        reach: how many tokens it has or could have taken over, when the scheduler last looked.
+        reach_under: how much its attention policy lets a query see, for predictions; None for everything.
+        reach_of_answer: the same of the tokens of its answer that may not read all keys.
+        digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
+        row: its own row in the table of page ids while it runs; -1 while it waits.
+        preempted: it had to give its pages back once.
+        waited: seconds from its arrival to its first step, once that has begun.
+        scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
+        logprobs: log-probabilities by position, from when they are computed to when they are told.
+        kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
+            sample of its prompt's queries, from when they are measured to when they are told.
+        visited: key tiles that a dynamic policy chose, over layers, KV heads and the query tiles of the prompt.
+        reads: what the tokens of its answer have read, if a budget says how many keys that may be.
+        constraint: what says which tokens may come next, if the answer has to follow a grammar.
+    """
+
+    spec: Generate
+    seed: int
+    tokens: list[int]
+    arrived: float = 0.0
+    pending: int = 0
+    computed: int = 0
+    cached: int = 0
+    reach: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    promised_pages: int = 0
+    reach_under: Reach | None = None
+    reach_of_answer: Reach | None = None
+    row: int = -1
+    preempted: bool = False
+    waited: float | None = None
+    finish_reason: FinishReason | None = None
+    scored: int = 1
+    logprobs: dict[int, Logprob] = field(default_factory=dict)
+    constraint: Constraint | None = None
+    kept: list[Any] = field(default_factory=list)
+    visited: int = 0
+    reads: AnswerReads | None = None
+    _lookup: PromptLookup | None = None
+    _counts: TokenCounts | None = None
+
+    @classmethod
+    def of(cls, spec: Generate, seed: int, arrived: float = 0.0) -> Request:
+        """A request of which nothing is computed yet; `seed` is used for sampling if the caller gave none."""
+        own = spec.sampling.seed
+        budget = spec.attention.decode_budget
+        reads = None if budget is None else AnswerReads(budget)
+        return cls(spec, seed if own is None else own, list(spec.prompt), arrived, reads=reads)
+
+    @property
+    def id(self) -> str:
+        """The caller's id."""
+        return self.spec.request_id
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether its queries see all that the model's own masks let through."""
+        return self.spec.attention == DENSE
+
+    def policy_at(self, position: int) -> AttentionPolicy:
+        """What the query at `position` is computed under: what is behind a prompt that chose its keys sees all, or as
+        much as its budget lets it read."""
+        if self.is_dense:
+            return DENSE
+        if not self.spec.attention.is_dynamic or position < self.prompt_tokens:
+            return self.spec.attention
+        return DENSE if self.reads is None or position < self.reads.budget else self._answer_policy
+
+    @cached_property
+    def _answer_policy(self) -> AttentionPolicy:
+        return self.spec.attention.of_answer
+
+    def border(self, start: int) -> float:
+        """The position behind `start` before which a chunk has to end, since queries from there on are computed under
+        another policy. Without a budget none has to: what follows a prompt that chose its keys then sees all anyway."""
+        if self.reads is None:
+            return math.inf
+        borders = (self.prompt_tokens, max(self.prompt_tokens, self.reads.budget))
+        return next((border for border in borders if start < border), math.inf)
+
+    @property
+    def stretch(self) -> int:
+        """Tokens of which a chunk of the prompt has to hold a multiple, unless it ends the prompt: what is chosen for a
+        tile of queries depends on where the tile begins."""
+        return TILE if self.spec.attention.is_dynamic and self.computed < self.prompt_tokens else 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens in the prompt."""
+        return len(self.spec.prompt)
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far, pending ones included."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and answer that are known."""
+        return len(self.tokens) - self.pending
+
+    @property
+    def wanted(self) -> int:
+        """Tokens that are not computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its last token is drawn already, or being drawn."""
+        return self.generated >= self.spec.max_tokens
+
+    @property
+    def needs_its_tokens(self) -> bool:
+        """Whether its next step can be planned, or its next token drawn, only when all tokens before are known."""
+        return self.spec.speculate > 0 or self.constraint is not None or self.spec.sampling.penalizes
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that may ever need a place in the pages: the last one drawn is never computed."""
+        return self.prompt_tokens + self.spec.max_tokens - 1
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed."""
+        return self.spec.prompt_logprobs is not None and self.scored < self.prompt_tokens
+
+    @property
+    def skippable(self) -> int:
+        """How many of the first tokens need not be computed where their keys and values are to be had.
+
+        The last token's logits are wanted, and those before each token of the prompt that is to be scored.
+        """
+        return min(len(self.tokens), self.scored) - 1 if self.wants_scores else len(self.tokens) - 1
+
+    def counts(self) -> TokenCounts:
+        """How often which token occurs, for penalties."""
+        assert not self.pending, self.id
+        if self._counts is None:
+            self._counts = TokenCounts(self.spec.prompt if self.spec.sampling.repetition_penalty != 1 else [])
+        self._counts.extend(self.tokens[self.prompt_tokens + self._counts.generated :])
+        return self._counts
+
+    def may_stop(self, after: int = 0) -> bool:
+        """Whether the token drawn `after` tokens from now may be one that ends the request."""
+        return self.generated + after >= self.spec.min_tokens
+
+    def draft(self, limit: int) -> tuple[int, ...]:
+        """At most `limit` tokens that may come next, if the request wants speculation."""
+        count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
+        count = int(min(count, self.border(len(self.tokens) - 1) - len(self.tokens)))
+        if count < 1 or self.constraint is not None:  # a draft would need the grammar's word on each token before it
+            return ()
+        if self._lookup is None:
+            self._lookup = PromptLookup(self.max_length + 1)
+        return self._lookup.draft(self.tokens, count)
+
+    def expect(self) -> None:
+        """Make a place for a token that is being drawn."""
+        assert self.finish_reason is None, self.id
+        self.tokens.append(PENDING)
+        self.pending += 1
+
+    def receive(self, token: int) -> None:
+        """Put a drawn token into its place, and finish if it is the last one; what was drawn after it is dropped."""
+        assert self.finish_reason is None, self.id
+        if not self.pending:
+            self.expect()
+        self.tokens[self.known] = token
+        self.pending -= 1
+        drawn = self.known - self.prompt_tokens
+        complete = self.constraint is not None and self.constraint.accept(token)
+        if complete or (drawn > self.spec.min_tokens and token in self.spec.stop_token_ids):
+            self.finish_reason = "stop"
+        elif drawn >= self.spec.max_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            del self.tokens[self.known :]
+            self.pending = 0

@@ -1,0 +1,1 @@
+"""Which tokens to compute next."""

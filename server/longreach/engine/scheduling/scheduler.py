@@ -1,0 +1,353 @@
+"""Which tokens to compute next. Plain Python: it knows requests and page ids, and neither tensors nor models.
+
+Every step first takes one token (and its drafts) from each request that is writing its answer. What is left of the step
+goes to prompts in the order of `priority.rank`: all of the token budget when only flexible requests are writing,
+else as much as keeps the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages
+for all of it and the start of its answer can be promised to it. An answer that outgrows its promise and finds no page
+preempts whoever came last among those that are not promised their end, perhaps itself. Who was preempted keeps its
+tokens and its place, and comes back with a promise to its longest end: nobody is preempted twice, and every request
+ends. But flexible requests give way to any other that cannot be let in, as often as one comes.
+
+A step can be planned while the one before it runs: `advance` says that it was started, and the tokens that it draws are
+wanted before they are known; `settle` says what they are. If one of them ends its request, what the next step computes
+for it is dropped.
+
+There are no phases: a prompt that begins like an earlier one takes over the pages that the prefix cache has, at any
+moment, and waits where the next page is being computed by a request before it. Pages that the host has are brought back
+beside a step, in which their request computes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from longreach.engine.cost_model import StepTime, Work
+from longreach.engine.kv_cache.allocator import Holdings
+from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.requests.policy_cost import reach_of
+from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
+from longreach.engine.requests.request import TILE, Request
+from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.scheduling.priority import rank, seconds_for_prompts, seniority
+from longreach.engine.scheduling.step_sizes import cut, places_for
+
+
+class Scheduler:
+    """The requests that wait and run, and the pages they hold.
+
+    `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
+    `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
+    two calls. Without a `hasher` there is no prefix cache. `step_time` is taught by whoever runs the steps.
+    """
+
+    def __init__(self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.step_time = StepTime()
+        self.waiting: dict[str, Request] = {}
+        self.running: dict[str, Request] = {}
+        self.preemptions = 0
+        self._holdings = Holdings(pool, hasher)
+        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._in_flight: list[StepPlan] = []
+        self._blocked = False  # the next in line could not be let in, and nothing has changed since
+        self._kept_out: Request | None = None  # who it was, if flexible requests may give way to it
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            ValueError: it could never run, whatever else is in flight; the message is the caller's.
+        """
+        if not request.spec.prompt:
+            raise ValueError("the prompt is empty")
+        if request.spec.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {request.spec.max_tokens}")
+        total = request.prompt_tokens + request.spec.max_tokens
+        if total > self.limits.max_model_len:
+            raise ValueError(
+                f"{request.prompt_tokens} prompt tokens and {request.spec.max_tokens} tokens to generate exceed the "
+                f"context of {self.limits.max_model_len} tokens"
+            )
+        if self.pool.pages_for(request.max_length) > self.pool.num_pages:
+            capacity = self.pool.num_pages * self.pool.page_size
+            raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
+        request.reach_under = reach_of(request.spec.attention, self.limits.dense_share)
+        if request.reads is not None:
+            request.reach_of_answer = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
+        self._holdings.hash(request)
+        self.waiting[request.id] = request
+        self._blocked = False
+
+    def remove(self, request_id: str, now: float = 0.0) -> Request | None:
+        """Forget a request whose caller has gone; None if it is not here.
+
+        Its pages are given back at once, and kept for a retry as long as nobody needs their memory more. That counts
+        what is being computed: whoever takes it over computes later.
+        """
+        if (request := self.running.get(request_id)) is not None:
+            for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
+                end = min(chunk.end - len(chunk.drafts), request.known)
+                if self._holdings.offer(request, chunk.start, end):
+                    self.pool.early.update(request.pages)
+            self._release(request, now + self.limits.resume_seconds)
+            return request
+        return self.waiting.pop(request_id, None)
+
+    def discard(self, request: Request) -> None:
+        """Forget a running request whose step failed; nobody takes over the pages that it held."""
+        self._holdings.spoil(request)
+        self._release(request)
+
+    def plan(self, now: float = 0.0) -> StepPlan | None:
+        """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
+        self.pool.cache.expire(now)
+        streams = self._streams(now) if self._give_way(now) else None
+        if streams is None:
+            return None
+        chunks = streams + self._prompts(streams)
+        return StepPlan.of(chunks) if chunks else None
+
+    def advance(self, plan: StepPlan) -> None:
+        """Record that `plan` is being computed: the next one may be planned."""
+        self._in_flight.append(plan)
+        for chunk in plan.chunks:
+            request = chunk.request
+            if self.running.get(request.id) is request:
+                request.computed = chunk.end - len(chunk.drafts)
+                if chunk.scored:
+                    request.scored = chunk.scored.stop
+                if chunk.num_draws:
+                    request.expect()
+
+    def settle(self, drawn: dict[str, list[int]]) -> None:
+        """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
+        plan = self._in_flight.pop(0)
+        if not self._in_flight:
+            self.pool.early.clear()
+        for chunk in plan.chunks:
+            request = chunk.request
+            if self.running.get(request.id) is not request:
+                continue  # removed, or finished, while the step ran
+            end = chunk.end - len(chunk.drafts)
+            for position, token in enumerate(chunk.standing(drawn[request.id]) if chunk.num_draws else ()):
+                if position:  # all but the last are drafts that stand, and computed
+                    request.computed += 1
+                    end += 1
+                request.receive(token)
+                if request.finish_reason is not None:
+                    break
+            if self._holdings.offer(request, chunk.start, end):
+                self._blocked = False  # who waits may need fewer pages now
+            if request.finish_reason is not None:
+                self._release(request)
+
+    def abandon(self) -> list[Request]:
+        """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
+        plan = self._in_flight.pop(0)
+        self.pool.spoil(self.pool.early)
+        self.pool.early.clear()
+        requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
+        for request in requests:
+            self.discard(request)
+        return requests
+
+    def lost(self, moves: PageMoves) -> list[Request]:
+        """The copies of pages for the next step failed; the requests that cannot go on without them."""
+        wrong = self.pool.lost(moves)
+        return [request for request in self.running.values() if not wrong.isdisjoint(request.pages)]
+
+    def check(self) -> None:
+        """Assert that pages and requests agree."""
+        requests = list(self.running.values())
+        self._holdings.check(requests)
+        for request in requests:
+            assert 0 <= request.computed < len(request.tokens), request.id
+            assert request.finish_reason is None, request.id
+            assert not (request.preempted and self._may_be_preempted(request)), request.id
+        for request in self.waiting.values():
+            assert not request.pages, request.id
+            assert not request.promised_pages, request.id
+            assert request.id not in self.running, request.id
+        rows = [request.row for request in requests]
+        assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
+
+    def _streams(self, now: float) -> list[Chunk] | None:
+        """The token that each answer wants and the drafts behind it, which leave half of the step to prompts.
+
+        None if that depends on what the step in flight draws: an answer needs its own tokens, or must be preempted.
+        """
+        wanting = (request for request in self.running.values() if request.wanted == 1 and not request.is_complete)
+        requests = sorted(wanting, key=seniority)
+        if any(request.pending and request.needs_its_tokens for request in requests):
+            return None
+        room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
+        chunks = []
+        for request in requests:
+            if request.row < 0:
+                continue  # preempted
+            if not self._holdings.promise(request, len(request.tokens)):
+                if self._in_flight:
+                    return None
+                if not self._make_place(request, now):
+                    continue
+            drafts = ()
+            if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
+                drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
+            room -= len(drafts)
+            chunks.append(self._chunk(request, 1 + len(drafts), drafts))
+        return chunks
+
+    def _make_place(self, request: Request, now: float) -> bool:
+        """Promise an answer its next page by preempting others; False if it is preempted itself."""
+        while not self._holdings.promise(request, len(request.tokens)):
+            victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=seniority)
+            self._preempt(victim, now)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request, now: float) -> None:
+        self._release(victim, now + self.limits.resume_seconds)
+        victim.computed = victim.reach = 0
+        victim.preempted = True
+        self.preemptions += 1
+        self.waiting[victim.id] = victim
+
+    def _give_way(self, now: float) -> bool:
+        """Preempt flexible requests, the last first, until there is room for another that could not be let in.
+
+        False if it has to be done once the step in flight is settled.
+        """
+        request = self._kept_out
+        while request is not None and self.waiting.get(request.id) is request and not self._has_room(request):
+            if not (flexible := [r for r in self.running.values() if r.spec.flexible]):
+                break
+            if self._in_flight:
+                return False
+            self._preempt(max(flexible, key=seniority), now)
+        self._kept_out = None
+        return True
+
+    def _has_room(self, request: Request) -> bool:
+        return bool(self._free_rows) and self._holdings.could_enter(request, self._first_promise(request))
+
+    def _first_promise(self, request: Request) -> int:
+        """Tokens for which a request has to have room when it is let in."""
+        if request.preempted:
+            return request.max_length
+        return min(request.max_length, request.prompt_tokens + self.limits.promised_tokens)
+
+    def _may_be_preempted(self, request: Request) -> bool:
+        return self._holdings.places(request) < request.max_length
+
+    def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
+        """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
+        requests = [request for request in self.running.values() if request.wanted > 1]
+        if not self._blocked:
+            requests += self.waiting.values()
+        if not requests:
+            return []
+        cost = self.step_time.cost
+        budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
+        places = places_for(len(streams))
+        rows_taken = places + sum(chunk.length - 1 for chunk in streams)
+        seconds = math.inf
+        if not all(chunk.request.spec.flexible for chunk in streams):
+            planned = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
+            seconds = seconds_for_prompts(planned, cost, self.limits.max_itl) / self.step_time.caution
+        reach = {request.id: self._holdings.reach(request) for request in requests}
+        requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
+        chunks: list[Chunk] = []
+        rows = MAX_DRAFTS - sum(len(chunk.drafts) for chunk in streams)  # of logits, for prompts that are scored
+        # Pages that this step, or one in flight, computes: whoever else wants them waits for them.
+        claimed = {
+            digest
+            for plan in self._in_flight
+            for chunk in plan.chunks
+            if self.running.get(chunk.request.id) is chunk.request
+            for digest in self._holdings.claims(chunk.request, chunk.start, chunk.end)
+        }
+        for request in requests:
+            if budget < 1 or seconds <= 0:
+                break
+            start = reach[request.id]
+            if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
+                continue
+            if self._holdings.take_over(request, self.limits.restored_pages):
+                continue
+            start, end = request.computed, len(request.tokens)
+            if self.limits.batch_invariant and start < request.prompt_tokens:
+                end = request.prompt_tokens  # what is behind it, after a preemption, is computed as it was before
+            limit = min(end - start, budget, rows if request.wants_scores else budget)
+            if limit < 1:
+                continue
+            length = limit
+            if seconds != math.inf:
+                length = cost.longest_chunk(start, limit, seconds, request.reach_under)
+            is_full = length < limit
+            if is_full:
+                length = cut(places, rows_taken, length)
+            stretch = self._stretch(request)
+            least = min(max(self.limits.least_chunk, stretch), limit)
+            if length < least:
+                length = 0 if chunks else least
+            length = self._holdings.unclaimed(request, start, start + length, claimed) - start
+            if start + length >= (border := request.border(start)):
+                length = int(border) - start
+            elif start + length < end:
+                length -= (start + length) % stretch
+            if length:
+                rows -= length if request.wants_scores else 0
+                chunks.append(self._chunk(request, length))
+                claimed.update(self._holdings.claims(request, start, start + length))
+                budget -= length
+                rows_taken += length
+                work = Work.of_chunk(start, length, request.reach_under)
+                seconds -= cost.seconds(work)
+            if is_full:
+                break  # what is left of its time is too little for another prompt: it would widen the step to no use
+        return chunks
+
+    def _stretch(self, request: Request) -> int:
+        """As `Request.stretch`; whole tiles for patterns of blocks, too, where bits must not depend on how a prompt is
+        cut: the order of a tile's keys depends on where it begins. A step has to hold some tiles beside the answers."""
+        whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= 4 * TILE
+        if whole_tiles and not request.is_dense and request.spec.prompt_logprobs is None:
+            return TILE
+        return request.stretch
+
+    def _let_in(self, request: Request) -> bool:
+        """Whether a request runs; one that waited gets a row and its pages, if it can."""
+        if request.row >= 0:
+            return True
+        if self._blocked:
+            return False  # who is next in line goes first, even if another would fit: nobody is passed over for ever
+        if not self._free_rows or not self._holdings.enter(request, self._first_promise(request)):
+            self._blocked = True
+            if not request.spec.flexible:
+                self._kept_out = request
+            return False
+        del self.waiting[request.id]
+        self.running[request.id] = request
+        request.row = self._free_rows.pop()
+        return True
+
+    def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
+        self._holdings.hand_out(request, request.computed + length)
+        return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant)
+
+    def _release(self, request: Request, keep_until: float | None = None) -> None:
+        del self.running[request.id]
+        self._holdings.release(request, keep_until)
+        self._free_rows.append(request.row)
+        request.row = -1
+        self._blocked = False

@@ -1,0 +1,1 @@
+"""The engine's start: load, measure, allocate, capture, warm up."""

@@ -1,0 +1,120 @@
+"""From an `EngineConfig` to a ready engine: start the other ranks, make this one's parts, and put an engine on them."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from longreach_patches import LoadedModel, check_layout, check_ranks, layer_masks, load_config
+
+from longreach import hub
+from longreach.engine.device.batch_builder import BatchBuilder
+from longreach.engine.device.ranks.leader import Ranks
+from longreach.engine.device.ranks.process_group import Joined, check_sums, join, layout_of, leave, on_rank
+from longreach.engine.device.runner import Runner
+from longreach.engine.engine import Engine
+from longreach.engine.kv_cache.offload_index import HostPages
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.messages import EngineConfig, Started
+from longreach.engine.pair_count import PairCount
+from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.startup.capacity import bounded_layers
+from longreach.engine.startup.load import Parts, build_parts, share_threads
+
+
+def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
+    """Load the model and everything around it. With several ranks this process becomes the first, and starts the
+    others; `Engine.close` ends them.
+
+    Raises:
+        EngineStartError: the other ranks' processes cannot be started.
+        longreach.errors.ModelFilesError: a file of the model cannot be had.
+        longreach_patches.PatchError: the model cannot be loaded or is not supported.
+        ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
+    """
+    # Once for all ranks: what follows reads a directory.
+    files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
+    config = msgspec.structs.replace(config, model=str(files))
+    check_sums(config)
+    layout = layout_of(config)
+    if layout.size == 1:
+        share_threads(layout)
+        return _engine(config, build_parts(config, Joined(layout)))
+    # Before there are ranks: the messages are this one's to give.
+    if config.batch_invariant:
+        check_ranks(layout)
+    own_config = load_config(config.model, config.hf_overrides)
+    check_layout(own_config, layout)
+    bounded_layers(config, layer_masks(own_config), layout)
+    own, threads = on_rank(config, 0), torch.get_num_threads()
+    ranks = Ranks(config, layout.size)
+    try:
+        joined = join(own, 0, ranks.rendezvous)
+        share_threads(joined.layout)
+        return _engine(own, build_parts(own, joined), ranks)
+    except BaseException:
+        ranks.kill()
+        leave(together=False)
+        torch.set_num_threads(threads)
+        raise
+
+
+def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> tuple[Engine, Started]:
+    limits, computing = parts.limits, parts.forward
+    loaded, pages, policies = computing.loaded, computing.pages, computing.policies
+    pool = PagePool(pages.num_pages, config.page_size, HostPages(parts.host_slots) if parts.host_slots else None)
+    builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(limits.max_model_len), config.page_size)
+    types = str(loaded.dtype), str(pages.shape.dtype)
+    hasher = None
+    if config.prefix_cache:
+        hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
+    bands = [mask.band for mask in parts.own]
+    reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
+    pairs = PairCount(reach, policies.pairs)
+    scheduler = Scheduler(pool, limits, hasher)
+    engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies)
+    return engine, _started(parts, config)
+
+
+def _started(parts: Parts, config: EngineConfig) -> Started:
+    loaded, pages, limits = parts.forward.loaded, parts.forward.pages, parts.limits
+    backend, ranks = loaded.patched.backend, loaded.layout.size
+    device = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
+    return Started(
+        max_model_len=limits.max_model_len,
+        max_batched_tokens=limits.max_batched_tokens,
+        kv_tokens=pages.num_tokens,
+        page_size=config.page_size,
+        page_bytes=ranks * pages.shape.bytes_per_page,
+        host_kv_tokens=parts.host_slots * config.page_size,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=_end_tokens(loaded, config.tokenizer_eos_ids),
+        model_type=loaded.config.model_type,
+        device=device if ranks == 1 else f"{ranks} x {device}",
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        kv_dtype=str(pages.shape.dtype).removeprefix("torch."),
+        attention_backend=backend.name,
+        backend_reason=backend.reason,
+        load_seconds=loaded.load_seconds,
+        dense_share=limits.dense_share,
+        page_bounds=bool(pages.shape.bounded),
+    )
+
+
+def _end_tokens(loaded: LoadedModel, of_tokenizer: list[int]) -> list[int]:
+    """What ends an answer: every token that the generation config, the config or the tokenizer names.
+
+    Raises:
+        ValueError: one of them names what is no token id.
+    """
+    ids = set(of_tokenizer)
+    model = loaded.patched.model
+    sources = {"generation_config.json": model.generation_config, "config.json": loaded.config}
+    for file, source in sources.items():
+        named = getattr(source, "eos_token_id", None)
+        named = [] if named is None else named if isinstance(named, list | tuple) else [named]
+        if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in named):
+            raise ValueError(f"{file}: eos_token_id must be a token id, or a list of them; got {named}")
+        ids.update(named)
+    # A checkpoint may name a token beyond its own output layer: that one is never drawn.
+    return sorted(id_ for id_ in ids if 0 <= id_ < loaded.config.vocab_size)

@@ -1,0 +1,197 @@
+"""How many KV pages fit, and so which requests: the same arithmetic for `longreach plan` and for the server's start.
+
+The plan knows the weights, the pages and the largest step from the model's config, and assumes what a GPU's driver and
+libraries take. The server measures what is in use and what the largest step takes, and reserves what was planned even
+where it measures less: its report is the plan's, unless it needs more than was assumed or others use its memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longreach_kernels import Mask
+from longreach_patches import Footprint, RankLayout, chosen_layers
+
+from longreach.engine.messages import EngineConfig
+from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
+from longreach.engine.startup.host_memory import HostMemory, readable
+
+# Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
+_GPU_BATCHED_TOKENS = 8192
+_CPU_BATCHED_TOKENS = 512
+# A CPU's pages take at most this share of the available memory, and no more than this many longest prompts need.
+_CPU_MEMORY_SHARE = 0.25
+_CPU_LONGEST_PROMPTS = 2
+# Left for graphs, libraries and fragmentation on a GPU, beside the largest step.
+_GPU_RESERVE_BYTES = 1 << 30
+# What a CUDA context with the kernels' code takes, and the matrix library's workspace in a step.
+_GPU_CONTEXT_BYTES = 640 << 20
+_GPU_MATMUL_BYTES = 64 << 20
+# What copies between a GPU and pinned host memory are counted to move at least: PCIe 4.0, 16 lanes, one direction.
+_LINK_BYTES_PER_SECOND = 20e9
+# The part of the bound on inter-token delay that bringing pages back may take; those they replace may take as much.
+_LINK_SHARE = 0.5
+
+
+def default_batched_tokens(on_gpu: bool, context_size: int = 1) -> int:
+    """The token budget of a step where none is set: as many on each context rank as one alone would have."""
+    return (_GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS) * context_size
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """`num_pages` pages of `page_size` tokens, and the longest request, prompt and answer, that is served with them."""
+
+    num_pages: int
+    page_size: int
+    max_model_len: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit into all pages together."""
+        return self.num_pages * self.page_size
+
+    @property
+    def concurrency(self) -> float:
+        """How many of the longest requests fit at once."""
+        return self.kv_tokens / self.max_model_len
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a model needs of the memory of one device; all sizes in bytes.
+
+    Attributes:
+        weight_bytes: of the weights.
+        step_bytes: of the largest step's activations, as told from the config.
+        token_bytes: of one token in the KV cache.
+        page_size: tokens in a page.
+        step_tokens, step_rows: tokens in the largest step, and how many of them draw the next.
+        max_positions: the longest sequence that the model is made for.
+        asked_len: the longest request that was asked for, or None.
+        selection_bytes: of `step_bytes`, what choosing keys by their bounds takes.
+    """
+
+    weight_bytes: int
+    step_bytes: int
+    token_bytes: int
+    page_size: int
+    step_tokens: int
+    step_rows: int
+    max_positions: int
+    asked_len: int | None
+    selection_bytes: int = 0
+
+    @classmethod
+    def of(cls, footprint: Footprint, max_positions: int, config: EngineConfig, batched_tokens: int) -> Demand:
+        """The demand of a model served as `config` says.
+
+        Raises:
+            ValueError: the length that was asked for is more than the model is made for.
+        """
+        asked = config.max_model_len
+        if asked is not None and asked > max_positions:
+            raise ValueError(
+                f"max_model_len {asked} is longer than the {max_positions} positions of this model; "
+                f"use --max-model-len {max_positions} or less. Where the model's card has YaRN, give its values: "
+                '--hf-overrides \'{"rope_scaling": {"rope_type": "yarn", "factor": F, '
+                '"original_max_position_embeddings": N}}\''
+            )
+        tokens = min(batched_tokens, asked or max_positions)
+        rows = min(config.max_num_seqs + MAX_DRAFTS, tokens)
+        return cls(
+            weight_bytes=footprint.weight_bytes,
+            step_bytes=footprint.step_bytes(tokens, rows),
+            token_bytes=footprint.pages.bytes_per_token,
+            page_size=config.page_size,
+            step_tokens=tokens,
+            step_rows=rows,
+            max_positions=max_positions,
+            asked_len=asked,
+            selection_bytes=footprint.selection_bytes,
+        )
+
+    @property
+    def wanted_len(self) -> int:
+        """The longest request that may be served if it fits."""
+        return self.asked_len or self.max_positions
+
+    def planned_use(self) -> int:
+        """What a GPU has in use once the weights are there, if nobody else uses it."""
+        return self.weight_bytes + _GPU_CONTEXT_BYTES
+
+    def gpu_room(self, total: int, utilization: float, used: int = 0, peak: int = 0) -> int:
+        """What is left for pages of a GPU's `total`; `used` and `peak` (of a step in which no keys are chosen) count
+        where they exceed the plan."""
+        step = max(peak + self.selection_bytes, self.step_bytes + _GPU_MATMUL_BYTES)
+        return max(0, int(total * utilization) - max(used, self.planned_use()) - step - _GPU_RESERVE_BYTES)
+
+    def host_room(self, available: int) -> int:
+        """What pages get of a CPU's available memory, the weights being there."""
+        enough = _CPU_LONGEST_PROMPTS * -(-self.wanted_len // self.page_size) * self.page_size * self.token_bytes
+        return min(enough, int(_CPU_MEMORY_SHARE * available))
+
+    def fit(self, room: int, why: str = "") -> Capacity:
+        """The pages that `room` bytes hold; `why` says what allows no more, for people.
+
+        Raises:
+            ValueError: not the length that was asked for, or none at all; the message names the fix.
+        """
+        num_pages = room // (self.token_bytes * self.page_size)
+        longest = min(self.wanted_len, num_pages * self.page_size)
+        if self.asked_len is not None and longest < self.asked_len:
+            raise ValueError(
+                f"max_model_len {self.asked_len} needs a KV cache of {readable(self.asked_len * self.token_bytes)} "
+                f"and {readable(room)} are there{why}; the longest that fits is --max-model-len {longest}"
+            )
+        if longest < 2:
+            raise ValueError(
+                f"no memory is left for the KV cache{why}; use a smaller model or raise --gpu-memory-utilization"
+            )
+        return Capacity(num_pages, self.page_size, longest)
+
+
+def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayout) -> tuple[int, ...]:
+    """The layers, of those with the masks `own`, that keep bounds of their keys as `config` says.
+
+    Raises:
+        ValueError: none could, there are several ranks, or a setting names a layer that is not there; the message names
+            the fix.
+    """
+    if not config.page_bounds:
+        return ()
+    if layout.size > 1:
+        raise ValueError(f"--page-bounds is for one GPU; leave it out, or {layout.flags}")
+    layers = chosen_layers(own, config.attention_dense_layers)
+    if not layers:
+        raise ValueError(
+            "--page-bounds: no layer of this model has keys to choose from, since each has a window of its own or is "
+            "one of --attention-dense-layers; leave it out"
+        )
+    return layers
+
+
+def host_slots(config: EngineConfig, page_bytes: int, memory: HostMemory) -> int:
+    """Pages of `page_bytes` that `memory` keeps as `config` says.
+
+    Raises:
+        ValueError: it is less than a page, more than is there, or for nothing; the message names the fix.
+    """
+    size = config.kv_offload_bytes
+    if not size:
+        return 0
+    if not config.prefix_cache:
+        raise ValueError("--kv-offload-bytes keeps pages of the prefix cache; leave out --no-prefix-cache")
+    if size < page_bytes:
+        raise ValueError(f"--kv-offload-bytes: one page takes {page_bytes} bytes, got {size}; give more, or 0 for none")
+    if size > memory.available:
+        raise ValueError(
+            f"--kv-offload-bytes: {readable(size)} are more than the {readable(memory.available)} of host memory that "
+            f"can be had{memory.why}; give less"
+        )
+    return size // page_bytes
+
+
+def restored_pages(max_itl: float, page_bytes: int) -> int:
+    """How many pages a step may bring back from the host without holding up running answers beyond `max_itl`."""
+    return max(1, int(_LINK_SHARE * max_itl * _LINK_BYTES_PER_SECOND / page_bytes))

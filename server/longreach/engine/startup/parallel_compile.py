@@ -1,0 +1,69 @@
+"""The kernels of the start, compiled on all cores before the start launches them one after the other.
+
+Triton compiles a kernel when it is first launched, which takes a core up to some seconds, and a model needs dozens. So
+the steps of the start are computed once with nothing launched, on pages as they are planned to be; what they would
+have launched is compiled on several threads, and is found by the launches that follow.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from longreach_kernels.compilation import compile_only
+from longreach_patches import KVPages, LoadedModel, PageShape
+
+from longreach.engine.device.forward_pass import StepGraphs
+from longreach.engine.scheduling.limits import Limits
+from longreach.engine.startup.calibrate import rehearse
+from longreach.engine.startup.warmup import warm
+
+logger = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def compile_kernels(
+    loaded: LoadedModel,
+    shape: PageShape,
+    num_pages: int,
+    limits: Limits,
+    *,
+    rehearsed: tuple[int, int] | None,
+    graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs] | None,
+) -> None:
+    """Compile what the start will launch. A kernel that does not compile is logged; the start then fails at it.
+
+    The pages, of `shape`, are there for a moment: there has to be room for them, as for the real ones.
+
+    Args:
+        loaded: the model, on a GPU.
+        shape, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
+            some kernels by itself.
+        rehearsed: tokens and rows of the step that the start rehearses, or None if it rehearses none.
+        graphs_over: makes the graphs that the start captures, as `StepGraphs.of` does; None if it captures none.
+    """
+    if loaded.patched.backend.name == "reference":
+        return  # it is made of torch's operations
+
+    def compute_start() -> None:
+        """The pages end with this function: a name that still held them, if only through the last step's closure, would
+        take their memory from the real ones."""
+        rehearsal = None if rehearsed is None else rehearse(loaded, shape.page_size, *rehearsed)
+        scales = rehearsal.scales if rehearsal is not None and shape.dtype != loaded.dtype else None
+        pages = KVPages(shape, num_pages, loaded.device, scales)
+        if graphs_over is not None:
+            drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
+            for run in graphs_over(pages, drawn, limits).steps():
+                run()
+        warm(loaded, pages, limits)
+
+    start = time.perf_counter()
+    threads = torch.get_num_threads()  # this rank's part of the cores
+    with compile_only(loaded.device, threads) as done:
+        compute_start()
+    if loaded.device.type == "cuda":
+        torch.cuda.empty_cache()  # the room for pages is measured next
+    elapsed = time.perf_counter() - start
+    logger.info("made %d kernels ready in %.1f s on %d threads", done.ready, elapsed, threads)

@@ -1,0 +1,94 @@
+"""A rank of an engine other than the first: `python -m longreach.engine.startup.rank_process FD`.
+
+Only `device.ranks.leader` starts it.
+It computes what rank 0 computes, on its own part of the model. It ends when its socket closes, when anything goes
+wrong, and by the kernel's hand if its parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from longreach.engine.device.ranks.rank_messages import BEAT, Compute, Join, Move, receive
+from longreach.engine.messages import HEARTBEAT_SECONDS
+from longreach.util.child_process import belong_to_parent, end
+from longreach.util.memory import settle_garbage
+
+if TYPE_CHECKING:
+    from longreach.engine.device.forward_pass import ForwardPass
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_SECONDS = 10.0
+
+
+def main() -> None:
+    """Serve rank 0 over the inherited socket whose file descriptor is the only argument."""
+    belong_to_parent()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    first = receive(connection)
+    if first is None:
+        return
+    assert isinstance(first, Join), f"expected to be told a rank first, got {type(first).__name__}"
+    form = f"%(asctime)s %(levelname)s rank {first.rank}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+    try:
+        computing = _start(first)
+    except Exception:
+        logger.critical("rank %d cannot start", first.rank, exc_info=True)
+        # What stops this rank most often stops rank 0, too, which then says so and ends this one; else it ends itself.
+        connection.settimeout(_LAST_WORDS_SECONDS)
+        with contextlib.suppress(OSError):
+            receive(connection)
+        end(1)
+    try:
+        _serve(connection, computing)
+    except Exception:  # whatever it was, the other ranks wait for this one until it is gone
+        logger.critical("rank %d ends", first.rank, exc_info=True)
+        end(1)
+    end(0)
+
+
+def _start(first: Join) -> ForwardPass:
+    from longreach.engine.device.ranks.process_group import join, on_rank  # torch takes seconds to import
+    from longreach.engine.startup.load import build_parts, share_threads
+
+    config = on_rank(first.config, first.rank)
+    joined = join(config, first.rank, first.rendezvous)
+    share_threads(joined.layout)
+    return build_parts(config, joined).forward
+
+
+def _serve(connection: socket.socket, computing: ForwardPass) -> None:
+    from longreach.engine.device.ranks.process_group import leave
+
+    settle_garbage()
+    threading.Thread(target=_beat, args=(connection,), name="heartbeat", daemon=True).start()
+    while (message := receive(connection)) is not None:
+        if isinstance(message, Compute):
+            computing.logits(message.batch)
+        elif isinstance(message, Move):
+            computing.move(message.moves)
+        else:
+            raise AssertionError(f"unexpected {type(message).__name__}")
+    computing.close()
+    leave()
+
+
+def _beat(connection: socket.socket) -> None:
+    while True:
+        try:
+            connection.sendall(BEAT)
+        except OSError:
+            return  # rank 0 is gone; the main thread sees it too
+        time.sleep(HEARTBEAT_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Steps of the kinds that no graph holds and the rehearsal does not have, run once before there are requests.
+
+A kernel is compiled the first time that it is called in a new way, which takes seconds. Whoever is first to read a long
+prompt beside somebody else's answer should not wait for that, nor should the answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from longreach_kernels import PagedBatch
+from longreach_kernels.sparse import BLOCK
+from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup
+
+from longreach.engine.device.forward_pass import forward
+from longreach.engine.scheduling.limits import Limits
+from longreach.util.transfer import upload
+
+_CHUNK = 256  # tokens of a prompt; with many keys they are too few to be computed in one go
+_SHORT = 16  # few enough for the products of a decode
+_SIZES = (64, 512, 1024, 2048, 4096)
+
+
+@torch.inference_mode()
+def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
+    """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer; and
+    tokens of answers that read a budget of keys, if the pages have bounds.
+
+    Nothing is written to `pages`, and what is read there does not matter.
+    """
+    most = min(limits.max_model_len, pages.num_tokens)
+    chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
+    if loaded.patched.batch_invariant:  # its products are compiled for several numbers of rows
+        chunks += [(tokens, tokens) for tokens in _SIZES]
+    for tokens, context in chunks:
+        chunk = min(tokens, limits.max_batched_tokens - 1, most)
+        if chunk > 0:
+            _compute(loaded, pages, chunk, max(chunk, min(context, most)))
+    if pages.shape.bounded:
+        for tokens in (1, 2):
+            _choose(loaded, pages, tokens, most)
+    if loaded.device.type == "cuda":
+        torch.cuda.synchronize(loaded.device)
+
+
+def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> None:
+    """One token of an answer, and the last `chunk` tokens of a prompt of `context`, all of whose keys are in page 0."""
+    positions = np.concatenate([np.zeros(1, np.int64), np.arange(context - chunk, context)])
+    nowhere = np.full(1 + chunk, -1)
+    input_ids, positions, slots, rows = upload(
+        [np.zeros_like(positions), positions, nowhere, np.array([0, chunk])], loaded.device
+    )
+    cu_seqlens, context_lens = upload(
+        [np.array([0, 1, 1 + chunk], np.int32), np.array([1, context], np.int32)], loaded.device
+    )
+    num_pages = -(-context // pages.shape.page_size)
+    batch = PagedBatch(
+        cu_seqlens_q=cu_seqlens,
+        context_lens=context_lens,
+        page_table=torch.zeros((2, num_pages), dtype=torch.int32, device=loaded.device),
+        max_seqlen_q=chunk,
+        max_context_len=context,
+        num_decodes=1,
+    )
+    forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)
+
+
+def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> None:
+    """One token each of so many answers, each of which may read the first and the last of its blocks."""
+    heads = len(loaded.layout.part(loaded.config.num_attention_heads))
+    input_ids, positions, slots, rows = upload(
+        [np.zeros(tokens, np.int64), np.full(tokens, context - 1), np.full(tokens, -1), np.arange(tokens)],
+        loaded.device,
+    )
+    starts, lens = upload(
+        [np.arange(tokens + 1, dtype=np.int32), np.full(tokens, context, np.int32)],
+        loaded.device,
+    )
+    num_pages = -(-context // pages.shape.page_size)
+    table = torch.zeros((tokens, num_pages), dtype=torch.int32, device=loaded.device)
+    batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=context, num_decodes=tokens)
+    budget = BlockBudget(2 * BLOCK, frozenset(pages.shape.bounded), batch, heads)
+    groups = (StepGroup(0, tokens, batch, budget=budget),)
+    forward(loaded, PagedStep(pages, batch, slots, groups), input_ids, positions, rows)

@@ -1,0 +1,90 @@
+"""A step that fails costs the requests that make it fail, and nobody else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from longreach.engine.errors import DeviceLostError
+from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.requests.request import Request
+from longreach.engine.requests.step_plan import Chunk, StepPlan
+
+logger = logging.getLogger(__name__)
+
+# Waits for a step's end: the `num_draws` tokens (or NOT_A_NUMBER) of each request whose chunk draws any.
+Result = Callable[[], dict[str, list[int]]]
+
+
+class StepRunner(Protocol):
+    """What computes plans; `runner.Runner`, or a stand-in.
+
+    `overlaps` says whether `launch` returns before the step has ended, so that the next one can be planned meanwhile.
+    Steps are computed in the order in which they are launched.
+    """
+
+    overlaps: bool
+
+    def take_seconds(self) -> float | None:
+        """What the steps took on the device whose results were waited for since the last call; None where the time
+        between launch and result says it, as it does where steps do not overlap."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Result:
+        """Start a step. A token that the plan knows as PENDING is what its request drew in the step before.
+
+        Chunks of a launch that raised may be launched again: they write the same to the same places.
+
+        Raises:
+            DeviceLostError: nothing can be computed any more.
+        """
+        ...
+
+    def move(self, moves: PageMoves) -> None:
+        """Copy and clean pages for the step that is launched next, or never; called once for each plan.
+
+        All that was launched before is done before. What is `evicted` is copied and what is `unclean` cleaned before
+        any step to come. What is `restored` or `saved` may be copied beside the next step, but before the next call
+        of `move` and the steps behind it take effect. Copies of one kind do not depend on each other; those of a
+        kind that comes first in `PageMoves` are made first.
+        """
+        ...
+
+    def recover(self) -> None:
+        """Make ready for the next step after one that failed.
+
+        Raises:
+            DeviceLostError: nothing can be computed any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """Compute nothing more, and end what computes with this process."""
+        ...
+
+
+def launch_apart(runner: StepRunner, plan: StepPlan) -> tuple[tuple[Chunk, ...], Result, list[Request]]:
+    """Launch a plan; if that fails, its halves, and so on down to the requests that fail alone.
+
+    Returns the chunks that were launched, their result, and the requests that failed. Of a step of n requests of which
+    one is bad, about 2 log2(n) parts are launched again; a step that was too large for the memory goes on in two.
+
+    Raises:
+        DeviceLostError: as `StepRunner.launch` and `StepRunner.recover`.
+    """
+    try:
+        return plan.chunks, runner.launch(plan), []
+    except DeviceLostError:
+        raise
+    except Exception:  # whatever it was: a kernel, the memory, the sampling of one row
+        requests = [chunk.request for chunk in plan.chunks]
+        shown = ", ".join(request.id for request in requests[:8]) + (", ..." if len(requests) > 8 else "")
+        logger.exception("a step of %d tokens failed (requests: %s)", plan.num_tokens, shown)
+    runner.recover()
+    if len(requests) == 1:
+        return (), dict, requests
+    middle = len(requests) // 2
+    first, first_result, first_failed = launch_apart(runner, StepPlan(plan.chunks[:middle]))
+    second, second_result, second_failed = launch_apart(runner, StepPlan(plan.chunks[middle:]))
+    return first + second, lambda: first_result() | second_result(), first_failed + second_failed
