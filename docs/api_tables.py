@@ -12,8 +12,8 @@ from pathlib import Path
 
 import generated_page
 from longreach.api.app import create_app
-from longreach.api.reference import as_markdown
-from longreach.api.service import Service
+from longreach.api.documentation.reference import as_markdown
+from longreach.api.service.service import Service
 from longreach.config import load_settings
 
 PAGE = Path(__file__).resolve().parent / "api.md"

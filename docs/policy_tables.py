@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 import generated_page
-from longreach.api.attention import policy_info
-from longreach.api.objects import PolicyParameter
+from longreach.api.endpoints.attention_policies import policy_info
+from longreach.api.schema.answers.objects import PolicyParameter
 from longreach.policies import POLICIES
 from msgspec import UNSET
 

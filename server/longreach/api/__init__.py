@@ -1,2 +1,6 @@
-"""The OpenAI API over one engine: what a request may say (`schema`), how it is read (`body`), run (`generation`),
-answered (`completions`, `stream`), refused (`errors`) and recorded (`record`); `server` is the process around it."""
+"""The OpenAI API over one engine; `server` is the process around it, and `app` the application.
+
+- `endpoints` read a request and have it answered; `schema` says what requests and answers may hold;
+- `generation` turns checked requests into answers, `service` is what all requests share;
+- `http` is the protocol below them, and `documentation` the OpenAPI document.
+"""

@@ -12,25 +12,32 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
-from longreach.api import (
-    attention,
+from longreach.api.documentation import openapi, reference
+from longreach.api.endpoints import (
+    attention_policies as attention,
+)
+from longreach.api.endpoints import (
     chat,
     completions,
-    errors,
-    monitoring,
-    openapi,
     playground,
-    reference,
     responses,
-    routes,
-    tokens,
 )
-from longreach.api.auth import OPEN_PATHS
-from longreach.api.door import Door
-from longreach.api.head import HeadAsGet
-from longreach.api.metering import current_record
-from longreach.api.record import RequestRecord, network_of, request_id_from
-from longreach.api.service import Service
+from longreach.api.endpoints import (
+    metrics_endpoint as monitoring,
+)
+from longreach.api.endpoints import (
+    status as routes,
+)
+from longreach.api.endpoints import (
+    tokenize as tokens,
+)
+from longreach.api.http import error_answers as errors
+from longreach.api.http.auth import OPEN_PATHS
+from longreach.api.http.head import HeadAsGet
+from longreach.api.http.request_checks import Door
+from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
+from longreach.api.service.metered_engine import current_record
+from longreach.api.service.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
 log = logging.getLogger("longreach.requests")

@@ -21,13 +21,13 @@ import uvicorn
 
 from longreach import __version__
 from longreach.api.app import create_app
-from longreach.api.connection import ConnectionLimits, LimitedProtocol
-from longreach.api.first_request import first_request
-from longreach.api.listener import Listener
-from longreach.api.output_pipe import LOG_FORMAT, unblocked_output
-from longreach.api.reload import Reload
-from longreach.api.service import Phase, Service, StartEngine, wait_any
-from longreach.api.supervisor import keep_running
+from longreach.api.http.connection_limits import ConnectionLimits, LimitedProtocol
+from longreach.api.http.listener import Listener
+from longreach.api.service.first_request import first_request
+from longreach.api.service.output_pipe import LOG_FORMAT, unblocked_output
+from longreach.api.service.reload import Reload
+from longreach.api.service.service import Phase, Service, StartEngine, wait_any
+from longreach.api.service.supervisor import keep_running
 from longreach.config import Settings, is_loopback
 from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError

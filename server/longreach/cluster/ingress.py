@@ -22,12 +22,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach.api.app import cors_options
-from longreach.api.auth import OPEN_PATHS, ApiKeys
-from longreach.api.door import Door
-from longreach.api.errors import as_api_error, error_response
-from longreach.api.playground import page_files
-from longreach.api.record import request_id_from
-from longreach.api.stream import DONE, sse_data
+from longreach.api.endpoints.playground import page_files
+from longreach.api.http.auth import OPEN_PATHS, ApiKeys
+from longreach.api.http.error_answers import as_api_error, error_response
+from longreach.api.http.request_checks import Door
+from longreach.api.http.request_log import request_id_from
+from longreach.api.http.sse import DONE, sse_data
 from longreach.cluster.forwarded import Forwarded
 from longreach.cluster.merged_metrics import merge
 from longreach.cluster.prompt_key import PromptKey, prompt_key

@@ -17,8 +17,8 @@ from starlette.types import Message
 
 from longreach.api.app import create_app
 from longreach.api.server import configure_logging
-from longreach.api.service import Phase, Service
-from longreach.api.supervisor import keep_running
+from longreach.api.service.service import Phase, Service
+from longreach.api.service.supervisor import keep_running
 from longreach.cluster.forwarded import Forwarded
 from longreach.cluster.prompt_key import PromptKey
 from longreach.config import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import openai
 from longreach.api import server as server_module
-from longreach.api.service import Service
+from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.engine.client import EngineClient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from longreach.api.objects import MaskPicture
+from longreach.api.schema.answers.objects import MaskPicture
 from longreach.engine.messages import AttentionPolicy
 
 

@@ -15,8 +15,8 @@ import logging
 import sys
 
 import uvloop
-from longreach.api.output_pipe import unblocked_output
 from longreach.api.server import configure_logging, serve
+from longreach.api.service.output_pipe import unblocked_output
 from longreach.config import load_settings
 from longreach.engine.errors import EngineStartError, not_started
 from longreach.engine.messages import EngineConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
-from longreach.api.auth import ApiKeys
+from longreach.api.http.auth import ApiKeys
 from longreach.api.server import _uvicorn_config
-from longreach.api.service import Service
+from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.errors import ConfigError
 

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 import torch
 from longreach import policies
-from longreach.api import mask_pictures
-from longreach.api.mask_pictures import MaskPictures
+from longreach.api.service import mask_pictures
+from longreach.api.service.mask_pictures import MaskPictures
 from longreach.config import load_settings
 from longreach.engine.messages import (
     DENSE,
@@ -185,7 +185,10 @@ def test_a_mask_for_which_no_process_can_be_started_is_refused(
     def no_descriptors(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    for place in ("longreach.api.mask_pictures.require_descriptors", "concurrent.futures.ProcessPoolExecutor.submit"):
+    for place in (
+        "longreach.api.service.mask_pictures.require_descriptors",
+        "concurrent.futures.ProcessPoolExecutor.submit",
+    ):
         with monkeypatch.context() as patched:
             patched.setattr(place, no_descriptors)
             answer = mask(server, policy="window", size=100, length=640)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 import orjson
 import pytest
 import uvloop
-from longreach.api import connection, listener
-from longreach.api.connection import SPARE_CONNECTIONS, SPARE_SECONDS
+from longreach.api.http import connection_limits as connection
+from longreach.api.http import listener
+from longreach.api.http.connection_limits import SPARE_CONNECTIONS, SPARE_SECONDS
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.told import error_of

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from longreach.api import asking
-from longreach.api.record import RequestRecord, network_of
+from longreach.api.generation import plan_answers as asking
+from longreach.api.http.request_log import RequestRecord, network_of
 from longreach.engine.admission import Admission
 from longreach.engine.errors import RequestFailedError
 

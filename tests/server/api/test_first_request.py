@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
-from longreach.api.first_request import first_request
+from longreach.api.service.first_request import first_request
 
 
 def words(url: str = "http://127.0.0.1:8000", model: str = "m", **changed: bool) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longreach.api.generation_config import sampling_defaults
-from longreach.api.service import Service
+from longreach.api.service.sampling_defaults import sampling_defaults
+from longreach.api.service.service import Service
 from longreach.config import EMBEDDED_MODEL, load_settings
 from longreach.engine.messages import EngineConfig, Sampling
 from longreach.errors import ModelFilesError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from longreach.api.output_pipe import OutputPipe
+from longreach.api.service.output_pipe import OutputPipe
 
 ROOT = Path(__file__).parents[3]
 DROPPED = re.compile(rb"WARNING longreach\.api\.output_pipe: lines that were dropped here, .*: (\d+)\n")

@@ -61,7 +61,7 @@ def test_keys_are_read_again_and_streams_go_on(model_dir: Path, tmp_path: Path, 
 
     for broken in ("alice:short", "", "a:long-enough-key\na:another-long-key"):
         file.write_text(broken)
-        hang_up(process, "ERROR   longreach.api.reload: SIGHUP: the API keys stay as they were: --api-key")
+        hang_up(process, "ERROR   longreach.api.service.reload: SIGHUP: the API keys stay as they were: --api-key")
     file.unlink()
     hang_up(process, "the API keys stay as they were: --api-key-file")
     assert httpx2.get(f"{url}/v1/models", headers={"Authorization": "Bearer other-key-0002"}).status_code == 200
@@ -127,7 +127,7 @@ def test_new_connections_get_the_new_certificate(model_dir: Path, tmp_path: Path
         )
         for broken in ((rsa[0], ec[1]), (ec[0], encrypted), (ec[1], ec[1])):
             install(*broken)
-            hang_up(process, "ERROR   longreach.api.reload: SIGHUP: the certificate stays as it was")
+            hang_up(process, "ERROR   longreach.api.service.reload: SIGHUP: the certificate stays as it was")
             assert served(port) == ec[0].read_text()
         assert before.get("/health").status_code == 200  # on the connection that it had
     assert "Traceback" not in process.log

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import orjson
 import pytest
-from longreach.api.body import read_json
-from longreach.api.schema.completions import CompletionRequest
+from longreach.api.http.body import read_json
+from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.util.work_pool import WorkPool
 from starlette.requests import Request
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 import uvloop
-from longreach.api.connection import SPARE_CONNECTIONS
+from longreach.api.http.connection_limits import SPARE_CONNECTIONS
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.test_connection import HEAD, error_in, raw, rest_of

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from longreach.api.turns import TooManyWaitingError, Turns
+from longreach.api.service.turns import TooManyWaitingError, Turns
 
 
 class _Work:

@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 import pytest
-from longreach.api.schema import typed
-from longreach.api.schema.chat import ChatRequest
-from longreach.api.schema.completions import CompletionRequest
-from longreach.api.schema.parse import parse
-from longreach.api.schema.responses import ResponseRequest
-from longreach.api.schema.tokens import DetokenizeRequest, TokenizeRequest
+from longreach.api.schema.requests import typed_decoding as typed
+from longreach.api.schema.requests.chat import ChatRequest
+from longreach.api.schema.requests.completions import CompletionRequest
+from longreach.api.schema.requests.parse import parse
+from longreach.api.schema.requests.responses import ResponseRequest
+from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 from longreach.errors import InvalidRequestError
 
 LONG = "The owl. " * 20_000

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from longreach.api.playground import FOLDER, page_files
+from longreach.api.endpoints.playground import FOLDER, page_files
 
 from tests.server.api.conftest import LiveServer
 

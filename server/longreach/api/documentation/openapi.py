@@ -1,0 +1,115 @@
+"""The OpenAPI document, made from the very types that requests are checked with and answers are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from longreach.api.schema.answers.objects import ErrorBody
+
+_REF = "#/components/schemas/{}"
+_JSON = "application/json"
+
+_REFUSALS = {
+    "400": "The request is wrong; `param` names the field.",
+    "401": "The request has no key of this server, which asks for one.",
+    "404": "There is no such model.",
+    "408": "The body did not arrive within `--body-timeout`.",
+    "413": "The body is longer than `--max-body-bytes`.",
+    "415": "The body is not declared as plain JSON.",
+    "421": "`Host` names none of the hosts that the server answers to: `--allowed-hosts`.",
+    "429": "Too much is waiting; `Retry-After` says when to come again.",
+    "500": "The server failed; the request id finds the cause in its log.",
+    "503": "Loading, shutting down, or without the engine or another process that is needed.",
+}
+_ALWAYS = ("401", "500", "503")
+_WITH_BODY = ("400", "404", "408", "413", "415", "429", *_ALWAYS)
+
+_request_models: list[type[BaseModel]] = []
+_answer_types: list[Any] = [ErrorBody]
+
+
+def documented(
+    asked: type[BaseModel] | None,
+    answer: Any,
+    *,
+    stream: bool = False,
+    chunk: Any = None,
+    refusals: tuple[str, ...] | None = None,
+    nested: tuple[type[BaseModel], ...] = (),
+    also: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Arguments for a route: the body `asked`, the `answer`, a stream of `chunk`s (the answer's type unless given).
+
+    `refusals` are the statuses with an error object; `nested` models that the body's schema names beside its own;
+    `also` other answers by status.
+    """
+    answers = {"200": answer, **(also or {})}
+    _answer_types.extend([*answers.values(), *([chunk] if chunk is not None else [])])
+    responses: dict[str, Any] = {
+        status: {"description": _text(kind), "content": {_JSON: {"schema": _ref(kind)}}}
+        for status, kind in answers.items()
+    }
+    if stream:
+        responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer)}
+    own = refusals if refusals is not None else _WITH_BODY if asked is not None else _ALWAYS
+    for status in sorted({*own, "421"}):
+        responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(ErrorBody)}}}
+    extra: dict[str, Any] = {"responses": responses}
+    if asked is not None:
+        _request_models.extend([asked, *nested])
+        extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(asked)}}}
+    return {"openapi_extra": extra}
+
+
+def install(app: FastAPI) -> None:
+    """Let the application's document be the one of the registered types."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    whole = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    for operations in whole["paths"].values():
+        for operation in operations.values():
+            # Routes answer with responses of their own, and FastAPI's checks of its parameters never refuse any.
+            operation["responses"].pop("422", None)
+    _, asked = models_json_schema(
+        [(model, "validation") for model in dict.fromkeys(_request_models)], ref_template=_REF.format("{model}")
+    )
+    _, answers = msgspec.json.schema_components(dict.fromkeys(_answer_types), ref_template=_REF.format("{name}"))
+    both = asked["$defs"].keys() & answers.keys()
+    assert not both, f"requests and answers have types of the same name: {sorted(both)}"
+    whole["components"] = {"schemas": asked["$defs"] | answers}
+    return whole
+
+
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": _REF.format(kind.__name__)}
+
+
+def _event(chunk: type) -> dict[str, Any]:
+    """One event of a stream, as OpenAPI 3.2 describes them."""
+    pieces = [_ref(chunk), _ref(ErrorBody)]
+    json_text = {"type": "string", "contentMediaType": _JSON, "contentSchema": {"anyOf": pieces}}
+    data = {"anyOf": [{"const": "[DONE]"}, json_text]}
+    return {
+        "type": "object",
+        "description": "An event; the last one's data is `[DONE]`, and that of a failure an error object.",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["data"],
+    }
+
+
+def _text(kind: type) -> str:
+    return (kind.__doc__ or kind.__name__).strip().partition("\n")[0]

@@ -1,0 +1,60 @@
+"""The small endpoints: models, health, readiness, version. None of them waits for the engine."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longreach import __version__
+from longreach.api.documentation.openapi import documented
+from longreach.api.http.respond import json_response
+from longreach.api.schema.answers.objects import Model, ModelList, Status, Version
+from longreach.api.service.service import Phase, Service
+
+router = APIRouter()
+
+
+@router.get("/v1/models", **documented(None, ModelList))
+async def list_models(request: Request) -> Response:
+    """The one model that is served, with the context length that really fits.
+
+    `description` says what the embedded model can do, in a line for people; of other models it is null.
+    """
+    return json_response(ModelList("list", [_model(request.app.state.service)]))
+
+
+@router.get("/v1/models/{name:path}", **documented(None, Model, refusals=("401", "404", "500", "503")))
+async def retrieve_model(request: Request, name: str) -> Response:
+    """One model by name."""
+    service: Service = request.app.state.service
+    service.require_model(name)
+    return json_response(_model(service))
+
+
+@router.get("/health", **documented(None, Status, refusals=("500",), also={"503": Status}))
+async def health(request: Request) -> Response:
+    """Alive: 503 only where the engine is gone or does not respond. Loading, draining and long prefills are health."""
+    return _status(request.app.state.service.phase, Phase.LOADING, Phase.READY, Phase.DRAINING)
+
+
+@router.get("/ready", **documented(None, Status, refusals=("500",), also={"503": Status}))
+async def ready(request: Request) -> Response:
+    """Accepting: 200 while requests are taken; 503 while loading, draining, or without an engine."""
+    return _status(request.app.state.service.phase, Phase.READY)
+
+
+@router.get("/version", **documented(None, Version, refusals=("401", "500")))
+async def version() -> Response:
+    """The server's version."""
+    return json_response(Version(__version__))
+
+
+def _status(phase: Phase, *good: Phase) -> Response:
+    return json_response(Status(phase.value), 200 if phase in good else 503)
+
+
+def _model(service: Service) -> Model:
+    engine, _ = service.require_ready()
+    settings = service.settings
+    return Model(settings.name, "model", service.created, "longreach", engine.info.max_model_len, settings.description)

@@ -1,0 +1,59 @@
+"""`POST /tokenize` and `POST /detokenize`: what the model reads, without asking it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.receive import receive
+from longreach.api.generation.encode_prompts import encode_chat, encode_text
+from longreach.api.generation.logprob_objects import token_text
+from longreach.api.generation.plan_answers import check_token_ids
+from longreach.api.http.respond import json_response
+from longreach.api.schema.answers.objects import Detokenized, Tokenized
+from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter()
+
+_REFUSALS = ("400", "404", "413", "415", "500", "503")
+
+
+@router.post("/tokenize", **documented(TokenizeRequest, Tokenized, refusals=_REFUSALS))
+async def tokenize(request: Request) -> Response:
+    """The token ids of a text or of a chat."""
+    call = await receive(request, TokenizeRequest)
+    asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
+    if asked.messages is not None:
+        _, ids = await encode_chat(
+            call, asked.messages, param="messages", add_generation_prompt=asked.add_generation_prompt
+        )
+    else:
+        ids = await encode_text(
+            call,
+            asked.prompt or "",
+            param="prompt",
+            special=asked.add_special_tokens,
+            parse_special=asked.parse_special,
+        )
+    strings = None
+    if asked.return_token_strs:
+        strings = await call.service.reading.call(lambda: [token_text(tokenizer.token_bytes(token)) for token in ids])
+    return json_response(
+        Tokenized(count=len(ids), max_model_len=engine.info.max_model_len, tokens=ids, token_strs=strings)
+    )
+
+
+@router.post("/detokenize", **documented(DetokenizeRequest, Detokenized, refusals=_REFUSALS))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    call = await receive(request, DetokenizeRequest)
+    asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
+    check_token_ids(asked.tokens, engine.info, "tokens")
+
+    def join() -> str:
+        detokenizer = tokenizer.detokenizer()
+        return "".join(map(detokenizer.push, asked.tokens)) + detokenizer.flush()
+
+    return json_response(Detokenized(await call.service.reading.call(join)))

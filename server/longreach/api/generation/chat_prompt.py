@@ -1,0 +1,78 @@
+"""From a chat's messages to the prompt that the model's template makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longreach.api.schema.requests.chat_messages import Message
+from longreach.api.schema.requests.formats import Function, Tool
+from longreach.errors import InvalidRequestError
+from longreach.text.answer_format import AnswerFormat
+from longreach.text.chat_template import ChatTemplate
+from longreach.text.marks import Marks, unguarded
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a model's files say of chats: how they are written, and how its answers are to be read."""
+
+    template: ChatTemplate
+    format: AnswerFormat
+
+    @classmethod
+    def load(cls, model: str) -> Chat:
+        """Read both of a model directory or hub id.
+
+        Raises:
+            TokenizerError: one cannot be used.
+        """
+        template = ChatTemplate.load(model)
+        return cls(template, AnswerFormat.load(model, template.sources))
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        marks: Marks,
+        add_generation_prompt: bool,
+        variables: Mapping[str, str | bool],
+    ) -> tuple[str, str]:
+        """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
+        """
+        for name in variables:
+            if not self.template.reads(name):
+                raise _unsupported(name, f"this model's chat template does not read `{name}`")
+        if tools and not self.template.reads("tools"):
+            raise _unsupported("tools", "this model's chat template has no place for tools")
+        guarded = self.template.render(
+            marks.guard([message.for_template() for message in messages]),
+            marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
+            add_generation_prompt,
+            **marks.guard(dict(variables)),
+        )
+        return guarded, unguarded(guarded)
+
+
+def call_schema(functions: list[Function], named: bool, parallel: bool) -> dict[str, Any]:
+    """The JSON schema of an answer that has to call: one function's arguments, or a list of calls."""
+    if named:
+        return functions[0].parameters or {"type": "object"}
+    one_of = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function.name}, "parameters": function.parameters or {"type": "object"}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    return {"type": "array", "items": {"anyOf": one_of}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
+
+
+def _unsupported(param: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{param}`: {why}.", param=param, code="unsupported_value")

@@ -1,0 +1,107 @@
+"""Several answers at once: to the prompts of a batch, `n` to each, of which the likeliest may be chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from longreach.api.generation.text_stream import Ask, TextDelta, generate_text
+from longreach.api.http.request_log import RequestRecord
+from longreach.api.service.service import Engine
+from longreach.engine.messages import FinishReason, Logprob
+from longreach.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass
+class Answer:
+    """One finished answer."""
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: list[tuple[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+
+    def add(self, delta: TextDelta) -> None:
+        """Append what has come."""
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+
+    @property
+    def likelihood(self) -> float:
+        """The mean log-probability of its tokens; needs `logprobs`."""
+        return sum(score.logprob for _, score in self.logprobs) / max(len(self.logprobs), 1)
+
+
+def run_choices(
+    engine: Engine, tokenizer: Tokenizer, asks: Sequence[Ask], record: RequestRecord
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Run all answers at once and yield their deltas with their numbers, as they come.
+
+    The copies of a prompt share the reading of it through the prefix cache. Closing the generator cancels them all; so
+    does the failure of one, which is raised.
+    """
+    return merge([generate_text(engine, tokenizer, ask, record) for ask in asks])
+
+
+async def collect(deltas: AsyncGenerator[tuple[int, TextDelta], None], count: int) -> list[Answer]:
+    """All of `count` answers, whole."""
+    answers = [Answer() for _ in range(count)]
+    async with contextlib.aclosing(deltas):
+        async for index, delta in deltas:
+            answers[index].add(delta)
+    return answers
+
+
+def likeliest(answers: Sequence[Answer], candidates: int, n: int) -> list[Answer]:
+    """The `n` likeliest of each prompt's `candidates`, likeliest first; the prompt's own log-probabilities go along."""
+    chosen: list[Answer] = []
+    for start in range(0, len(answers), candidates):
+        group = answers[start : start + candidates]
+        chosen += sorted(group, key=lambda answer: answer.likelihood, reverse=True)[:n] if n < candidates else group
+    return chosen
+
+
+@dataclass(frozen=True)
+class _End(Generic[T]):
+    error: Exception | None
+
+
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all `streams`, each with its stream's number, as they come.
+
+    At most one item of each waits to be taken: a slow reader slows the streams down.
+    """
+    queue: asyncio.Queue[tuple[int, T] | _End] = asyncio.Queue(len(streams))
+
+    async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
+        error = None
+        try:
+            async with contextlib.aclosing(stream):
+                async for item in stream:
+                    await queue.put((number, item))
+        except Exception as caught:  # noqa: BLE001 - raised by the reader
+            error = caught
+        await queue.put(_End(error))
+
+    tasks = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if not isinstance(item, _End):
+                yield item
+                continue
+            running -= 1
+            if item.error is not None:
+                raise item.error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,158 @@
+"""One answer: tokens from the engine become text, up to the end or a stop string. Knows nothing of HTTP shapes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from longreach.api.http.request_log import RequestRecord
+from longreach.api.service.service import Engine
+from longreach.engine.errors import RequestFailedError
+from longreach.engine.messages import FinishReason, Generate, Logprob, Update
+from longreach.errors import InvalidRequestError
+from longreach.text.stop import Stops, StopStrings
+from longreach.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One answer that is wanted.
+
+    Attributes:
+        request: what the engine is told.
+        stops: strings that end the answer.
+        include_stop: leave what ended it, a stop string or one of `stop_token_ids`, in the text.
+        stop_token_ids: of the request's, those that the caller named.
+        special: special tokens are text, for whoever reads the answer's marks.
+        prompt_only: only the prompt's log-probabilities are wanted; the token that comes with them is not counted.
+        grammar_field: the field that its grammar comes from.
+        leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
+    """
+
+    request: Generate
+    stops: Stops = field(default_factory=Stops)
+    include_stop: bool = False
+    stop_token_ids: list[int] = field(default_factory=list)
+    special: bool = False
+    prompt_only: bool = False
+    leads: bool = True
+    grammar_field: str | None = None
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """Text that became certain, and the tokens that it is of; the last of an answer has the `finish_reason`.
+
+    Attributes:
+        logprobs: of tokens, if asked for, each once its text is certain, with the place in the text where it begins.
+        prompt_logprobs: of further tokens of the prompt.
+        reading: the prompt is still being read.
+    """
+
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: list[tuple[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    reading: bool = False
+
+
+async def generate_text(
+    engine: Engine, tokenizer: Tokenizer, ask: Ask, record: RequestRecord
+) -> AsyncGenerator[TextDelta, None]:
+    """Run one request and yield its text; exactly the last delta has a finish reason.
+
+    A stop string ends the text and cancels what the engine still has. It is looked for in the text of the tokens after
+    the first `min_tokens`. The token that ended the answer is counted and is no text unless it was asked for. Closing
+    the generator early cancels the request.
+
+    Raises:
+        EngineError: as `EngineClient.generate`.
+        InvalidRequestError: its grammar cannot be followed.
+    """
+    writer = _Writer(ask, tokenizer, record)
+    async with contextlib.aclosing(_updates(engine, ask)) as updates:
+        async for update in updates:
+            if ask.leads:
+                record.progressed(ask.request.request_id, update.computed, update.cached)
+            if update.attention is not None:
+                record.attention.append(update.attention)
+            if update.decode is not None:
+                record.decode[ask.request.request_id] = update.decode
+            delta = writer.push(update)
+            if delta is not None:
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+    raise RequestFailedError("the engine's updates ended without a finish reason", "internal")
+
+
+async def _updates(engine: Engine, ask: Ask) -> AsyncGenerator[Update, None]:
+    try:
+        async with contextlib.aclosing(engine.generate(ask.request)) as updates:
+            async for update in updates:
+                yield update
+    except RequestFailedError as error:
+        if error.kind != "grammar":
+            raise
+        message = f"`{ask.grammar_field}`: {error}."
+        raise InvalidRequestError(message, param=ask.grammar_field, code="invalid_grammar") from None
+
+
+class _Writer:
+    """The text of one answer while it grows, and the log-probabilities whose text is not certain yet."""
+
+    def __init__(self, ask: Ask, tokenizer: Tokenizer, record: RequestRecord) -> None:
+        self._ask = ask
+        self._detokenizer = tokenizer.detokenizer(ask.special)
+        self._matcher = StopStrings(ask.stops, ask.include_stop)
+        self._record = record
+        self._tokens = 0
+        self._decoded = 0  # characters, passed on or held back
+        self._written = 0
+        self._logprobs: deque[tuple[int, Logprob]] = deque()
+
+    def push(self, update: Update) -> TextDelta | None:
+        """What an update adds, if anything."""
+        if self._ask.prompt_only and update.tokens:
+            return self._delta("", update, "length")
+        text = ""
+        for i, token in enumerate(update.tokens):
+            self._tokens += 1
+            self._record.add_token()
+            if self._is_end(update, i):
+                break
+            if update.logprobs:
+                self._logprobs.append((self._decoded, update.logprobs[i]))
+            text += self._match(self._detokenizer.push(token))
+            if self._matcher.matched:
+                return self._delta(text, update, "stop")
+        if update.finish_reason is None:
+            if text or update.prompt_logprobs or not update.tokens:
+                return self._delta(text, update, None)
+            return None
+        text += self._match(self._detokenizer.flush())
+        finish = "stop" if self._matcher.matched else update.finish_reason
+        return self._delta(text + self._matcher.flush(), update, finish)
+
+    def _is_end(self, update: Update, i: int) -> bool:
+        """Whether a token only ends the answer and is no text of it."""
+        if update.finish_reason != "stop" or i < len(update.tokens) - 1:
+            return False
+        token = update.tokens[i]
+        if self._ask.include_stop and token in self._ask.stop_token_ids:
+            return False
+        return token in self._ask.request.stop_token_ids
+
+    def _match(self, piece: str) -> str:
+        self._decoded += len(piece)
+        return self._matcher.push(piece) if self._tokens > self._ask.request.min_tokens else piece
+
+    def _delta(self, text: str, update: Update, finish: FinishReason | None) -> TextDelta:
+        self._written += len(text)
+        certain = []
+        # A token whose text lies behind a stop string is no part of the answer.
+        while self._logprobs and (self._logprobs[0][0] < self._written or (finish and not self._matcher.matched)):
+            certain.append(self._logprobs.popleft())
+        return TextDelta(text, finish, certain, update.prompt_logprobs, reading=not update.tokens)

@@ -1,0 +1,112 @@
+"""Answers that take a while: racing them against the caller's departure, and Server-Sent Events.
+
+Our own response class, because the ready-made ones fall short here: sse-starlette replaces uvicorn's signal handler
+when it is imported, ends streams at SIGTERM by itself without a last event, and logs every chunk of text at debug
+level; Starlette's `StreamingResponse` has no keep-alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from longreach.api.http.error_answers import ClientGoneError, as_api_error
+from longreach.api.http.request_log import RequestRecord
+
+T = TypeVar("T")
+Watcher = Callable[[], Coroutine[Any, Any, NoReturn]]
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse_data(value: object, event: str | None = None) -> bytes:
+    """One event that carries JSON, with a name if it has one."""
+    name = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+async def race(work: Coroutine[Any, Any, T], *watchers: Coroutine[Any, Any, NoReturn]) -> T:
+    """The result of `work`, unless a watcher raises first: then `work` is cancelled, its clean-up included, and that
+    exception is raised."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(coroutine) for coroutine in (work, *watchers)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return next(task for task in tasks if task in done).result()
+
+
+async def until_gone(receive: Receive) -> NoReturn:
+    """Wait until the caller closes the connection; the request's body has been read by then.
+
+    Raises:
+        ClientGoneError: always, in the end.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientGoneError
+
+
+class EventStream(Response):
+    """A `text/event-stream` answer whose headers go out before its first event is known.
+
+    Whatever happens after them, the caller reads an end: the events' own or `{"error": ...}`, then `[DONE]`. When
+    nothing was sent for `keep_alive_seconds`, a comment with the progress is, so that no proxy gives the connection up.
+    A caller that goes away closes `events`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], record: RequestRecord, keep_alive_seconds: float, until_cut: Watcher
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        # X-Accel-Buffering: nginx would otherwise gather events before it passes them on.
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+        self._events = events
+        self._record = record
+        self._keep_alive_seconds = keep_alive_seconds
+        self._until_cut = until_cut
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer (ASGI)."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            await race(self._pour(send), self._keep_alive(send), until_gone(receive), self._until_cut())
+        except ClientGoneError:
+            self._record.finish = "disconnected"
+            return
+        except Exception as error:  # noqa: BLE001 - the status is sent already: the stream itself has to say it
+            api_error = as_api_error(error, self._record.request_id)
+            self._record.finish = api_error.code
+            await self._send(send, sse_data(api_error.body()))
+        await self._send(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pour(self, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            async for event in events:
+                await self._send(send, event)
+
+    async def _send(self, send: Send, event: bytes) -> None:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._last_sent = time.monotonic()
+
+    async def _keep_alive(self, send: Send) -> NoReturn:
+        self._last_sent = time.monotonic()
+        while True:
+            silent = time.monotonic() - self._last_sent
+            await asyncio.sleep(max(self._keep_alive_seconds - silent, 0.001))
+            if time.monotonic() - self._last_sent >= self._keep_alive_seconds:
+                await self._send(send, f": {self._record.progress()}\n\n".encode())

@@ -1,0 +1,1 @@
+"""What the endpoints answer: OpenAI's objects as structs."""

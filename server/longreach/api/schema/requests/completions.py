@@ -1,0 +1,109 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator, model_validator
+
+from longreach.api.schema.requests.fields import (
+    MAX_CHOICES,
+    MAX_PROMPT_TOKENS,
+    MAX_PROMPTS,
+    MAX_TOP_LOGPROBS,
+    TOKEN_IDS_SCHEMA,
+    described,
+    invalid,
+    neutral,
+    only,
+    or_default,
+    token_ids,
+)
+from longreach.api.schema.requests.formats import FormFields
+from longreach.api.schema.requests.sampling import ChoiceFields, SamplingFields
+
+Prompts = list[str] | list[list[int]]
+
+
+def _prompts(value: object) -> Prompts:
+    """One prompt or a batch, each a string or token ids, as a list."""
+    if not isinstance(value, str | list):
+        raise invalid("must be a string, a list of token ids, or a list of such prompts", "invalid_type")
+    batch: list[Any] = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+    if len(batch) > MAX_PROMPTS:
+        raise invalid(f"must have at most {MAX_PROMPTS} prompts")
+    if not all(batch):
+        raise invalid("must not be empty")
+    if isinstance(batch[0], str):
+        if not all(isinstance(prompt, str) for prompt in batch):
+            raise invalid("prompts must be all strings or all lists of token ids", "invalid_type")
+        return batch
+    return [token_ids(prompt) for prompt in batch]
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        TOKEN_IDS_SCHEMA,
+        {"type": "array", "items": TOKEN_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ]
+}
+
+
+class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
+    """Continue one or several prompts.
+
+    What OpenAI does not have is vLLM's, but for `return_progress` and `parse_special` (llama.cpp's), `speculate`,
+    `regex` and `grammar`.
+    """
+
+    DEFAULT_MAX_TOKENS: ClassVar[int] = 16
+
+    prompt: Annotated[Prompts, PlainValidator(_prompts), described(_PROMPT_SCHEMA)] = Field(
+        description="A string, token ids, or a batch of either."
+    )
+    max_tokens: Annotated[int, or_default(DEFAULT_MAX_TOKENS)] = Field(
+        DEFAULT_MAX_TOKENS, ge=0, le=MAX_PROMPT_TOKENS, description="0 only with `echo`: nothing is generated."
+    )
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Answer each prompt so often and return the `n` likeliest a token."
+    )
+    echo: Annotated[bool, or_default(False)] = Field(
+        False, description="Put the prompt before the answer; with `logprobs`, its tokens' too."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities of tokens, and so many of the likeliest."
+    )
+    parse_special: Annotated[bool, or_default(True)] = Field(
+        True, description="Read special tokens that are written in the prompt as such; false: as plain text."
+    )
+    suffix: Annotated[Literal[""] | None, only(None, "")] = neutral(None, "")
+    user: Annotated[None, only(None)] = neutral(None)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("`max_tokens` must be at least 1 without `echo`")
+        if self.min_tokens > self.max_tokens:
+            raise invalid(f"`min_tokens` ({self.min_tokens}) is greater than `max_tokens` ({self.max_tokens})")
+        if self.candidates < self.n:
+            raise invalid(f"`best_of` ({self.best_of}) is less than `n` ({self.n})")
+        if self.candidates > self.n and self.stream:
+            raise invalid("`best_of` cannot choose among answers that are streamed; leave it out or set it to `n`")
+        check_stream_fields(self)
+        return self
+
+    @property
+    def candidates(self) -> int:
+        """Answers that are generated for each prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+
+def check_stream_fields(asked: ChoiceFields) -> None:
+    """Refuse what only a stream can tell of."""
+    stream: bool = getattr(asked, "stream", False)
+    if asked.stream_options is not None and not stream:
+        raise invalid("`stream_options` is only allowed with `stream: true`")
+    if asked.return_progress and not stream:
+        raise invalid("`return_progress` is only allowed with `stream: true`")

@@ -1,0 +1,165 @@
+"""Fields that give an answer its form: `response_format`, `regex`, `grammar`, `tools` and `tool_choice`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, StringConstraints, model_validator
+
+from longreach.api.schema.requests.fields import (
+    MAX_TOOLS,
+    StrictModel,
+    check_levels,
+    described,
+    invalid,
+    neutral,
+    only,
+    or_default,
+)
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+def _json_object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid("must be a JSON schema: an object", "invalid_type")
+    check_levels(value)
+    return value
+
+
+JsonSchema = Annotated[dict[str, Any], PlainValidator(_json_object), described({"type": "object"})]
+
+
+class NamedSchema(StrictModel):
+    """The `json_schema` member of a response format. It is always enforced, `strict` or not."""
+
+    name: Name
+    description: Annotated[str | None, Field(max_length=4096)] = None
+    schema_: JsonSchema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """`response_format`: free text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise invalid("`json_schema` belongs to the type `json_schema`, and to no other")
+        return self
+
+
+class Function(StrictModel):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: Name
+    description: Annotated[str | None, Field(max_length=16384)] = None
+    parameters: Annotated[JsonSchema, or_default({})] = Field({}, validate_default=False)
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """An entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(StrictModel):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(StrictModel):
+    """`tool_choice` that names one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class FormFields(StrictModel):
+    """The form that the answer must have. At most one of these may be set."""
+
+    response_format: ResponseFormat | None = Field(None, description="text, json_object, or json_schema.")
+    regex: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="The answer matches this regular expression (Rust's syntax, without look-around)."
+    )
+    grammar: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="The answer is a sentence of this grammar, in llguidance's dialect of Lark."
+    )
+
+    @model_validator(mode="after")
+    def _check_one_form(self) -> FormFields:
+        if self.form is not None:
+            given = [name for name in ("response_format", "regex", "grammar") if getattr(self, name) is not None]
+            if len(given) > 1 and not (given[0] == "response_format" and self.response_format == _TEXT):
+                raise invalid(f"`{given[0]}` and `{given[1]}` cannot both be set")
+            if getattr(self, "min_tokens", 0):
+                raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
+        return self
+
+    @property
+    def form(self) -> tuple[Literal["json_schema", "regex", "lark"], str | dict[str, Any]] | None:
+        """The kind of grammar (`json_schema`, `regex` or `lark`) and its text; None for free text."""
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.grammar is not None:
+            return "lark", self.grammar
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        if self.response_format.json_schema is None:
+            return "json_schema", {"type": "object"}
+        return "json_schema", self.response_format.json_schema.schema_
+
+    @property
+    def form_field(self) -> str:
+        """The field that `form` comes from."""
+        return "regex" if self.regex is not None else "grammar" if self.grammar is not None else "response_format"
+
+
+_TEXT = ResponseFormat(type="text")
+
+
+class ToolFields(StrictModel):
+    """Functions that the model may call."""
+
+    tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS)] = Field(
+        None, description="Functions; the model's chat template must have a place for them."
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="none, auto (the default with tools), required, or one function by name."
+    )
+    parallel_tool_calls: Annotated[bool, or_default(True)] = Field(
+        True, description="False: the answer ends after its first call."
+    )
+    functions: Annotated[None, only(None)] = neutral(None)
+    function_call: Annotated[None, only(None)] = neutral(None)
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> ToolFields:
+        names = [tool.function.name for tool in self.tools or []]
+        if len(names) != len(set(names)):
+            raise invalid("`tools`: two functions have the same name")
+        if isinstance(self.tool_choice, NamedTool):
+            if self.tool_choice.function.name not in names:
+                raise invalid("`tool_choice`: there is no such function in `tools`")
+        elif self.tool_choice in ("auto", "required") and not names:
+            raise invalid("`tool_choice` is only allowed with `tools`")
+        return self
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The functions that may be called in this answer."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced(self) -> list[Function] | None:
+        """The functions of which one must be called, or None if the model may choose to answer in words."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool.function for tool in self.offered if tool.function.name == name]
+        return [tool.function for tool in self.offered] if self.tool_choice == "required" else None

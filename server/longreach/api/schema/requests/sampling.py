@@ -1,0 +1,166 @@
+"""Fields that all generating endpoints share: how tokens are drawn, when an answer ends, how a request is served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from longreach.api.schema.requests.attention_field import Attention
+from longreach.api.schema.requests.fields import (
+    MAX_CHOICES,
+    MAX_PROMPT_TOKENS,
+    MAX_SPECULATE,
+    MAX_STOPS,
+    TOKEN_IDS_SCHEMA,
+    LogitBias,
+    Stops,
+    StrictModel,
+    described,
+    invalid,
+    only,
+    or_default,
+    token_ids,
+)
+from longreach.engine.messages import Sampling
+
+
+def _stop_token_ids(value: object) -> list[int]:
+    ids = [] if value is None else token_ids(value)
+    if len(ids) > MAX_STOPS:
+        raise invalid(f"must have at most {MAX_STOPS} token ids")
+    return ids
+
+
+_TIERS = (None, "auto", "default", "flex")
+AskedTier = Annotated[
+    Literal["default", "flex"] | None,
+    only(*_TIERS),
+    AfterValidator(lambda tier: "default" if tier == "auto" else tier),
+]
+
+_MODELS_DEFAULT = "By default the model's, or else"
+
+_STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
+
+
+class ServingFields(StrictModel):
+    """How one request is served: not what it answers, but when, and from which cache."""
+
+    model: str = Field(min_length=1, max_length=256, description="The served model's name.")
+    stream: Annotated[bool, or_default(False)] = Field(False, description="Answer in server-sent events.")
+    priority: Annotated[int, or_default(0)] = Field(
+        0, ge=-100, le=100, description="A smaller number is read earlier; only with `--allow-priority`."
+    )
+    service_tier: AskedTier = Field(
+        None,
+        description="`flex`, for batches: read after all other prompts, and no step is kept short for its answer.",
+        json_schema_extra={"enum": [*_TIERS]},
+    )
+    cache_salt: Annotated[str, or_default("")] = Field(
+        "", max_length=256, description="Only requests with the same salt share cached prefixes."
+    )
+    speculate: int | None = Field(
+        None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
+    )
+    attention: Attention = Field(
+        None, description="Which keys a query sees: a policy, or its short form (window:4096:4); the server's default."
+    )
+
+
+class SamplingFields(ServingFields):
+    """How each token is drawn, and what ends an answer. What has no default here has the model's, or else OpenAI's."""
+
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        allow_inf_nan=False,
+        description=f"0, as all below 1e-5, takes the likeliest token. {_MODELS_DEFAULT} 1.",
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description=f"Draw from the smallest set of tokens with this probability. {_MODELS_DEFAULT} 1.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        description=f"Draw from so many of the likeliest tokens; 0 or -1: no limit. {_MODELS_DEFAULT} 0.",
+    )
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description=f"Drop tokens with less than this part of the largest probability. {_MODELS_DEFAULT} 0.",
+    )
+    presence_penalty: Annotated[float, or_default(0.0)] = Field(
+        0.0, ge=-2, le=2, allow_inf_nan=False, description="Taken from the logit of each token that was generated."
+    )
+    frequency_penalty: Annotated[float, or_default(0.0)] = Field(
+        0.0, ge=-2, le=2, allow_inf_nan=False, description="The same, for each time that it was generated."
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        ge=0.1,
+        le=10,
+        allow_inf_nan=False,
+        description=(
+            "Divides the positive logits of tokens in prompt and answer, and multiplies the negative ones. "
+            f"{_MODELS_DEFAULT} 1."
+        ),
+    )
+    logit_bias: LogitBias = Field({}, description="Added to the logits of these token ids.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="The same seed, the same answer; choice i uses seed + i."
+    )
+    min_tokens: Annotated[int, or_default(0)] = Field(
+        0, ge=0, le=MAX_PROMPT_TOKENS, description="Nothing ends the answer before it has so many tokens."
+    )
+    ignore_eos: Annotated[bool, or_default(False)] = Field(
+        False, description="Go on after the model's end-of-sequence token."
+    )
+    stop: Stops = Field([], description="Strings that end the answer, of 4096 characters together at most.")
+    stop_token_ids: Annotated[list[int], PlainValidator(_stop_token_ids), described(_STOP_IDS_SCHEMA)] = Field(
+        [], description="Token ids that end the answer."
+    )
+    include_stop_str_in_output: Annotated[bool, or_default(False)] = Field(
+        False, description="Leave the stop string, or the text of the stop token, in the answer."
+    )
+
+    def sampling(self, vocab_size: int, choice: int, defaults: Sampling) -> Sampling:
+        """What the engine is told for one choice; `defaults` are those of the server."""
+        top_k = defaults.top_k if self.top_k is None else self.top_k
+        penalty = self.repetition_penalty
+        return Sampling(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            top_k=min(max(top_k, 0), vocab_size),
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
+            logit_bias=self.logit_bias,
+            seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
+        )
+
+
+class StreamOptions(StrictModel):
+    """`stream_options`: whether a last chunk with the usage is sent, and whether each chunk carries it."""
+
+    include_usage: Annotated[bool, or_default(False)] = False
+    continuous_usage_stats: Annotated[bool, or_default(False)] = False
+
+
+class ChoiceFields(StrictModel):
+    """Several answers to one prompt, and what a stream tells beside them."""
+
+    n: Annotated[int, or_default(1)] = Field(1, ge=1, le=MAX_CHOICES, description="Answers to each prompt.")
+    stream_options: StreamOptions | None = None
+    return_progress: Annotated[bool, or_default(False)] = Field(
+        False, description="Send chunks with `prompt_progress` while the prompt is read."
+    )

@@ -1,0 +1,1 @@
+"""What all requests share: the engine and its supervisor, the tokenizer, metrics, and pictures of masks."""

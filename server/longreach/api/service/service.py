@@ -1,0 +1,318 @@
+"""The state that all requests share: the engine, the tokenizer, and whether requests can be taken at this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol, cast
+
+import msgspec
+
+from longreach import hub
+from longreach.api.generation.chat_prompt import Chat
+from longreach.api.generation.grammar_compiler import GrammarCompiler, Kind
+from longreach.api.http.auth import ApiKeys
+from longreach.api.service.mask_pictures import MaskPictures
+from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.sampling_defaults import sampling_defaults
+from longreach.config import Settings
+from longreach.engine.admission import Place
+from longreach.engine.client import EngineClient
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Sampling, Started, Stats, Update
+from longreach.errors import ModelNotFoundError, UnavailableError
+from longreach.metrics import Metrics
+from longreach.text.end_tokens import end_token_ids
+from longreach.text.tokenizer import Tokenizer
+from longreach.util.shared_bytes import SharedBytes
+from longreach.util.work_pool import WorkPool
+
+log = logging.getLogger(__name__)
+
+_RETRY_WHILE_LOADING = 2
+_READING_THREADS = 2
+_ENCODING_THREADS = max(2, min(4, os.cpu_count() or 1))
+
+
+class Engine(Protocol):
+    """What the API needs of an engine; `EngineClient` documents it."""
+
+    info: Started
+    stats: Stats
+    on_death: Callable[[], None] | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine runs and is reachable."""
+        ...
+
+    @property
+    def responsive(self) -> bool:
+        """Whether the engine has given a sign of life of late."""
+        ...
+
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens of its requests that are not computed yet."""
+        ...
+
+    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = ..., caller: str = ...) -> None:
+        """Take a place for each request of one caller, by its id, or raise a `QueueFullError`."""
+        ...
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give back the places that requests still have."""
+        ...
+
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """Predicted time to read the rest of a request's prompt, or None before there is a basis."""
+        ...
+
+    def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """Yield the updates of one request; closing the generator cancels it."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine."""
+        ...
+
+
+class Formed(Protocol):
+    """A request whose answer may have to follow a grammar."""
+
+    @property
+    def form(self) -> tuple[Kind, str | dict[str, Any]] | None:
+        """The grammar's kind and text."""
+        ...
+
+    @property
+    def form_field(self) -> str:
+        """The field that it comes from."""
+        ...
+
+
+StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
+
+
+class Phase(enum.Enum):
+    """The life of a server; only in `READY` are requests taken."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STALLED = "stalled"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Service:
+    """One served model. Made before the model is loaded, so that the port can already answer that it is loading.
+
+    Raises:
+        ConfigError: the API keys cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.keys = ApiKeys.of(settings)
+        self.metrics = Metrics(settings.name, self._look)
+        self.bodies = SharedBytes(settings.max_total_body_bytes)  # of all open requests
+        self.created = int(time.time())
+        self.died = asyncio.Event()
+        self._engine_config = settings.engine_config()
+        self._draining = False
+        self._gave_up = False
+        self._engine: Engine | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._chat: Chat | None = None
+        self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
+        self.masks = MaskPictures()
+        # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
+        self.reading = WorkPool("reading", _READING_THREADS)
+        self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
+        self.sampling_defaults = Sampling()  # of requests that do not say
+        self._open_requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._cut = asyncio.Event()
+
+    async def load(self, start_engine: StartEngine = EngineClient.start) -> None:
+        """Load the tokenizer, which is quick to fail, then start the engine.
+
+        Raises:
+            ModelFilesError: a file of the model cannot be had, or its sampling defaults cannot be used.
+            TokenizerError: the tokenizer cannot be used.
+            EngineStartError: the engine never became ready.
+        """
+        source = self.settings.model_source
+        files = await self.reading.call(hub.small_files, source)
+        tokenizer = await self.reading.call(Tokenizer.load, str(files))
+        chat = await self.reading.call(Chat.load, str(files))
+        if self.settings.generation_config == "auto":
+            self.sampling_defaults, news = sampling_defaults(files)
+            log.info("%s", news)
+        self._engine_config = msgspec.structs.replace(
+            self._engine_config,
+            revision=hub.commit_of(source, files),
+            tokenizer_file=str(files / "tokenizer.json"),
+            tokenizer_eos_ids=end_token_ids(str(files), tokenizer),
+        )
+        self.attach(await start_engine(self._engine_config), tokenizer, chat)
+
+    def attach(self, engine: Engine, tokenizer: Tokenizer, chat: Chat) -> None:
+        """Take requests from now on."""
+        self._tokenizer, self._chat = tokenizer, chat
+        self._adopt(engine)
+
+    async def restart(self, start_engine: StartEngine) -> None:
+        """Start another engine in place of the one that died.
+
+        Raises:
+            EngineStartError: it never became ready.
+        """
+        assert self._engine is not None
+        await self._engine.stop()
+        self._adopt(await start_engine(self._engine_config))
+
+    def _adopt(self, engine: Engine) -> None:
+        self.died.clear()
+        engine.on_death = self.died.set
+        self._engine = engine
+
+    def give_up(self) -> None:
+        """There will be no other engine."""
+        self._gave_up = True
+
+    @property
+    def chat(self) -> Chat:
+        """How the model's chats are written and read; there once the service has been ready."""
+        assert self._chat is not None
+        return self._chat
+
+    async def compile_form(self, asked: Formed, caller: str) -> str | None:
+        """The grammar that an answer has to follow, if it has to follow any; `caller` waits its turn.
+
+        Raises:
+            InvalidRequestError: it cannot be used.
+            OverloadedError: too many wait.
+        """
+        if asked.form is None:
+            return None
+        kind, source = asked.form
+        return await self.grammars.compile(kind, source, asked.form_field, caller)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the server is in its life; reads state only, so that health never waits for work."""
+        if self._gave_up:
+            return Phase.DEAD
+        if self._draining:
+            return Phase.DRAINING
+        if self._engine is None:
+            return Phase.LOADING
+        if not self._engine.alive:
+            return Phase.RESTARTING
+        return Phase.READY if self._engine.responsive else Phase.STALLED
+
+    @property
+    def open_requests(self) -> int:
+        """HTTP requests whose answers have not ended."""
+        return self._open_requests
+
+    @property
+    def unread_tokens(self) -> int:
+        """Prompt tokens of open requests that are not computed yet; 0 without an engine."""
+        return self._engine.unread_tokens if self._engine is not None and self._engine.alive else 0
+
+    def require_ready(self) -> tuple[Engine, Tokenizer]:
+        """The engine and the tokenizer.
+
+        Raises:
+            UnavailableError: requests cannot be taken; says why.
+        """
+        phase = self.phase
+        if phase is Phase.READY:
+            assert self._engine is not None
+            assert self._tokenizer is not None
+            # It passes on what it does not have itself, which a type checker does not see.
+            return cast("Engine", MeteredEngine(self._engine, self.metrics)), self._tokenizer
+        if phase is Phase.LOADING:
+            raise UnavailableError("The model is still loading.", code="loading", retry_after=_RETRY_WHILE_LOADING)
+        if phase is Phase.RESTARTING:
+            raise UnavailableError(
+                "The engine is being restarted.", code="engine_restarting", retry_after=_RETRY_WHILE_LOADING
+            )
+        if phase is Phase.STALLED:
+            raise UnavailableError(
+                "The engine does not respond.", code="engine_stalled", retry_after=_RETRY_WHILE_LOADING
+            )
+        if phase is Phase.DRAINING:
+            raise UnavailableError("The server is shutting down.", code="shutting_down")
+        raise UnavailableError("The engine has stopped.", code="engine_dead")
+
+    def require_model(self, name: str) -> None:
+        """Check the model that a request names.
+
+        Raises:
+            ModelNotFoundError: another one is served.
+        """
+        if name != self.settings.name:
+            raise ModelNotFoundError(name, self.settings.name)
+
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request from its first header to the last byte of its answer."""
+        self._open_requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._open_requests -= 1
+            if self._open_requests == 0:
+                self._idle.set()
+
+    async def drain(self, grace: float, hurry: asyncio.Event) -> None:
+        """Take no more requests, let the open ones go on for `grace` seconds or until `hurry`, then end them."""
+        self._draining = True
+        if self._open_requests:
+            log.info("finishing %d open requests, for at most %.0f s", self._open_requests, grace)
+        await wait_any(self._idle, hurry, timeout=grace)
+        if self._open_requests:
+            log.warning("ending %d open requests", self._open_requests)
+        self._cut.set()
+
+    async def until_cut(self) -> NoReturn:
+        """Wait until open requests have to end; then raise.
+
+        Raises:
+            UnavailableError: always, in the end.
+        """
+        await self._cut.wait()
+        raise UnavailableError("The server is shutting down and cannot finish this request.", code="shutting_down")
+
+    def _look(self) -> tuple[Started, Stats] | None:
+        """What the engine says of itself, if there is one and it lives."""
+        return (self._engine.info, self._engine.stats) if self._engine is not None and self._engine.alive else None
+
+    async def stop(self) -> None:
+        """Stop the engine, if it was ever started, and whatever else was."""
+        self.masks.stop()
+        self.reading.close()
+        self.encoding.close()
+        await self.grammars.stop()
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+async def wait_any(*events: asyncio.Event, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the events decide
+    """Wait until one of `events` is set, or `timeout` seconds have passed."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
