@@ -13,7 +13,7 @@ import torch
 from longreach.engine.device.batch_builder import HostBatch
 from longreach.engine.device.forward_pass import ForwardPass, fill_pending, forward
 from longreach.engine.device.graphs import policy as policy_graphs
-from longreach.engine.device.graphs.decode import Captured
+from longreach.engine.device.graphs.capture import Captured
 from longreach.engine.device.graphs.policy import STEPS_BEFORE, PolicyGraphs, Replayed
 from longreach.engine.device.ranks.process_group import Joined, layout_of
 from longreach.engine.engine import Engine

@@ -12,7 +12,8 @@ from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup, Wanted
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch
-from longreach.engine.device.graphs.decode import DecodeGraphs, Needs
+from longreach.engine.device.graphs.capture import Needs
+from longreach.engine.device.graphs.decode import DecodeGraphs
 from longreach.engine.device.graphs.mixed import MixedGraphs
 from longreach.engine.device.graphs.policy import PolicyGraphs, Replayed
 from longreach.engine.device.offload_store import HostStore
@@ -175,7 +176,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def move(self, moves: PageMoves) -> None:
-        """As `isolation.StepRunner.move`, for this rank's pages."""
+        """As `step_retry.StepRunner.move`, for this rank's pages."""
         if self._host is not None:
             self._host.move(moves)
         elif moves.unclean:

@@ -5,7 +5,7 @@ captured once for each pair of (number of sequences, longest context) out of a f
 holds it, its unused rows padded with sequences of length 0. Where kernels go by the sequences' own lengths there is one
 context, the longest.
 
-Steps that read prompts beside answers have graphs of their own (`mixed_graphs`).
+Steps that read prompts beside answers have graphs of their own (`mixed`).
 """
 
 from __future__ import annotations
@@ -13,52 +13,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from longreach_kernels import DecodeNeeds, PagedBatch
+from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep
-from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
 
 logger = logging.getLogger(__name__)
 
-# (step, input ids, positions, rows) -> logits; the next is (input ids, rows of requests) -> input ids
-Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts up to a length
-
 _SMALLEST_CONTEXT = 8192
 _CONTEXT_FACTOR = 4
-# What a graph may keep for partial results of its decodes: a part of what is left for graphs when pages are sized. The
-# kernels of sm_90 need less for any batch; others have places for the longest that each sequence could be.
-MOST_WORKSPACE_BYTES = 1 << 28
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A graph, and the tensor that a replay leaves its logits in."""
-
-    graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor
-
-
-def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
-    """Run a step once, which compiles kernels and initialises libraries, and capture it."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
-    mode = "thread_local" if distributed.is_initialized() else "global"
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
-        logits = run()
-    return Captured(graph, logits)
 
 
 class DecodeGraphs:

@@ -20,7 +20,7 @@ from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep
 
 from longreach.engine.device.batch_builder import HostBatch, Int32, Int64
-from longreach.engine.device.graphs.decode import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
+from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.step_sizes import SIZES, holding, places_for
 from longreach.util.transfer import upload

@@ -23,15 +23,15 @@ from longreach_patches import KVPages, PagedStep, StepGroup
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch, Int64
-from longreach.engine.device.graphs.decode import (
+from longreach.engine.device.graphs.capture import (
     MOST_WORKSPACE_BYTES,
     Captured,
     Fill,
     Forward,
     Needs,
     capture,
-    contexts_for,
 )
+from longreach.engine.device.graphs.decode import contexts_for
 from longreach.engine.device.policies.mass_samples import is_sampled
 from longreach.engine.messages import DENSE, AttentionPolicy
 from longreach.engine.scheduling.limits import Limits

@@ -1,0 +1,44 @@
+"""The capture of one step in a CUDA graph, and what all kinds of captured steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from longreach_kernels import DecodeNeeds
+from longreach_patches import PagedStep
+from torch import distributed
+
+# (step, input ids, positions, rows) -> logits; the next is (input ids, rows of requests) -> input ids
+Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts up to a length
+
+# What a graph may keep for partial results of its decodes: a part of what is left for graphs when pages are sized. The
+# kernels of sm_90 need less for any batch; others have places for the longest that each sequence could be.
+MOST_WORKSPACE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph, and the tensor that a replay leaves its logits in."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+
+
+def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
+    """Run a step once, which compiles kernels and initialises libraries, and capture it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    # Where there are several ranks, NCCL's own thread may ask the device something meanwhile.
+    mode = "thread_local" if distributed.is_initialized() else "global"
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+        logits = run()
+    return Captured(graph, logits)
