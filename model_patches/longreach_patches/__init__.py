@@ -9,7 +9,6 @@ from longreach_patches.loader import LoadedModel, load_config, load_model, resol
 from longreach_patches.pages import KVPages, KVScales, PagedStep, PageShape, WantedRows, resolve_kv_dtype
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
-from longreach_patches.rank_sums import SmallSums
 
 __all__ = [
     "FAMILIES",
@@ -26,7 +25,6 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "RankLayout",
-    "SmallSums",
     "StepGroup",
     "TileChoice",
     "UnsupportedModelError",

@@ -19,8 +19,6 @@ from transformers import PretrainedConfig
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from longreach_patches.rank_sums import SmallSums
-
 
 # From so many tokens a rank on, a layer's products take longer than reading all of its weights does (docs/adr/0029).
 _LEAST_TOKENS = 256
@@ -37,7 +35,6 @@ class RankLayout:
         tensor_group: the ranks that have the other parts and this one's tokens.
         context_group: the ranks that have this one's weights.
         group: all ranks.
-        small_sums: what those add small tensors with, if it is not what they add large ones with.
 
     Groups are None where there is one rank, or where nothing is computed, as in a plan.
     """
@@ -48,7 +45,6 @@ class RankLayout:
     tensor_group: ProcessGroup | None = None
     context_group: ProcessGroup | None = None
     group: ProcessGroup | None = None
-    small_sums: SmallSums | None = None
 
     @property
     def size(self) -> int:

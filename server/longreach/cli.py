@@ -68,7 +68,6 @@ _ENGINE_SETTINGS = (
     "attention_backend",
     "tensor_parallel_size",
     "context_parallel_size",
-    "symmetric_sums",
     "max_model_len",
     "max_num_seqs",
     "max_batched_tokens",

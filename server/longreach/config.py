@@ -221,9 +221,6 @@ class Settings(BaseSettings):
     context_parallel_size: Whole = Field(
         1, ge=1, le=64, description="GPUs that share long steps by tokens, each with whole weights, times the above."
     )
-    symmetric_sums: bool = Field(
-        False, description="Sum small tensors over GPUs through memory that they map of each other, not through NCCL."
-    )
     max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
     )
@@ -411,7 +408,6 @@ class Settings(BaseSettings):
             step_timeout=self.step_timeout,
             tensor_parallel_size=self.tensor_parallel_size,
             context_parallel_size=self.context_parallel_size,
-            symmetric_sums=self.symmetric_sums,
             batch_invariant=self.batch_invariant,
         )
 

@@ -67,7 +67,6 @@ FLAGS = [
     "--ssl-certfile",
     "--ssl-keyfile",
     "--step-timeout",
-    "--symmetric-sums",
     "--tensor-parallel-size",
     "--write-timeout",
 ]

@@ -228,7 +228,6 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
         "max_queued_tokens": 4096,
         "silence_timeout": 5.0,
         "step_timeout": 7.0,
-        "symmetric_sums": True,
     }
     engine = load_settings(model=str(model_dir), kv_cache_memory="2MiB", max_itl="80ms", **values).engine_config()
     assert engine.max_itl == 0.08

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.fused.activation import silu_mul
@@ -180,14 +180,11 @@ class FusedLayer:
         if weights.sum_over is None:
             _add_product(stream, x, projection, own)
             return
-        part = weights.sum_over.part(stream)
         # The stream is the same on all of them, and must be in the sum once.
         if not weights.adds_stream:
-            part.zero_()
-        elif part is not stream:
-            part.copy_(stream)
-        _add_product(part, x, projection, own)
-        weights.sum_over.add(part, stream)
+            stream.zero_()
+        _add_product(stream, x, projection, own)
+        distributed.all_reduce(stream, group=weights.sum_over)
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
         return rms_norm(x, norm.weight, norm.variance_epsilon, self._backend)

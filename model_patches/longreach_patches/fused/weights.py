@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from longreach_patches.layout import RankLayout
-from longreach_patches.rank_sums import RankSum
 
 
 class Projection(NamedTuple):
@@ -33,8 +32,7 @@ class LayerWeights:
         qkv, gate_up: joined projections.
         blocks: ranks whose rows these have, each a block in which the joined follow one another.
         output, down: the projections back to the residual stream.
-        sum_over: the sum over the ranks whose products with `output`, and with `down`, add up; None if this one's are
-            all.
+        sum_over: the ranks whose products with `output`, and with `down`, add up; None if this rank's are all.
         adds_stream: whether this rank's sum has the residual stream in it, which must be there once.
     """
 
@@ -43,7 +41,7 @@ class LayerWeights:
     gate_up: Projection
     down: Projection
     blocks: int
-    sum_over: RankSum | None
+    sum_over: ProcessGroup | None
     adds_stream: bool
 
 
@@ -55,7 +53,7 @@ def whole_weights(attention: Any, mlp: Any, layout: RankLayout) -> LayerWeights:
         gate_up=_joined(layout.context_size, mlp.gate_proj, mlp.up_proj),
         down=Projection(mlp.down_proj.weight, mlp.down_proj.bias),
         blocks=layout.context_size,
-        sum_over=_sum_over(layout.tensor_group, layout) if layout.tensor_size > 1 else None,
+        sum_over=layout.tensor_group if layout.tensor_size > 1 else None,
         adds_stream=layout.tensor_rank == 0,
     )
 
@@ -70,16 +68,9 @@ def share_of(whole: LayerWeights, layout: RankLayout) -> LayerWeights:
         gate_up=_some_outputs(whole.gate_up, layout),
         down=_some_inputs(whole.down, layout),
         blocks=1,
-        sum_over=_sum_over(layout.group, layout),
+        sum_over=layout.group,
         adds_stream=layout.rank == 0,
     )
-
-
-def _sum_over(group: ProcessGroup | None, layout: RankLayout) -> RankSum | None:
-    if group is None:
-        return None
-    # Those of some ranks alone are sums of long steps.
-    return RankSum(group, layout.small_sums if group is layout.group else None)
 
 
 def in_blocks(projection: Projection, count: int) -> list[Projection]:

@@ -66,7 +66,6 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     step_timeout: float = 600.0
     tensor_parallel_size: int = 1
     context_parallel_size: int = 1
-    symmetric_sums: bool = False
     batch_invariant: bool = False
 
 

@@ -9,7 +9,7 @@ from longreach_patches import LoadedModel, check_layout, check_ranks, layer_mask
 from longreach import hub
 from longreach.engine.device.batch_builder import BatchBuilder
 from longreach.engine.device.ranks.leader import Ranks
-from longreach.engine.device.ranks.process_group import Joined, check_sums, join, layout_of, leave, on_rank
+from longreach.engine.device.ranks.process_group import Joined, join, layout_of, leave, on_rank
 from longreach.engine.device.runner import Runner
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.offload_index import HostPages
@@ -35,7 +35,6 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     # Once for all ranks: what follows reads a directory.
     files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
     config = msgspec.structs.replace(config, model=str(files))
-    check_sums(config)
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
-from longreach_patches import RankLayout, SmallSums, load_config, resolve_dtype
+from longreach_patches import RankLayout
 from torch import distributed
 
 from longreach.engine.messages import EngineConfig
@@ -49,26 +49,6 @@ def on_rank(config: EngineConfig, rank: int) -> EngineConfig:
     return msgspec.structs.replace(config, device=f"cuda:{rank}")
 
 
-def check_sums(config: EngineConfig) -> None:
-    """See whether ranks can make small sums as `config` says, as far as can be told without them.
-
-    Raises:
-        longreach_patches.PatchError: the model's config cannot be read.
-        ValueError: they cannot; the message names the fix.
-    """
-    if not config.symmetric_sums:
-        return
-    if layout_of(config).size == 1:
-        raise ValueError("--symmetric-sums is for several GPUs; leave it out, or add --tensor-parallel-size")
-    if not on_rank(config, 0).device.startswith("cuda"):
-        raise ValueError("--symmetric-sums is for GPUs, and the ranks are on a CPU; leave it out, or use --device cuda")
-    if (
-        resolve_dtype(config.dtype, torch.device("cuda"), load_config(config.model, config.hf_overrides))
-        == torch.float16
-    ):
-        raise ValueError("--symmetric-sums: float16 cannot be summed so; leave it out, or add --dtype bfloat16")
-
-
 class Joined(NamedTuple):
     """A rank that has met the others, and the store through which they say what they have done."""
 
@@ -80,9 +60,6 @@ def join(config: EngineConfig, rank: int, rendezvous: str) -> Joined:
     """Meet the other ranks at the file `rendezvous`; returns when all are there.
 
     A collective operation that takes longer than `config.step_timeout` fails, which ends the process.
-
-    Raises:
-        ValueError: the ranks cannot make small sums as `config` says; raised on all of them.
     """
     layout = layout_of(config, rank)
     on_gpu = config.device.startswith("cuda")
@@ -100,10 +77,7 @@ def join(config: EngineConfig, rank: int, rendezvous: str) -> Joined:
         timeout=timedelta(seconds=config.step_timeout),
         device_id=torch.device(config.device) if on_gpu else None,
     )
-    layout = _with_groups(layout)
-    if config.symmetric_sums and layout.group is not None:
-        layout = dataclasses.replace(layout, small_sums=SmallSums.of(layout.group, torch.device(config.device)))
-    return Joined(layout, store)
+    return Joined(_with_groups(layout), store)
 
 
 def _with_groups(layout: RankLayout) -> RankLayout:
