@@ -60,6 +60,7 @@ check: install ## lint, formatting, types, the import layers, and tables against
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check
+	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python benchmarks/report.py --check benchmarks/results/*.json
 
 format: install ## put the code into its one format
