@@ -10,7 +10,7 @@ from tests.documented import ROOT
 FLOORS = tuple(
     ROOT / floor for floor in ("server/longreach", "kernels/longreach_kernels", "model_patches/longreach_patches")
 )
-PAGES = ("docs/architecture.md", "CONTRIBUTING.md")
+PAGES = ("docs/architecture.md", "docs/life-of-a-request.md", "CONTRIBUTING.md")
 # In `code`: a path with a folder, a folder, or a Python file.
 _PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/|(?:[\w.-]+/)*[\w-]+\.(?:py|md|json|lock)|(?:[\w.-]+/)+[\w.-]+)[`: ]")
 _DRAWN = re.compile(r"(?<![\w/])((?:[a-z_]+/)+(?:[a-z_]+\.py)?)(?![\w/])")
