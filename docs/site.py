@@ -26,6 +26,7 @@ SOURCES = (
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
         "SECURITY.md",
         "docs/*.md",
         "docs/adr/*.md",
