@@ -26,7 +26,7 @@ $(CORE): pyproject.toml requirements.lock
 	@touch $@
 
 $(ALL): $(CORE)
-	@echo "== installing what tests and checks need: 110 packages more, 1.3 GB; minutes"
+	@echo "== installing what tests and checks need: 114 packages more, 1.3 GB; minutes"
 	$(PIP) -e '.[dev]'
 	@touch $@
 
@@ -53,13 +53,16 @@ soak: install ## load the server for half an hour and three nodes for ten minute
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest --timeout 0 tests/server/engine/test_histories.py
 	LONGREACH_SCHEMA_CASES=300 LONGREACH_SCHEMA_RESULT=benchmarks/results/soak/schema.json $(BIN)/python -m pytest -n0 --timeout 0 tests/server/api/test_openapi.py
 
-check: install ## lint, formatting, types, the import layers, and tables against results
+check: install ## lint, formatting, spelling, file sizes, types, the import layers, and tables against results
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/python scripts/large_files.py
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check
+	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python benchmarks/report.py --check benchmarks/results/*.json
 
 format: install ## put the code into its one format

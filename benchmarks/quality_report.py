@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             ]
             of_prompt = [] if policy == "budget for answers" else [(axes[0, column], 0)]
             for axis, x in (*of_prompt, (axes[1, column], 1)):
-                line = sorted(points, key=lambda point, x=x: point[x])
+                line = sorted(points, key=itemgetter(x))
                 axis.plot(
                     [p[x] for p in line], [p[2] for p in line], marker=".", color=f"C{i}", label=policy, alpha=0.8
                 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import expect, sync_playwright
 
@@ -19,7 +20,7 @@ QUESTION = "What is the pass key for the silver lantern?"
 MINUTES_MS = 300_000
 
 
-def take(url: str, picture: Path, theme: str, width: int) -> None:
+def take(url: str, picture: Path, theme: Literal["light", "dark"], width: int) -> None:
     """Ask the example, run the needle test with exact and with windowed attention, ask again, and save the page."""
     expect.set_options(timeout=MINUTES_MS)
     with sync_playwright() as playwright:

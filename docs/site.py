@@ -26,6 +26,7 @@ SOURCES = (
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
         "SECURITY.md",
         "docs/*.md",
         "docs/adr/*.md",
@@ -66,9 +67,10 @@ def _without_links_to_sources(text: str, page: Path, staged: set[Path]) -> str:
 
 
 def navigation(nav: list[Any], pages: list[str]) -> list[Any]:
-    """The sections of docs/mkdocs.yml, then the decisions, then pages that it does not name."""
+    """The sections of docs/mkdocs.yml, then the decisions with their index first, then pages that it does not name."""
     named = set(re.findall(r"[\w./-]+\.md", str(nav)))
     decisions = [page for page in pages if page.startswith("docs/adr/")]
+    decisions.sort(key=lambda page: (not page.endswith("/README.md"), page))
     others = [page for page in pages if page not in named and page not in decisions]
     sections: list[Any] = [*nav, {"Decisions": [{_title(page): page} for page in decisions]}]
     return [*sections, {"More": [{_title(page): page} for page in others]}] if others else sections

@@ -31,7 +31,8 @@ def test_every_page_is_built_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "docs" / "site.py", out]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = [page.relative_to(ROOT).with_suffix("") for page in (ROOT / "docs").rglob("*.md")]
+    files = [page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md")]
+    pages = [file.parent if file.stem == "README" else file.with_suffix("") for file in files]  # a README is an index
     assert pages
     assert [page for page in pages if not (out / page / "index.html").exists()] == []
     fetched = [found for page in out.rglob("*.html") for found in _FETCHED.findall(page.read_text())]
@@ -64,10 +65,15 @@ def test_a_link_that_leads_nowhere_ends_the_build(
 
 
 def test_a_page_that_the_navigation_does_not_name_is_there_all_the_same(site: ModuleType) -> None:
-    pages = ["README.md", "docs/api.md", "docs/adr/0010-fp8-prefill.md", "docs/docker.md"]
+    pages = ["README.md", "docs/api.md", "docs/adr/0010-fp8-prefill.md", "docs/adr/README.md", "docs/docker.md"]
     nav = site.navigation([{"Start": "README.md"}, {"Use": [{"The API": "docs/api.md"}]}], pages)
     assert nav[2:] == [
-        {"Decisions": [{"10. Prefill over fp8 pages multiplies 8-bit floats": "docs/adr/0010-fp8-prefill.md"}]},
+        {
+            "Decisions": [
+                {"Decision records": "docs/adr/README.md"},
+                {"10. Prefill over fp8 pages multiplies 8-bit floats": "docs/adr/0010-fp8-prefill.md"},
+            ]
+        },
         {"More": [{"Docker": "docs/docker.md"}]},
     ]
 

@@ -172,6 +172,7 @@ def test_query_heads_share_the_heads_of_a_mask_in_runs(backend):
     if backend == "triton" and torch.cuda.is_available():
         pytest.skip("the interpreter is tested where there is no GPU")
     mask = bigbird(70, block=16, heads=2, window=0, random_blocks=1, seed=3)
+    assert isinstance(mask, BlockSparse)
     alike = BlockSparse(mask.layout.repeat_interleave(2, 0), 16)
     assert not torch.equal(mask.layout[0], mask.layout[1])
     q, k, v = (x.requires_grad_() for x in qkv(1, 4, 1, 50, 70, 64))

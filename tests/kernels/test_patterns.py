@@ -43,6 +43,7 @@ def test_bigbird_adds_as_many_random_blocks_as_asked_the_same_for_a_seed():
     mask = bigbird(320, block=16, random_blocks=2, heads=3, seed=7)
     assert mask == bigbird(320, block=16, random_blocks=2, heads=3, seed=7)
     assert mask != bigbird(320, block=16, random_blocks=2, heads=3, seed=8)
+    assert isinstance(mask, BlockSparse)
     counts = mask.layout.sum(-1)
     assert counts[:, 5].tolist() == [3 + 1 + 2] * 3
     assert not torch.equal(mask.layout[0], mask.layout[1])
@@ -112,7 +113,7 @@ def test_masks_combine_where_that_has_a_meaning():
         Window(9, 3).allowed(positions, positions) | Window(3, 9).allowed(positions, positions),
     )
     with pytest.raises(TypeError):
-        Causal() & True
+        Causal() & True  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
 
 
 def test_masks_print_what_they_are():

@@ -52,7 +52,7 @@ def peak_bytes(work) -> int:
     assert events, "the profiler recorded no memory"
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
+        now += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
         most = max(most, now)
     return most
 

@@ -118,6 +118,6 @@ def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"4 query heads and 2 KV heads cannot be split over 3 .* work are 1, 2$"):
         check_layout(CONFIGS["qwen3"](), RankLayout(tensor_size=3))
     model = build("qwen3")
-    model.config.base_model_tp_plan = {"layers.*.mlp": "packed_colwise"}
+    model.config.base_model_tp_plan = {"layers.*.mlp": "packed_colwise"}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UnsupportedModelError, match="plan has packed_colwise"):
         split_weights(model, RankLayout(tensor_size=2))

@@ -20,10 +20,13 @@ def faults(source: str) -> Iterator[str]:
     """What a module does of that, line by line."""
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
+        line = 0
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+            line = node.lineno
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
+            line = node.lineno
         elif isinstance(node, ast.Call):
             if ast.unparse(node.func) in CALLS:
                 yield f"line {node.lineno}: calls {ast.unparse(node.func)}"
@@ -37,7 +40,7 @@ def faults(source: str) -> Iterator[str]:
                     yield f"line {node.lineno}: {keyword.arg}={value}"
         for name in names:
             if name.partition(".")[0] in CARRIERS:
-                yield f"line {node.lineno}: imports {name}"
+                yield f"line {line}: imports {name}"
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

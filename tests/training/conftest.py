@@ -32,7 +32,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     codec = Codec.load(EMBEDDED_MODEL)
     pools = dict(Filler.build(codec, TRAINING_MIX, 3000, 1).pools)
     pools |= {"prose": pools["story"], "code": pools["records"]} | dict.fromkeys(INVENTED, pools["story"])
-    np.savez(directory / "pools.npz", **pools)
+    np.savez(directory / "pools.npz", **pools)  # pyright: ignore[reportArgumentType]
     (directory / "words.txt").write_text("lantern\nharbor\nmeadow\n")
     bpe.save(codec.tokenizer, directory / "tokenizer", 1024)
     return directory

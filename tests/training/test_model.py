@@ -25,7 +25,7 @@ class Answerer:
     def answer(self, text: str) -> str:
         """The answer to a prompt with its special tokens written out."""
         inputs = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")
-        out = self.model.generate(**inputs, max_new_tokens=24)
+        out = self.model.generate(**inputs, max_new_tokens=24)  # pyright: ignore[reportAttributeAccessIssue]
         return self.tokenizer.decode(out[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
 
 

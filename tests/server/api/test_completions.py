@@ -294,7 +294,7 @@ def test_logprobs_of_answer_and_prompt(server: LiveServer, tokenizer: Tokenizer)
     text = "The owl €"
     ids = tokenizer.encode_here(text)
     for stream in (False, True):
-        answer = server.openai.completions.create(
+        answer: Any = server.openai.completions.create(
             model=MODEL, prompt=ids, logprobs=2, echo=True, max_tokens=len(ids) - 1, stream=stream
         )
         parts = [c.logprobs for chunk in (answer if stream else [answer]) for c in chunk.choices if c.logprobs]

@@ -63,7 +63,7 @@ def test_a_prompt_beyond_the_length_of_the_file_is_answered_as_by_transformers(t
     tokens = drain(engine)[0]["a"]
     config = json.loads((model / "config.json").read_text())
     _edit(model / "config.json", rope_parameters=config["rope_parameters"] | scaling)
-    theirs = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
     out = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert tokens == out[0, 400:].tolist()
 

@@ -73,7 +73,7 @@ def alike(one: DecodeUse | None, other: DecodeUse | None) -> bool:
 
 
 def test_steps_that_choose_keys_are_not_captured_as_dense_ones(model_dir: Path) -> None:
-    policies = build(model_dir)._policies  # type: ignore[attr-defined]
+    policies: Any = build(model_dir)._policies
     lens, table = torch.tensor([5, 7], dtype=torch.int32), torch.zeros((2, 1), dtype=torch.int32)
     batch = PagedBatch(torch.arange(3, dtype=torch.int32), lens, table, max_seqlen_q=1, max_context_len=7)
     dense, chosen = policies.answers(DENSE, 4, batch), policies.answers(budget(64).of_answer, 4, batch, measured=True)

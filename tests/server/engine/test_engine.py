@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from tests.server.engine.driving import build, drain, spec
 
 def test_greedy_tokens_are_those_of_transformers_generate(model_dir: Path) -> None:
     prompt = ids(70, seed=1)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
     out = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     engine, _ = build(model_dir)
     engine.submit(spec("a", prompt))

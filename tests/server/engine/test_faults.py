@@ -36,7 +36,7 @@ class _Faulty:
 
     @property
     def pages(self) -> KVPages:
-        return self.real._computing.pages
+        return self.real._computing.pages  # pyright: ignore[reportAttributeAccessIssue]
 
     def take_seconds(self) -> float | None:
         return self.real.take_seconds()

@@ -133,7 +133,7 @@ def test_dense_requests_form_no_group_and_are_the_same_bits_beside_others(long_m
     # One step reads all prompts, whatever the time it takes: products are of the same heights in both runs.
     engine = build(long_model_dir, prefix_cache=False, max_batched_tokens=2048, max_itl=1000.0)
     made = []
-    groups = engine._runner._computing.policies.groups
+    groups = engine._runner._computing.policies.groups  # pyright: ignore[reportAttributeAccessIssue]
     engine._runner._computing.policies.groups = lambda *args: made.append(groups(*args)) or made[-1]  # type: ignore[attr-defined]
     one = spec("a", DENSE, 400)
     alone = logprobs(engine, one)["a"]

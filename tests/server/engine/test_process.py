@@ -273,6 +273,7 @@ def test_an_engine_without_descriptors_is_an_error_that_leaves_none_open(
         process = await asyncio.create_subprocess_exec("true")  # what a loop opens with its first child stays open
         await process.wait()
         before = open_descriptors()
+        more = 0
         for more in range(20):
             few_descriptors(more)
             with pytest.raises(EngineStartError) as failed:
