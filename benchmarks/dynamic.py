@@ -36,13 +36,13 @@ from longreach_kernels.sparse import (
     Threshold,
     block_attention,
     choose_tiles,
+    kept_mass,
     new_bounds,
     plan_tiles,
     select_blocks,
     select_tiles,
     write_bounds,
 )
-from longreach_kernels.sparse.select import kept_mass
 from longreach_kernels.sparse.select.lists import lists_of_choice
 from longreach_kernels.sparse.select.reference import Logits
 from longreach_kernels.sparse.select.select_tiles import lists_of_masses, masses

@@ -33,9 +33,9 @@ from longreach_kernels.sparse import (
     Pooled,
     Recall,
     Threshold,
+    kept_mass,
     select_tiles,
 )
-from longreach_kernels.sparse.select import kept_mass
 from longreach_kernels.sparse.select.query_tiles import query_tiles
 from longreach_patches.loader import load_model
 from torch import Tensor

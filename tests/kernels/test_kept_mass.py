@@ -6,8 +6,7 @@ import pytest
 import torch
 from longreach_kernels import Causal, Window, paged_attention
 from longreach_kernels.masks.listed_mask import listed_masks
-from longreach_kernels.sparse import Density, kept_share, select_tiles
-from longreach_kernels.sparse.select import kept_mass
+from longreach_kernels.sparse import Density, kept_mass, kept_share, select_tiles
 from torch import Tensor
 
 from tests.kernels.accuracy import paged
