@@ -30,9 +30,10 @@ SOURCES = (
         "SECURITY.md",
         "docs/*.md",
         "docs/adr/*.md",
+        "docs/dev/*.md",
         "docs/pictures/*.png",
     ),
-    *("benchmarks/results/*.png", "training/*.md", "training/*.png", "server/longreach/default_model/README.md"),
+    *("benchmarks/results/*.png", "training/README.md", "training/*.png", "server/longreach/default_model/README.md"),
 )
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
