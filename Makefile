@@ -10,7 +10,7 @@ ALL      := $(VENV)/.installed
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test loadtest soak check format lock docs docker-check clean
+.PHONY: help install serve test test-training loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ serve: $(CORE) ## start the server on 127.0.0.1:8000 with the embedded model
 
 test: install ## run the tests (what needs a GPU is skipped where there is none)
 	$(BIN)/python -m pytest
+
+test-training: install ## run the tests of the embedded model's training (minutes; `make test` has a short one)
+	$(BIN)/python -m pytest training/tests
 
 # Another server than the embedded model's: make loadtest URL=http://127.0.0.1:8000 (OPENAI_API_KEY is its key).
 URL       ?=
@@ -63,7 +66,7 @@ check: install ## lint, formatting, spelling, file sizes, types, the import laye
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
-	$(BIN)/python benchmarks/report.py --check benchmarks/results/*.json
+	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json
 
 format: install ## put the code into its one format
 	$(BIN)/ruff check --fix

@@ -1,7 +1,7 @@
 """AIPerf against a server that runs, by context length: presets for the flags, and its results as one Markdown table.
 
     python3 -m venv aiperf-env && aiperf-env/bin/pip install aiperf==0.13.0     # its pins clash with the server's
-    python benchmarks/aiperf.py http://127.0.0.1:8000 --tokenizer server/longreach/default_model \\
+    python -m benchmarks.aiperf http://127.0.0.1:8000 --tokenizer server/longreach/default_model \\
         --aiperf aiperf-env/bin/aiperf --preset lengths --lengths 1k,4k,16k --out aiperf-results
 
 Presets: `lengths` sends one prompt at a time, `poisson` at --rate a second, `prefix` gives all prompts one beginning

@@ -1,6 +1,6 @@
 """What attacks on a server cost everybody else, on two versions of it in one run.
 
-    python benchmarks/attacks.py --before ../longreach-6b92e2d --out benchmarks/results/attacks-two-cores.json
+    python -m benchmarks.attacks --before ../longreach-6b92e2d --out benchmarks/results/attacks-two-cores.json
 
 Each attack meets a fresh server with the embedded model on this machine. The other version is a checkout, used by the
 same interpreter. Attacks end by themselves; what they wait for is bounded.

@@ -1,6 +1,6 @@
 """Attention of one sequence over several GPUs, by exchange, beside one GPU alone: time, error, and bytes sent.
 
-python benchmarks/context_parallel.py --ranks 2 --lengths 32768,131072 --out result.json
+python -m benchmarks.context_parallel --ranks 2 --lengths 32768,131072 --out result.json
 
 `benchmarks/report.py` makes a table of the JSON.
 

@@ -1,6 +1,6 @@
 """Inter-token latency by decode budget: answers about one long document, alone and several at once, on a GPU.
 
-    python benchmarks/decode_budget.py --length 131072 --budgets 512,2048,8192 --out result.json
+    python -m benchmarks.decode_budget --length 131072 --budgets 512,2048,8192 --out result.json
 
 The model has the shape of an 8B Llama and random weights: its speed is that of a trained one, its attention is not, and
 so what was missed of it says nothing and is not reported. Answers to the same prompt share its pages, and each reads
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from longreach.bench import shapes
-from longreach.bench.recall.suite import whole_numbers
+from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach.engine.engine import Engine
 from longreach.engine.messages import DENSE, AttentionPolicy, DecodeUse, EngineConfig, Failed, Generate, Sampling

@@ -1,6 +1,6 @@
 """Dynamic sparse prefill beside dense attention: time of the estimate, the lists and attention, and the mass kept.
 
-python benchmarks/dynamic.py --lengths 32768,131072 --out result.json
+python -m benchmarks.dynamic --lengths 32768,131072 --out result.json
 
 The keys and queries are made so that the sparse set is known. In each KV head every key tile of 128 has one of TOPICS
 orthogonal directions, at random, and a run of RUN keys that carry it; every query tile has one too, and all of its
@@ -126,10 +126,11 @@ def milliseconds(run: Callable[[], object], turns: int) -> float:
 
 def of_model(length: int) -> list[tuple[str, Tensor, Tensor, Tensor]]:
     """(name, q, k, v) as `structured`, of the embedded model's layers."""
-    from dynamic_model import MODEL, Probe, probing
-    from longreach.bench.recall.codec import Codec
-    from longreach.bench.recall.suite import Plan, sampler_of, samples
     from longreach_patches.loader import load_model
+
+    from benchmarks.dynamic_model import MODEL, Probe, probing
+    from training.recall.codec import Codec
+    from training.recall.suite import Plan, sampler_of, samples
 
     plan = Plan(tasks=("multikey",), lengths=(length,), count=1)
     sample, _ = next(samples(sampler_of(Codec.load(MODEL), plan), plan, "multikey", length))

@@ -1,7 +1,7 @@
 """What dynamic prefill costs a model: answers and attention mass, with the embedded model, by estimator and target.
 
-python benchmarks/dynamic_model.py --lengths 4096,16384 --count 5 --out result.json
-python benchmarks/dynamic_model.py --lengths 32768 --tasks count,multivalue --count 100 --only "Moments(block=64), R"
+python -m benchmarks.dynamic_model --lengths 4096,16384 --count 5 --out result.json
+python -m benchmarks.dynamic_model --lengths 32768 --tasks count,multivalue --count 100 --only "Moments(block=64), R"
 
 Every prompt is read by each configuration with its answer behind it, and counts as right if each token of the answer
 is the most likely one. All of a pair's prompts are the same. Mass is that of 64 positions of each prompt before its
@@ -22,9 +22,6 @@ from typing import Any
 
 import longreach_patches.attention as seam
 import torch
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.documents import TASKS
-from longreach.bench.recall.suite import Plan, sampler_of, samples
 from longreach_kernels import PagedBatch, paged_attention
 from longreach_kernels.sparse import (
     Antidiagonal,
@@ -39,6 +36,10 @@ from longreach_kernels.sparse import (
 from longreach_kernels.sparse.select.query_tiles import query_tiles
 from longreach_patches.loader import load_model
 from torch import Tensor
+
+from training.recall.codec import Codec
+from training.recall.documents import TASKS
+from training.recall.suite import Plan, sampler_of, samples
 
 MODEL = Path(__file__).parent.parent / "server/longreach/default_model"
 RETRIEVAL = ("single", "many", "multikey", "multivalue", "multiquery", "chain", "uuid", "absent")

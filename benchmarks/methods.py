@@ -1,10 +1,10 @@
 """Attention methods of the literature beside ours: time, memory, bytes, error, and recall in a pretrained model.
 
-    python benchmarks/methods.py --lengths 1024,4096,16384 --out result.json
+    python -m benchmarks.methods --lengths 1024,4096,16384 --out result.json
 
 Every method computes the same random inputs, forward, and forward and backward; its output is compared with exact
 attention in float64, on those inputs and on the heads of the embedded model; and those that can stand in a pretrained
-model answer the questions of `longreach bench recall` there. What does not fit in memory is a result. --dram joins what
+model answer the questions of `training.recall` there. What does not fit in memory is a result. --dram joins what
 Nsight Compute counted (`attention_methods/dram.py` has the command).
 """
 
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention_methods import dram
-from attention_methods.catalogue import Method, chosen
-from attention_methods.measure import Shape, row
-from attention_methods.pretrained import Pretrained
-from attention_methods.tables import table
-from longreach.bench.recall.suite import whole_numbers
+from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
+
+from benchmarks.attention_methods import dram
+from benchmarks.attention_methods.catalogue import Method, chosen
+from benchmarks.attention_methods.measure import Shape, row
+from benchmarks.attention_methods.pretrained import Pretrained
+from benchmarks.attention_methods.tables import table
 
 LENGTHS = ",".join(str(1024 << i) for i in range(8))
 LATE = "not run: out of time"

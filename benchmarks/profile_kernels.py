@@ -3,11 +3,11 @@
     ncu --profile-from-start off --clock-control none --csv --page raw --section SpeedOfLight \
         --section ComputeWorkloadAnalysis --section WarpStateStats \
         --metrics dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum,lts__t_bytes.sum \
-        python benchmarks/profile_kernels.py run > profile.csv
-    python benchmarks/profile_kernels.py read profile.csv --like kernels.json --out benchmarks/results/profile-h200.json
+        python -m benchmarks.profile_kernels run > profile.csv
+    python -m benchmarks.profile_kernels read profile.csv --like kernels.json --out benchmarks/results/profile-h200.json
 
 `run` launches each case once between the profiler's marks, after a run that compiles, with a cold L2 cache. `read` sums
-what its kernels did; `--like` is a result of `longreach bench kernels` from the same machine, which says what that was.
+what its kernels did; `--like` is a result of `benchmarks.kernels` from the same machine, which says what that was.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from longreach.bench import peers
-from longreach.bench.cases import Case
 from longreach_kernels import Full, attention
 from longreach_kernels.analysis import io_model
+
+from benchmarks.kernels import peers
+from benchmarks.kernels.cases import Case
 
 HEADS, HEAD_DIM = 8, 128
 LENGTHS = (1024, 2048, 4096, 8192, 16384)

@@ -1,11 +1,11 @@
 """Recall against speed for every attention policy and budget, of the embedded model, through the server.
 
-    python benchmarks/quality.py --lengths 16384,32768 --out result.json
-    python benchmarks/quality.py --share 0/3 --out part0.json   # every third setting; 1/3 and 2/3 at the same time
-    python benchmarks/quality.py --join part0.json part1.json part2.json --out result.json
-    python benchmarks/quality.py --join result.json --times alone.json --out result.json
+    python -m benchmarks.quality --lengths 16384,32768 --out result.json
+    python -m benchmarks.quality --share 0/3 --out part0.json   # every third setting; 1/3 and 2/3 at the same time
+    python -m benchmarks.quality --join part0.json part1.json part2.json --out result.json
+    python -m benchmarks.quality --join result.json --times alone.json --out result.json
 
-A setting is a policy with its parameters. Each one answers the same prompts, of all tasks of `longreach bench recall`,
+A setting is a policy with its parameters. Each one answers the same prompts, of all tasks of `training.recall`,
 several at a time; then other prompts one at a time, for the time to the first token. No prompt comes twice under a
 setting, so the prefix cache answers nothing. Where several shared the settings of one machine, its times say little:
 ``--times`` takes those of a run that had a machine to itself.
@@ -14,7 +14,6 @@ setting, so the prefix cache answers nothing. Where several shared the settings 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import math
@@ -28,13 +27,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from longreach.bench.launch import served
 from longreach.bench.policies import Policy, chosen
-from longreach.bench.recall.client import Server, serving
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.suite import Plan, Prompt, prompts, sampler_of, some_tasks, whole_numbers
+from longreach.bench.recall.client import Server
+from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach.config import EMBEDDED_MODEL
-from quality_report import table
+
+from benchmarks.quality_report import table
+from training.recall.codec import Codec
+from training.recall.suite import Plan, Prompt, prompts, sampler_of, some_tasks
 
 TIMED_TASK = "many"  # whose prompts are timed; what is asked for does not matter
 _OTHER_SEED = 1_000_003
@@ -100,7 +102,7 @@ def measured(url: str, policy: Policy, asked: list[Prompt], timed: list[Prompt],
     with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda prompt: server.answer(prompt.text, prompt.max_tokens), asked))
     alone = [server.answer(prompt.text, 1) for prompt in timed]
-    right = [prompt.query.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
+    right = [prompt.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
     densities = [answer.density for answer in [*answers, *alone] if answer.density is not None]
     keys = sum(answer.keys for answer in answers)
     return {
@@ -228,7 +230,7 @@ def main() -> None:
     parser.add_argument("--url", help="a server of the embedded model with --page-bounds; one is started otherwise")
     parser.add_argument("--lengths", default="16384,32768", help="tokens of the prompts")
     parser.add_argument("--attention", action="append", help="a setting, as of `longreach bench load`; may be repeated")
-    parser.add_argument("--tasks", help="tasks of `longreach bench recall`, with commas; all by default")
+    parser.add_argument("--tasks", help="tasks of `training.recall`, with commas; all by default")
     parser.add_argument("--share", default="0/1", metavar="I/N", help="of the settings, every Nth from the Ith on")
     parser.add_argument("--count", type=int, default=2, help="prompts of each task and length")
     parser.add_argument("--repeats", type=int, default=3, help="prompts that are timed for each setting")
@@ -260,9 +262,9 @@ def main() -> None:
         first, of = share(arguments.share)
         deadline = time.monotonic() + arguments.seconds
         flags = ["--page-bounds", *(["--kv-cache-memory", SHARED_MEMORY] if of > 1 else [])]
-        with contextlib.nullcontext(arguments.url) if arguments.url else serving(None, *flags) as url:
+        with served(arguments.url, flags) as running:
             settings, part = arguments.attention or SETTINGS, slice(first, None, of)
-            result = run(url, settings, part, plan, arguments.repeats, arguments.at_once, deadline, save)
+            result = run(running.url, settings, part, plan, arguments.repeats, arguments.at_once, deadline, save)
     except ValueError as error:
         parser.error(str(error))
     save(result)

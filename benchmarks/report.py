@@ -1,6 +1,6 @@
 """Write the results as Markdown tables and draw them: one table for each JSON, and one PNG if it tells of speed.
 
-    python benchmarks/report.py benchmarks/results/*.json
+    python -m benchmarks.report benchmarks/results/*.json
 
 The table goes between the markers `<!-- results: NAME -->` and `<!-- end -->` of the pages below, where NAME is the
 file's stem; `--check` changes nothing and fails if a page is not what the results say.
@@ -15,14 +15,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import answers_report
-import attacks
-import decode_budget
-import profile_kernels
-import quality_report
-import training_steps
-from attention_methods import tables as methods
-from longreach.bench import kernels, load_plot, load_report, report
+from longreach.bench import load_plot, load_report, report
+
+from benchmarks import answers_report, attacks, decode_budget, profile_kernels, quality_report, training_steps
+from benchmarks.attention_methods import tables as methods
+from benchmarks.kernels import measure as kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 _NAMES = ("benchmarks", "kernels", "context-parallel", "attention-methods", "attention-policies")

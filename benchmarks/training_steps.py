@@ -1,6 +1,6 @@
 """Time and memory of a training step of GPT-2's sizes by length: our kernels, transformers' SDPA and eager attention.
 
-    python benchmarks/training_steps.py --shapes small,medium --out result.json
+    python -m benchmarks.training_steps --shapes small,medium --out result.json
 
 A step is the forward and backward pass and AdamW's update on random tokens, as many at every length. The models have
 GPT-2's depth, width, heads and vocabulary, and Llama's layers (rotary positions, RMS norms, gated activation, no
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from longreach.bench.recall.suite import whole_numbers
+from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach_patches import patch
 from torch import nn

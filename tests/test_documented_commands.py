@@ -27,27 +27,27 @@ EXCUSED = {
     "pip install ": "would install into the environment of the tests",
     "ray start ": "would start a Ray that outlives the test",
     "serve shutdown": "as above: there is no Ray cluster to end",
-    "longreach bench kernels": "needs a GPU; tests/server/bench/test_cases.py runs it where there is one",
+    "python -m benchmarks.kernels": "needs a GPU; tests/benchmarks/test_kernels.py runs it where there is one",
     "python3 -m venv aiperf-env": "installs a gigabyte of packages",
     "ncu ": "needs a GPU and NVIDIA's profiler",
-    "python benchmarks/methods.py --dram": "needs such a profile; tests/benchmarks joins one",
+    "python -m benchmarks.methods --dram": "needs such a profile; tests/benchmarks joins one",
 }
 # What is added to a command, so that it does the same with less: of an option that is given twice the last one counts.
 SMALLER = {
     "bench latency": "--lengths 300 --repeats 1 --max-tokens 4 --concurrency 2",
     "bench throughput": "--batches 2x300 --batch-tokens 4",
-    "bench compare": "--peers transformers --suites latency --lengths 300 --repeats 1 --max-tokens 4",
+    "benchmarks.compare": "--peers transformers --suites latency --lengths 300 --repeats 1 --max-tokens 4",
     "bench load": "--lengths 600 --repeats 1 --max-tokens 4 --rates 20 --arrivals 2 --arrival-lengths 50 --recall 1",
     "bench load --attention": "--lengths 512 --repeats 1 --max-tokens 2 --no-cached --recall 1",
     "bench load http": "--lengths 600 --repeats 1 --max-tokens 4 --arrivals 2 --arrival-lengths 50",
     "bench load tiny": "--lengths 600 --repeats 1 --max-tokens 4",
     "bench recall": "--lengths 1024 --count 1 --depths 1 --tasks single",
     "longreach serve ": "--port 0 --max-model-len 2k",
-    "aiperf.py": "--lengths 64",
-    "benchmarks/decode_budget.py": "--shape tiny --length 600 --budgets 64 --answers 1 --tokens 8",
-    "benchmarks/methods.py": "--lengths 128 --heads 1 --methods longreach --model-length 512 --recall-lengths ''",
-    "benchmarks/quality.py": "--lengths 512 --tasks single --count 1 --repeats 1 --attention dense",
-    "benchmarks/training_steps.py": "--shapes tiny --lengths 64 --tokens 64 --steps 1",
+    "benchmarks.aiperf": "--lengths 64",
+    "benchmarks.decode_budget": "--shape tiny --length 600 --budgets 64 --answers 1 --tokens 8",
+    "benchmarks.methods": "--lengths 128 --heads 1 --methods longreach --model-length 512 --recall-lengths ''",
+    "benchmarks.quality": "--lengths 512 --tasks single --count 1 --repeats 1 --attention dense",
+    "benchmarks.training_steps": "--shapes tiny --lengths 64 --tokens 64 --steps 1",
 }
 ALL = commands()
 MAKE = [command for command in ALL if command.text.startswith("make ")]
@@ -81,7 +81,7 @@ def prepared(text: str, url: str, folder: Path) -> str:
         " MODEL ": f" {MODEL} ",
         "llama-8b": "tiny",
         "/run/secrets/longreach": str(keys),
-        "python benchmarks/": f"{sys.executable} {ROOT}/benchmarks/",
+        "python -m benchmarks": f"env PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}} {sys.executable} -m benchmarks",
         "aiperf-env/bin/aiperf": str(folder / "aiperf"),
     }
     text = re.sub("|".join(map(re.escape, here)), lambda match: here[match[0]], text)

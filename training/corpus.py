@@ -25,12 +25,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from longreach.bench.recall.filler import GENERATORS, tokenized
-from longreach.bench.recall.vocabulary import Lexicon
 
 from training import tokenizer as bpe
 from training.invented import INVENTED
 from training.model import MAX_LENGTH
+from training.recall.filler import GENERATORS, tokenized
+from training.recall.vocabulary import Lexicon
 
 SEED = 20260101
 MANIFEST = Path(__file__).with_name("corpus.json")

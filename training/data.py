@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.filler import TRAINING_MIX, UNSEEN_MIX, Filler
-from longreach.bench.recall.samples import Sample, Spec
-from longreach.bench.recall.tasks import Sampler, training_spec
-from longreach.bench.recall.vocabulary import Lexicon
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
+
+from training.recall.codec import Codec
+from training.recall.filler import TRAINING_MIX, UNSEEN_MIX, Filler
+from training.recall.samples import Sample, Spec
+from training.recall.tasks import Sampler, training_spec
+from training.recall.vocabulary import Lexicon
 
 # Finding the place is the hard part: so much counts the first token that says something, and each at which another
 # value of the document that began alike goes on otherwise. Those had counted like any other, and of 31 held-out chains

@@ -21,17 +21,18 @@ from typing import Any
 
 import torch
 import transformers
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.forms import gap
-from longreach.bench.recall.items import NOT_STATED
 from longreach.bench.recall.measure import line, shares
-from longreach.bench.recall.samples import Sample
-from longreach.bench.recall.suite import Plan, sampler_of, samples
+from longreach.bench.recall.sampler import NOT_STATED
 from longreach_kernels import Window
 from longreach_patches import patch
 from longreach_patches.attention import LAYER_ATTRIBUTE
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from training.recall.codec import Codec
+from training.recall.forms import gap
+from training.recall.samples import Sample
+from training.recall.suite import Plan, sampler_of, samples
 
 NEEDLES = ("single", "many", "multikey", "uuid")
 SHORT = (1024, 4096, 16384, 32768)

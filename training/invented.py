@@ -7,8 +7,8 @@ anything. So each block of these has a vocabulary or a format of its own.
 import random
 from collections.abc import Callable, Iterator, Mapping
 
-from longreach.bench.recall import vocabulary as v
-from longreach.bench.recall.vocabulary import Lexicon
+from training.recall import vocabulary as v
+from training.recall.vocabulary import Lexicon
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzàáâãäåæçèéêëìíîïñòóôõöøùúûüýßœšžčřęąłğşı"
 _SIGNS = "(){}[]<>;:,.=+-*/&|^%$#@!?~_\\'\"`"

@@ -25,7 +25,7 @@ FLOOR = 0.01  # of the rate, at the end of a descent
 class Stage:
     """Lengths by share of the batches, learning rate (before it falls), the share of all steps at most, the share of
     first answer tokens that ends it before, the share of documents of chains alone, and that of hard ones
-    (`longreach.bench.recall.samples.Spec`).
+    (`training.recall.samples.Spec`).
 
     In last stages that are `anew` the rate falls again; they begin when only their shares of the steps are left.
     """

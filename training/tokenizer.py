@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from longreach.bench.recall.codec import ASSISTANT, BOS, EOS, PAD, SPECIAL_TOKENS, USER
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from training.recall.codec import ASSISTANT, BOS, EOS, PAD, SPECIAL_TOKENS, USER
 
 VOCAB_SIZE = 4096
 BOS_ID, EOS_ID, USER_ID, ASSISTANT_ID, PAD_ID = range(len(SPECIAL_TOKENS))

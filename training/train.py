@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from longreach.bench.recall.documents import TASKS
-from longreach.bench.recall.samples import Spec
 from transformers import SmolLM3ForCausalLM
 
 from training import data, model, state
 from training import tokenizer as bpe
 from training.data import Batch, Batches, Job
+from training.recall.documents import TASKS
+from training.recall.samples import Spec
 from training.schedule import STAGES, Schedule
 from training.trainer import Trainer
 

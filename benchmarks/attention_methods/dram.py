@@ -3,7 +3,7 @@
 There is one file for each method and length, METHOD-TOKENS.csv, with spaces in METHOD as underscores, made by
 
     ncu --csv --print-units base --metrics dram__bytes_read.sum,dram__bytes_write.sum --profile-from-start off \\
-        python benchmarks/methods.py --profile longreach --lengths 16384 > dram/longreach-16384.csv
+        python -m benchmarks.methods --profile longreach --lengths 16384 > dram/longreach-16384.csv
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from longreach.bench.ceilings import median_ms
 from torch import Tensor
 
 from benchmarks.attention_methods.catalogue import Method, work_of
 from benchmarks.attention_methods.exact import exact_rows, relative_error
 from benchmarks.attention_methods.reformer import shared_keys
+from benchmarks.kernels.ceilings import median_ms
 
 ROWS = 128  # queries whose outputs are compared
 _WARMUP_MS, _MEASURE_MS = 10, 60

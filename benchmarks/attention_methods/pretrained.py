@@ -10,11 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dynamic_model import MODEL, Probe, answered, probing
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.documents import TASKS
-from longreach.bench.recall.samples import Sample
-from longreach.bench.recall.suite import Plan, sampler_of, samples
 from longreach_kernels import attention
 from longreach_patches.loader import load_model
 from torch import Tensor
@@ -22,6 +17,11 @@ from torch import Tensor
 from benchmarks.attention_methods.catalogue import Attend, Method
 from benchmarks.attention_methods.measure import error
 from benchmarks.attention_methods.reformer import CHUNK
+from benchmarks.dynamic_model import MODEL, Probe, answered, probing
+from training.recall.codec import Codec
+from training.recall.documents import TASKS
+from training.recall.samples import Sample
+from training.recall.suite import Plan, sampler_of, samples
 
 
 class Swapped:
@@ -75,7 +75,7 @@ class Pretrained:
             return [error(method, method.attend(q, k, v), q, k, v) for q, k, v in self.heads(length)]
 
     def prompts(self, length: int) -> list[tuple[str, Sample]]:
-        """(task, sample) of all tasks of `longreach bench recall`."""
+        """(task, sample) of all tasks of `training.recall`."""
         return [(task, sample) for task in TASKS for sample, _ in samples(self.sampler, self.plan, task, length)]
 
     def recall(self, method: Method, length: int, prompts: list[tuple[str, Sample]]) -> dict[str, Any]:

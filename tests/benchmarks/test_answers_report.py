@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.documented import script
-
-report = script("benchmarks", "report")
-answers_report = script("benchmarks", "answers_report")
+from benchmarks import answers_report, report
 
 Answers = tuple[str, int, int, float]  # choice, right ones of each task, density
 

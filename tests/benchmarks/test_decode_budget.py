@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 import pytest
 
-from tests.documented import script
+from benchmarks import decode_budget
 
 
-@pytest.fixture(scope="module")
-def decode_budget() -> ModuleType:
-    return script("benchmarks", "decode_budget")
-
-
-def test_every_budget_is_timed_with_bounds_and_dense_answers_without_them_too(decode_budget: ModuleType) -> None:
+def test_every_budget_is_timed_with_bounds_and_dense_answers_without_them_too() -> None:
     saved: list[int] = []
     result = decode_budget.run(
         "tiny", 1024, [None, 128], [1, 2], 8, True, lambda found: saved.append(len(found["rows"]))
@@ -48,7 +42,6 @@ def test_every_budget_is_timed_with_bounds_and_dense_answers_without_them_too(de
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
-    decode_budget: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from longreach.policies import BY_NAME
 
-from tests.documented import ROOT, script
+from benchmarks import answers_report, quality_report
+from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-quality_report = script("benchmarks", "quality_report")
-answers_report = script("benchmarks", "answers_report")
 
 
 def result(name: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import methods
 from benchmarks.attention_methods import tables
-from tests.documented import script
 
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of products this small only wait for each other
@@ -19,8 +19,8 @@ NAMES = ["standard", "FlashAttention-1", "longreach", "Linformer", "Linear Trans
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "benchmarks" / "methods.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=ONE_THREAD)
+    command = [sys.executable, "-m", "benchmarks.methods", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env=ONE_THREAD)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,6 @@ def test_arguments_that_make_no_sense_are_refused(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["methods.py", *arguments])
     with pytest.raises(SystemExit) as ended:
-        script("benchmarks", "methods").main()
+        methods.main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

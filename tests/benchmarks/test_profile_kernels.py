@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "profile_kernels.py"
-
-
-@pytest.fixture(scope="module")
-def profile() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("profile_kernels", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import profile_kernels as profile
 
 
 def _output(module: ModuleType, kernels: list[tuple[str, float, str]]) -> list[str]:
@@ -34,7 +22,7 @@ def _output(module: ModuleType, kernels: list[tuple[str, float, str]]) -> list[s
     return lines
 
 
-def test_kernels_are_read_by_case(profile: ModuleType) -> None:
+def test_kernels_are_read_by_case() -> None:
     kernels = [
         ("fill FillFunctor<double>", 1e3, "0"),
         ("fill FillFunctor<int>", 1e3, "0"),
@@ -52,14 +40,14 @@ def test_kernels_are_read_by_case(profile: ModuleType) -> None:
     assert "standard" not in profile.limits_table(cases)
 
 
-def test_output_that_is_not_whole_is_refused(profile: ModuleType) -> None:
+def test_output_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ValueError, match="2 cases were announced and 1 profiled"):
         profile.read(_output(profile, [("fill FillFunctor<double>", 1e3, "0")]))
     with pytest.raises(ValueError, match="ncu --csv --page raw"):
         profile.read(["CASE 0 bf16 forward"])
 
 
-def test_traffic_is_summed_beside_the_model(profile: ModuleType) -> None:
+def test_traffic_is_summed_beside_the_model() -> None:
     def kernel(read: int) -> dict[str, int]:
         return {"dram_read": read, "dram_written": 5, "l2": 7}
 

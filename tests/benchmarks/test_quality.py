@@ -7,26 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import quality_report
-from tests.documented import script
+from benchmarks import quality, quality_report
 
 ROOT = Path(__file__).parents[2]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of products this small only wait for each other
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "benchmarks" / "quality.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=ONE_THREAD)
-
-
-@pytest.fixture(scope="module")
-def quality() -> ModuleType:
-    return script("benchmarks", "quality")
+    command = [sys.executable, "-m", "benchmarks.quality", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env=ONE_THREAD)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +84,7 @@ def test_a_setting_that_was_not_run_at_every_length_is_not_picked() -> None:
     assert quality_report.picks({"curves": rows}) == {"window": "window size 64"}
 
 
-def test_mcnemars_test_is_exact(quality: ModuleType) -> None:
+def test_mcnemars_test_is_exact() -> None:
     dense = [True] * 8 + [False] * 4
     found = quality.beside([False] * 6 + [True] * 2 + [True] + [False] * 3, dense)
     assert found == {"lost": 6, "gained": 1, "p": pytest.approx(2 * (1 + 7) / 2**7)}
@@ -128,14 +121,14 @@ def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
     assert "not run" not in quality_report.table(result)
 
 
-def test_every_policy_of_the_server_has_settings_that_it_takes(quality: ModuleType) -> None:
+def test_every_policy_of_the_server_has_settings_that_it_takes() -> None:
     from longreach.policies import POLICIES, policy_of
 
     names = {policy_of(text if text == "dense" else json.loads(text)).name() for text in quality.SETTINGS}
     assert names == {kind.name() for kind in POLICIES}
 
 
-def test_a_long_list_has_a_short_label(quality: ModuleType) -> None:
+def test_a_long_list_has_a_short_label() -> None:
     policy = quality.Policy(
         "vertical_slash slashes [0, 128, 256]", {"policy": "vertical_slash", "slashes": [0, 128, 256]}
     )
@@ -158,7 +151,6 @@ def test_the_picture_is_drawn(result: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
-    quality: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -191,7 +183,7 @@ def part_of(result: dict[str, Any], *rows: dict[str, Any], day: str = "2026-01-0
     return result | {"curves": told, "environment": result["environment"] | {"date": day}}
 
 
-def test_settings_that_processes_shared_are_joined(quality: ModuleType, result: dict[str, Any]) -> None:
+def test_settings_that_processes_shared_are_joined(result: dict[str, Any]) -> None:
     dense, window, dynamic = result["curves"]
     one, other = part_of(result, dense, dynamic), part_of(result, window, day="2026-01-02")
     for parts in ([one, other], [other, one]):
@@ -218,13 +210,13 @@ def test_settings_that_processes_shared_are_joined(quality: ModuleType, result: 
     ],
 )
 def test_results_that_do_not_belong_together_are_not_joined(
-    quality: ModuleType, result: dict[str, Any], changed: dict[str, Any], said: str
+    result: dict[str, Any], changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
         quality.joined([result, result | changed])
 
 
-def test_results_are_joined_around_one_dense_attention(quality: ModuleType, result: dict[str, Any]) -> None:
+def test_results_are_joined_around_one_dense_attention(result: dict[str, Any]) -> None:
     dense, window, _ = result["curves"]
     with pytest.raises(ValueError, match="dense answers differ"):
         quality.joined([result, part_of(result, dense | {"right": []})])
@@ -232,7 +224,7 @@ def test_results_are_joined_around_one_dense_attention(quality: ModuleType, resu
         quality.joined([part_of(result, window)])
 
 
-def test_times_are_those_of_a_run_that_had_the_machine_to_itself(quality: ModuleType, result: dict[str, Any]) -> None:
+def test_times_are_those_of_a_run_that_had_the_machine_to_itself(result: dict[str, Any]) -> None:
     where = result["environment"] | {"device": "a quiet machine", "date": "2026-01-02"}
     alone = result | {"curves": [row | {"ttft_s": 2.5, "right": []} for row in result["curves"]], "environment": where}
     found = quality.with_times(result, alone)
@@ -251,7 +243,7 @@ def test_times_alone_are_refused_without_results_to_join() -> None:
     assert "--times: only with --join" in refused.stderr
 
 
-def test_a_share_of_the_settings_is_measured(quality: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_settings_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def measured(url: str, policy: Any, *_: object) -> dict[str, Any]:

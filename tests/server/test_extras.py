@@ -47,7 +47,6 @@ def test_extras_that_are_named_exist() -> None:
     [
         ["recall", "http://127.0.0.1:9", "--heatmap", "x.png"],
         ["latency", "http://127.0.0.1:9", "--plot", "x.png"],
-        ["compare", "http://127.0.0.1:9", "--plot", "x.png"],
         ["load", "http://127.0.0.1:9", "--out", "x"],
     ],
     ids=lambda arguments: arguments[0],

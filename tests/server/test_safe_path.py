@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import longreach
 import pytest
-from longreach.bench.recall.client import serving
+from longreach.bench.launch import served
 from longreach.config import EMBEDDED_MODEL
 from longreach.util import safe_path
 
@@ -72,8 +72,8 @@ def test_a_benchmark_starts_servers_that_run_nothing_of_its_folder(
 ) -> None:
     poison = poison_for(tmp_path, CONSOLE)
     monkeypatch.chdir(tmp_path / NAME)
-    with serving(".", "--device", "cpu", "--kv-cache-memory", "32MiB") as url:
-        assert httpx2.get(f"{url}/ready").status_code == 200
+    with served(".", ["--device", "cpu", "--kv-cache-memory", "32MiB"]) as running:
+        assert httpx2.get(f"{running.url}/ready").status_code == 200
     assert poison.ran == ""
 
 

@@ -5,40 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longreach.bench.load_command import EXIT_CONFIG, load
 from longreach.util.extras import require
 
+if TYPE_CHECKING:
+    from longreach.bench.suites import Suites
+
 bench = typer.Typer(help="Measure the parts of the server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command()(load)
-
-
-@bench.command()
-def kernels(
-    suite: Annotated[str, typer.Option(help="Of forward, sparse, decode, backward, with commas.")] = "forward,decode",
-    mask: Annotated[str | None, typer.Option(help="Another mask for forward: causal, full, window:4096[:4].")] = None,
-    lengths: Annotated[str | None, typer.Option(help="Other lengths for forward: 4096,16384.")] = None,
-    backends: Annotated[str, typer.Option(help="Our backends, with commas.")] = "auto",
-    peers: Annotated[str, typer.Option(help="Of cudnn, fa2, flex and fa3, with commas; empty for none.")] = "cudnn,fa2",
-    out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,
-) -> None:
-    """Time the attention kernels beside their peers; needs a GPU."""
-    from longreach.bench.cases import select
-    from longreach.bench.kernels import measure, table
-
-    def save(result: dict[str, Any]) -> None:
-        if out is not None:
-            out.write_text(json.dumps(result, indent=1) + "\n")
-
-    try:
-        cases = select(suite, mask, lengths)
-        result = measure(cases, names(backends), names(peers), lambda line: typer.echo(line, err=True), save)
-    except ValueError as error:
-        raise _refused(error) from None
-    typer.echo(table(result))
 
 
 @bench.command()
@@ -51,8 +29,6 @@ def recall(
     lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "1024,4096,16384",
     depths: Annotated[int, typer.Option(help="Depths from the beginning of the text to its end.")] = 5,
     count: Annotated[int, typer.Option(help="Prompts for each task and length, spread over the depths.")] = 20,
-    phrasing: Annotated[str, typer.Option(help="plain, mixed or held_out (unseen in training).")] = "plain",
-    filler: Annotated[str, typer.Option(help="Text around the facts: seen or unseen in training.")] = "seen",
     attention: Annotated[str | None, typer.Option(help="Attention policy: a name, or a JSON object.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Directory of the served model's tokenizer.")] = None,
     concurrency: Annotated[int, typer.Option(help="Prompts in flight.")] = 1,
@@ -67,12 +43,15 @@ def recall(
     from longreach.bench.recall.heatmap import draw
     from longreach.bench.recall.measure import table
     from longreach.bench.recall.run import run
-    from longreach.bench.recall.suite import Plan, some_tasks, whole_numbers
+    from longreach.bench.recall.sampler import TASKS
+    from longreach.bench.recall.suite import Plan
+    from longreach.bench.sizes import whole_numbers
 
     try:
         if heatmap is not None:
             require("matplotlib", "bench")
-        plan = Plan(some_tasks(tasks), whole_numbers("lengths", lengths), depths, count, phrasing, filler, seed)
+        chosen = TASKS if tasks is None else tuple(names(tasks))
+        plan = Plan(chosen, whole_numbers("lengths", lengths), depths, count, seed)
         result = run(
             target,
             plan,
@@ -115,8 +94,10 @@ def latency(
 
     The server runs already, or is started.
     """
+    from longreach.bench.load import latency as run
+
     sizes = {"lengths": lengths, "concurrencies": str(concurrency), "repeats": repeats, "max_tokens": max_tokens}
-    _compare(target, [], ["latency"], sizes, serve_flags=serve_flags, out=out, plot=plot)
+    _suites(target, {"latency": run}, sizes, serve_flags, out, plot)
 
 
 @bench.command()
@@ -128,86 +109,33 @@ def throughput(
     out: Annotated[Path | None, _OUT] = None,
 ) -> None:
     """Seconds that batches of prompts take when sent all at once."""
+    from longreach.bench.load import throughput as run
+
     sizes = {"batches": batches, "batch_tokens": batch_tokens}
-    _compare(target, [], ["throughput"], sizes, serve_flags=serve_flags, out=out)
+    _suites(target, {"throughput": run}, sizes, serve_flags, out)
 
 
-@bench.command()
-def compare(
-    target: Annotated[str, _TARGET] = "llama-8b",
-    peers: Annotated[str, typer.Option(help="Of vllm, transformers and NAME=URL, with commas.")] = "",
-    suites: Annotated[
-        str,
-        typer.Option(help="Of latency, throughput, fairness (streams beside a long prompt), reuse."),
-    ] = "latency,throughput",
-    lengths: Annotated[str, _LENGTHS] = "4k,16k,32k,64k,128k",
-    repeats: Annotated[int, _REPEATS] = 3,
-    max_tokens: Annotated[int, _MAX_TOKENS] = 64,
-    batches: Annotated[str, _BATCHES] = "16x16k,64x4k,4x64k",
-    batch_tokens: Annotated[int, _BATCH_TOKENS] = 128,
-    long_prompt: Annotated[str, typer.Option(help="Tokens of the long prompt of fairness and reuse.")] = "128k",
-    serve_flags: Annotated[str, _SERVE] = "",
-    vllm_packages: Annotated[Path | None, typer.Option(help="A directory with vLLM, if it is not installed.")] = None,
-    vllm_flags: Annotated[str, typer.Option(help="Flags of vLLM's server, in one argument.")] = "",
-    out: Annotated[Path | None, _OUT] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL by length as a PNG here.")] = None,
-) -> None:
-    """One model by several servers, one after the other.
-
-    All are measured in one run; ours is started first.
-    """
-    sizes = {"lengths": lengths, "repeats": repeats, "max_tokens": max_tokens, "batches": batches}
-    sizes |= {"batch_tokens": batch_tokens, "long_prompt": long_prompt}
-    chosen = names(suites)
-    _compare(
-        target,
-        names(peers),
-        chosen,
-        sizes,
-        serve_flags,
-        out=out,
-        plot=plot,
-        vllm_packages=vllm_packages,
-        vllm_flags=shlex.split(vllm_flags),
-    )
-
-
-def _compare(
+def _suites(
     target: str,
-    peers: list[str],
-    suites: list[str],
+    suites: Suites,
     sizes: dict[str, Any],
-    serve_flags: str = "",
-    *,
-    out: Path | None = None,
+    serve_flags: str,
+    out: Path | None,
     plot: Path | None = None,
-    vllm_packages: Path | None = None,
-    vllm_flags: list[str] | None = None,
 ) -> None:
     from longreach.bench import report
-    from longreach.bench.compare import compare
     from longreach.bench.sizes import load_of
-
-    def save(result: dict[str, Any]) -> None:
-        if out is not None:
-            out.write_text(json.dumps(result, indent=1) + "\n")
+    from longreach.bench.suites import run
 
     try:
         if plot is not None:
             require("matplotlib", "bench")
-        result = compare(
-            target,
-            peers,
-            suites,
-            load_of(**sizes),
-            lambda line: typer.echo(line, err=True),
-            flags=shlex.split(serve_flags),
-            vllm_packages=vllm_packages,
-            vllm_flags=vllm_flags,
-            save=save,
-        )
+        load, flags = load_of(**sizes), shlex.split(serve_flags)
+        result = run(target, suites, load, lambda line: typer.echo(line, err=True), flags)
     except ValueError as error:
         raise _refused(error) from None
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
     typer.echo(report.table(result))
     if plot is not None:
         report.draw(result, plot)

@@ -7,24 +7,23 @@ go to, and in what order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longreach.bench import contestants
-from longreach.bench.compare import described, is_url, started
-from longreach.bench.load import Load, Report
+from tokenizers import Tokenizer
+
+from longreach.bench.arrivals import arrivals
+from longreach.bench.launch import described, served
+from longreach.bench.load import Load, Report, latency
 from longreach.bench.monitor import is_local
 from longreach.bench.policies import chosen
 from longreach.bench.recall.client import Server
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.measure import measure as measure_recall
+from longreach.bench.recall.run import measured, tokenizer_of
 from longreach.bench.recall.suite import Plan
 from longreach.bench.suites import measure
 from longreach.bench.summary import environment
-from longreach.config import EMBEDDED_MODEL, EMBEDDED_MODEL_NAME
 
 _NEEDLE = "single"
 _SHORTEST_RECALL = 512
@@ -59,58 +58,47 @@ def run(
     Raises:
         ValueError: an argument makes no sense, the server cannot be started or reached, or it fails.
     """
-    codec = _codec(subject) if subject.recall else None
-    with _serving(subject, report) as url:
+    tokenizer = _tokenizer(subject) if subject.recall else None
+    with served(subject.target, subject.flags) as running:
+        url = running.url
+        if running.start_s is not None:
+            report(f"longreach: ready after {running.start_s:.1f} s")
         policies = chosen(url, subject.policies, subject.api_key)
         where = environment()
         if subject.machine or not is_local(url):
             where["device"] = subject.machine or "a server elsewhere"
-        model = {"name": EMBEDDED_MODEL_NAME} if subject.target is None else described(subject.target)
-        result: dict[str, Any] = {"environment": where, "model": model, "load": asdict(load), "policies": []}
+        result: dict[str, Any] = {"environment": where, "model": described(subject.target), "load": asdict(load)}
+        result["policies"] = []
         for policy in policies:
             if len(policies) > 1:
                 report(f"{policy.name}:")
             sent = {"attention": policy.attention, "api_key": subject.api_key}
-            suites = asyncio.run(measure(url, ["latency", "arrivals"], load, report, **sent))
+            suites = asyncio.run(measure(url, {"latency": latency, "arrivals": arrivals}, load, report, **sent))
             found = {"name": policy.name, "attention": policy.attention, "rows": suites["latency"]}
             found["arrivals"] = suites["arrivals"]
-            if codec is not None:
+            if tokenizer is not None:
                 server = Server(url, policy.attention, subject.api_key)
                 lengths = [row["prompt_tokens"] for row in found["rows"]]
-                found["recall"] = _recall(server, codec, lengths, subject.recall, report)
+                found["recall"] = _recall(server, tokenizer, lengths, subject.recall, report)
             result["policies"].append(found)
             if save is not None:
                 save(result)
     return result
 
 
-def _recall(server: Server, codec: Codec, lengths: list[int], count: int, report: Report) -> list[dict[str, Any]]:
+def _recall(
+    server: Server, tokenizer: Tokenizer, lengths: list[int], count: int, report: Report
+) -> list[dict[str, Any]]:
     """The share of `count` prompts of each length whose fact was found."""
     fitting = tuple(sorted({length for length in lengths if length >= _SHORTEST_RECALL}))
     if not fitting:
         raise ValueError(f"--recall: needs a length of {_SHORTEST_RECALL} tokens or more")
     plan = Plan(tasks=(_NEEDLE,), lengths=fitting, count=count)
-    rows = measure_recall(server, codec, plan, report=report)["rows"]
+    rows = measured(server, tokenizer, plan, report=report)["rows"]
     return [{"prompt_tokens": row["length"], "prompts": row["prompts"], "exact": row["exact"]} for row in rows]
 
 
-def _codec(subject: Subject) -> Codec:
-    own = EMBEDDED_MODEL if subject.target is None else Path(subject.target)
-    if subject.tokenizer is None and not own.is_dir():
+def _tokenizer(subject: Subject) -> Tokenizer:
+    if subject.tokenizer is None and subject.target is not None and not Path(subject.target).is_dir():
         raise ValueError(f"--recall: {subject.target} is no directory; name that of its tokenizer with --tokenizer")
-    return Codec.load(subject.tokenizer or own)
-
-
-@contextlib.contextmanager
-def _serving(subject: Subject, report: Report) -> Iterator[str]:
-    if subject.target is not None and is_url(subject.target):
-        yield subject.target.rstrip("/").removesuffix("/v1")
-        return
-    flags = list(subject.flags)
-    if subject.target is None:
-        flags += ["--served-model-name", EMBEDDED_MODEL_NAME]
-    with started(subject.target or str(EMBEDDED_MODEL)) as model:
-        assert model is not None
-        with contestants.longreach(model, flags) as running:
-            report(f"longreach: ready after {running.start_s:.1f} s")
-            yield running.url
+    return tokenizer_of(subject.tokenizer or subject.target)

@@ -38,6 +38,18 @@ def load_of(**sizes: Any) -> Load:
     return Load(**sizes)
 
 
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Numbers with commas between them.
+
+    Raises:
+        ValueError: naming the option `name`.
+    """
+    try:
+        return tuple(int(number) for number in text.split(",") if number)
+    except ValueError:
+        raise ValueError(f"{name}: {text!r} is no list of numbers such as 1024,16384") from None
+
+
 def _batch(name: str, text: str) -> tuple[int, int]:
     count, x, length = text.partition("x")
     if not x or not count.isdecimal() or int(count) < 1:

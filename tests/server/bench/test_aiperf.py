@@ -34,8 +34,8 @@ def stand_in(path: Path, status: int = 0) -> Path:
 
 
 def run(url: str, *more: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "benchmarks" / "aiperf.py", url, *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "benchmarks.aiperf", url, *more]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(

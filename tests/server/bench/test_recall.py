@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 from longreach import cli
 from longreach.bench.recall.client import Server
-from longreach.bench.recall.measure import measure, table
-from longreach.bench.recall.suite import Plan, prompts, sampler_of
+from longreach.bench.recall.measure import table
+from longreach.bench.recall.run import measured, tokenizer_of
+from longreach.bench.recall.sampler import NOT_STATED, TASKS, Prompt, Sampler
+from longreach.bench.recall.suite import Plan, prompts
 from typer.testing import CliRunner
 
 from tests.server.bench.http_stub import listening
-from tests.server.bench.recall_samplers import sampler
 
 PLAN = Plan(tasks=("single", "multivalue", "absent"), lengths=(512, 1024), depths=3, count=6)
 Body = dict[str, Any]
@@ -64,7 +67,7 @@ def server(
 
 def run(url: str, attention: Any = None) -> dict[str, Any]:
     lines: list[str] = []
-    result = measure(Server(url, attention), sampler().codec, PLAN, concurrency=3, report=lines.append)
+    result = measured(Server(url, attention), tokenizer_of(None), PLAN, concurrency=3, report=lines.append)
     assert len(lines) == len(PLAN.tasks) * len(PLAN.lengths)
     return result
 
@@ -72,10 +75,10 @@ def run(url: str, attention: Any = None) -> dict[str, Any]:
 def test_scores_follow_the_answers() -> None:
     asked: dict[str, tuple[str, str]] = {}
     with server(lambda body: _oracle(body, asked), density=0.25) as (url, bodies):
-        drawn = sampler_of(sampler().codec, PLAN)
+        drawn = Sampler(tokenizer_of(None))
         for length in PLAN.lengths:
             for task in PLAN.tasks:
-                asked |= {p.text: (task, p.query.answer) for p in prompts(drawn, PLAN, task, length)}
+                asked |= {p.text: (task, p.answer) for p in prompts(drawn, PLAN, task, length)}
         result = run(url)
     assert len(bodies) == len(asked) == 36
     assert {body["temperature"] for body in bodies} == {0}
@@ -109,6 +112,64 @@ def _oracle(body: Body, asked: dict[str, tuple[str, str]]) -> str:
     return " " + answer
 
 
+@pytest.fixture(scope="module")
+def sampler() -> Sampler:
+    return Sampler(tokenizer_of(None))
+
+
+@pytest.mark.parametrize("length", [512, 2048])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_prompt_has_the_length_asked_for_and_states_its_answer_once(task: str, length: int, sampler: Sampler) -> None:
+    for prompt in prompts(sampler, Plan(count=10), task, length):
+        whole = f"{prompt.text} {prompt.answer}"
+        assert length - 80 < sampler.tokens(whole) <= length - 1  # a beginning of sequence comes before it
+        assert prompt.max_tokens > sampler.tokens(f" {prompt.answer}")
+        values = [] if task == "absent" else prompt.answer.split(", ")
+        assert [prompt.text.count(value) for value in values] == [1] * len(values)
+        key = re.split(" for | of ", prompt.text.splitlines()[-2].removesuffix("?"))[-1]
+        told = re.search(
+            rf"for {key} is|VAR {key} =|{key}: ", prompt.text
+        )  # a story may name a key, which states nothing
+        assert (told is not None) == (task != "absent")
+
+
+def test_the_first_statement_stands_at_its_depth_and_others_in_their_order(sampler: Sampler) -> None:
+    for depth in (0.0, 0.5, 1.0):
+        for i in range(8):
+            prompt = sampler.draw(random.Random(i), "chain", 2048, depth)
+            text = prompt.text[: prompt.text.rindex("\n\n")]
+            name = prompt.text.splitlines()[-2].removesuffix("?").split()[-1]
+            places = [end := text.index(f"VAR {name} = VAR ")]
+            while "VAR" in text[end + 10 : end + 14]:
+                name = text[end:].splitlines()[0].split()[-1]
+                places.append(end := text.index(f"VAR {name} = "))
+            assert len(places) == 3
+            assert places == sorted(places, reverse=True)
+            assert text[end:].startswith(f"VAR {name} = {prompt.answer}\n")
+            assert abs(end / len(text) - depth) < 0.2
+
+
+def test_prompts_are_a_function_of_the_plan_alone(sampler: Sampler) -> None:
+    one, other = (list(prompts(sampler, Plan(count=2, seed=seed), "uuid", 512)) for seed in (7, 8))
+    assert one == list(prompts(sampler, Plan(tasks=("uuid",), count=2), "uuid", 512))
+    assert one != other
+
+
+def test_a_list_is_right_in_any_order_and_everything_else_exactly() -> None:
+    free, strict = (Prompt("multivalue", 512, 0.5, "?", "12, 7, 5", 9, unordered) for unordered in (True, False))
+    assert free.right(" 7, 5, 12\n")
+    assert not free.right("7, 12")
+    assert not strict.right("7, 5, 12")
+    assert strict.right(" 12, 7, 5")
+    assert strict.false_alarm(f" {NOT_STATED}")
+    assert not Prompt("absent", 512, 0.5, "?", NOT_STATED, 9).false_alarm(NOT_STATED)
+
+
+def test_what_does_not_fit_is_an_error(sampler: Sampler) -> None:
+    with pytest.raises(ValueError, match="length=40 is too short for the task 'chain'"):
+        sampler.draw(random.Random(1), "chain", 40, 0.5)
+
+
 def test_a_policy_goes_into_every_request() -> None:
     with server(lambda body: " 7") as (url, bodies):
         result = run(url, {"kind": "window", "size": 128})
@@ -137,11 +198,9 @@ def test_a_server_that_is_gone_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "needle"], "tasks: needle is unknown; use single, many"),
+        (["--tasks", "needle"], "tasks: needle is unknown; use single, uuid"),
         (["--lengths", "1k"], "lengths: '1k' is no list of numbers"),
         (["--lengths", "100"], "each of 512 tokens or more"),
-        (["--phrasing", "odd"], "phrasing: odd is unknown"),
-        (["--filler", "odd"], "filler: odd is unknown"),
         (["--count", "0"], "must be 1 or more"),
         (["--attention", "{oops"], "attention: '{oops' is not valid JSON"),
         (["http://127.0.0.1:9"], "no OpenAI-compatible server answers at http://127.0.0.1:9"),
@@ -163,5 +222,5 @@ def test_the_command_serves_the_embedded_model_and_writes_json_and_picture(tmp_p
     assert "| single | 1.00 |" in result.stdout
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["exact"], row["prompts"], row["by_depth"]) == (1.0, 4, {"0": 1.0, "1": 1.0})
-    assert 500 <= row["prompt_tokens"] <= 512
+    assert 470 <= row["prompt_tokens"] <= 512
     assert picture.read_bytes().startswith(b"\x89PNG")

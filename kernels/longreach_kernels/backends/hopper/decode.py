@@ -192,7 +192,8 @@ def _consume(
                 following = (tiles + i + 1) % RING
                 # Only now is the tile before handed back: its products have been issued, so its loads have come. Loads
                 # that nothing has waited for may still be on their way behind a barrier, and behind a fence, and would
-                # be overtaken by the TMA writes of the next tile (docs/log.md).
+                # be overtaken by the TMA writes of the next tile.
+                # docs/dev/kernel-log.md#decode-stages-handed-back-too-early
                 barrier()
                 mbarrier.arrive(empty.index((tiles + i + RING - 1) % RING), count=1, pred=i > 0)
                 mbarrier.wait(full.index(following), ((tiles + i + 1) // RING) & 1)

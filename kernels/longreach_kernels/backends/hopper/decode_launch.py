@@ -43,7 +43,8 @@ def configure(head_dim: int, fp8: bool) -> Config:
     """The configuration for a head dim and a kind of pages; the loops over tiles compile for sm_90 without spills.
 
     At head dim 128 two programs share a multiprocessor: one's scores and merge run while the other's tiles arrive. That
-    is worth 1 percent where all sequences are long and even, and 3 to 15 beside the products of a step (docs/log.md).
+    is worth 1 percent where all sequences are long and even, and 3 to 15 beside the products of a step:
+    docs/dev/kernel-log.md#two-decode-programs-on-a-multiprocessor.
     """
     if head_dim == 256:
         return Config(64, 6 if fp8 else 3, 8, 1)

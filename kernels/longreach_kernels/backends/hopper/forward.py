@@ -4,7 +4,8 @@ FlashAttention-3 (Shah et al. 2024), section 3.1 and 3.2: a producer warp stream
 shared memory; each consumer warpgroup owns 64 queries and runs the product Q K^T of one tile beside P V of the tile
 before it, with the softmax between them. Dense, sliding-window and block-sparse attention share one loop over the key
 tiles of a work item (`work_items`); only tiles that a mask cuts are masked. A program takes several items, and brings
-the tiles of the next one while its consumers still finish the last (docs/log.md says what each of this is worth).
+the tiles of the next one while its consumers still finish the last
+(docs/dev/kernel-log.md#hopper-forward says what each of this is worth).
 
 Every tensor is seen as (heads, rows, D), so that one kernel serves dense, ragged and paged batches, and a box of the
 accelerator that reaches beyond a tensor's end or its head dim reads zeros. In a ragged batch it may reach into the next

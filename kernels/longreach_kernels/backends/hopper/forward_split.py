@@ -8,7 +8,8 @@ The merge adds the parts in ascending order, whichever was ready first.
 
 A part costs some key tiles of time whatever it holds: its queries are loaded, its first scores wait for no product, and
 its results go to memory as fp32 and come back. So short sequences are computed whole. Idle multiprocessors in the last
-round count half, which is what fits the measurements (docs/log.md).
+round count half, which is what fits the measurements
+(docs/dev/kernel-log.md#small-chunks-in-one-part).
 
 How many parts suit the multiprocessors depends on all queries of a call. Where a query's result must not, parts hold
 `FIXED_KEYS` keys each, whatever else is computed: then all queries with more keys than that are computed in parts, in
@@ -34,7 +35,7 @@ _ROWS = 16  # of a program of the merge
 LEAST_TILES = 16  # of keys in a part
 _MOST_BYTES = 1 << 27  # of the parts' results
 # What a work item costs beside its key tiles, and what a query tile's share of the merge costs for each part, in the
-# time of a key tile (docs/log.md has what they were fitted to).
+# time of a key tile; docs/dev/kernel-log.md#small-chunks-in-one-part has what they were fitted to.
 _ITEM_TILES = 6.0
 _MERGE_TILES = 0.02
 _TYPICAL_TILES = 512  # of keys, where all that is known is the longest that there could be

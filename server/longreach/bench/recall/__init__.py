@@ -1,4 +1,1 @@
-"""Recall of facts in long prompts: the tasks, made offline, and their measurement through a server.
-
-The same tasks train the embedded model (`training/`) and test it.
-"""
+"""Recall of facts in long prompts, measured through a server: a plain sampler, the requests, and the scores."""

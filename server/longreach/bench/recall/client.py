@@ -1,21 +1,13 @@
-"""A server under measurement: one that runs, or one that is started for a model."""
+"""The requests of a measurement, and what their answers tell."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import subprocess
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2 as httpx
 import orjson
-
-from longreach.util.safe_path import environment, module_command
 
 _TIMEOUT = httpx.Timeout(10, read=600)
 
@@ -111,36 +103,3 @@ class Server:
         if self._extra and str(error.get("param")).partition(".")[0] == "attention":
             return f"the server takes no such attention policy, leave --attention out: {error['message']}"
         return f"the server refused a prompt: {error['message']}"
-
-
-@contextlib.contextmanager
-def serving(model: str | None, *flags: str) -> Iterator[str]:
-    """The address of `longreach serve MODEL` on a free port, for as long as the context lasts (None: the embedded one);
-    `flags` are passed on.
-
-    Raises:
-        ValueError: the server did not come up; the message is what it said.
-    """
-    command = module_command("longreach", "serve", *([model] if model else []), "--port", "0", *flags)
-    with subprocess.Popen(  # noqa: S603
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment(os.environ)
-    ) as process:
-        assert process.stderr is not None
-        said: list[str] = []
-        url = None
-        for line in process.stderr:
-            said.append(line)
-            if found := re.search(r"ready: (http://\S+)", line):
-                url = found[1]
-                break
-        if url is None:
-            raise ValueError("longreach serve did not start: " + "".join(said[-5:]).strip())
-        # Keep reading: the server drops what finds no room in the pipe, and at its end waits for a reader.
-        drain = threading.Thread(target=process.stderr.read, daemon=True)
-        drain.start()
-        try:
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
-            drain.join(5)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from longreach.bench.recall.codec import Codec
-from longreach.bench.recall.suite import Plan, Prompt, depths_of, prompts, sampler_of
-
-if TYPE_CHECKING:
-    from longreach.bench.recall.client import Answer, Server  # its HTTP library is in the bench extra
+from longreach.bench.recall.client import Answer, Server
+from longreach.bench.recall.sampler import Prompt
+from longreach.bench.recall.suite import Plan, depths_of
 
 Report = Callable[[str], object]
+Draw = Callable[[str, int], Iterable[Prompt]]
 
 _EXAMPLES = 3  # wrong answers kept for each task and length
 _MANY = 1000  # prompts a cell, from which on a table has three digits
 
 
-def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, report: Report = print) -> dict[str, Any]:
-    """Ask every prompt of the plan, `concurrency` at a time.
+def measure(server: Server, plan: Plan, draw: Draw, concurrency: int = 1, report: Report = print) -> dict[str, Any]:
+    """Ask every prompt of the plan, `concurrency` at a time; `draw` makes the prompts of a task and a length.
 
     Returns what goes to JSON: the plan, and a row for each task and length with the share answered exactly, that share
     by depth, the share of false alarms, median seconds to the first token, and mean density where it is reported.
@@ -34,11 +33,10 @@ def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, repo
     if concurrency < 1:
         raise ValueError("concurrency must be 1 or more")
     rows: list[dict[str, Any]] = []
-    sampler = sampler_of(codec, plan)
     with ThreadPoolExecutor(concurrency) as pool:
         for length in plan.lengths:
             for task in plan.tasks:
-                asked = list(prompts(sampler, plan, task, length))
+                asked = list(draw(task, length))
                 answers = list(pool.map(lambda prompt: server.answer(prompt.text, prompt.max_tokens), asked))
                 rows.append(row(plan, asked, answers))
                 report(line(rows[-1]))
@@ -55,9 +53,9 @@ def measure(server: Server, codec: Codec, plan: Plan, concurrency: int = 1, repo
 
 def row(plan: Plan, asked: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
     """One task at one length."""
-    right = [prompt.query.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
+    right = [prompt.right(answer.text) for prompt, answer in zip(asked, answers, strict=True)]
     wrong = [
-        {"question": prompt.text[-200:], "expected": prompt.query.answer, "got": answer.text}
+        {"question": prompt.text[-200:], "expected": prompt.answer, "got": answer.text}
         for prompt, answer, r in zip(asked, answers, right, strict=True)
         if not r
     ]
@@ -120,8 +118,6 @@ def table(result: dict[str, Any]) -> str:
     plan = result["plan"]
     plain = ("model", "on", "date")  # which need no name beside them
     where = ", ".join(v if name in plain else f"{name} {v}" for name, v in result["environment"].items())
-    caption = (
-        f"Exact match, {plan['count']} prompts a cell, {plan['phrasing']} phrasings, {plan['filler']} text, "
-        f"seed {plan['seed']}; {where}."
-    )
+    grammar = f"{plan['phrasing']} phrasings, {plan['filler']} text, " if "phrasing" in plan else ""
+    caption = f"Exact match, {plan['count']} prompts a cell, {grammar}seed {plan['seed']}; {where}."
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{caption}\n"

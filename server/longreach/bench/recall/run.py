@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import orjson
+from tokenizers import Tokenizer
 
-from longreach.bench.recall.client import Server, serving
-from longreach.bench.recall.codec import Codec
+from longreach.bench.launch import is_url, served
+from longreach.bench.recall.client import Server
 from longreach.bench.recall.measure import Report, measure
-from longreach.bench.recall.suite import Plan
+from longreach.bench.recall.sampler import Sampler
+from longreach.bench.recall.suite import Plan, prompts
 from longreach.config import EMBEDDED_MODEL
 
 
@@ -27,6 +28,26 @@ def policy(text: str | None) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"attention: {text!r} is not valid JSON: {error}") from None
+
+
+def tokenizer_of(directory: Path | str | None) -> Tokenizer:
+    """The tokenizer of a model's directory; None: the embedded model's.
+
+    Raises:
+        ValueError: the directory has no tokenizer.json.
+    """
+    path = Path(directory or EMBEDDED_MODEL) / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no tokenizer.json; name a model directory that has one")
+    return Tokenizer.from_file(str(path))
+
+
+def measured(
+    server: Server, tokenizer: Tokenizer, plan: Plan, concurrency: int = 1, report: Report = print
+) -> dict[str, Any]:
+    """Measure the prompts of the plain sampler; see `measure`."""
+    sampler = Sampler(tokenizer)
+    return measure(server, plan, lambda task, length: prompts(sampler, plan, task, length), concurrency, report)
 
 
 def run(
@@ -46,14 +67,11 @@ def run(
     Raises:
         ValueError: there is no such server, model or tokenizer, or the server refused a prompt or the policy.
     """
-    remote = target is not None and target.startswith(("http://", "https://"))
-    own = EMBEDDED_MODEL if target is None or remote else Path(target)
-    if tokenizer is None and not own.is_dir():
+    own = None if target is None or is_url(target) else target
+    if tokenizer is None and own is not None and not Path(own).is_dir():
         raise ValueError(f"{target} is no directory: name that of its tokenizer with --tokenizer")
-    codec = Codec.load(tokenizer or own)
+    cut = tokenizer_of(tokenizer or own)
     value = policy(attention)
-    with contextlib.nullcontext(target) if remote else serving(target) as url:
-        assert url is not None
-        result = measure(Server(url, value), codec, plan, concurrency, report)
-    result["attention"] = value
-    return result
+    with served(target) as running:
+        result = measured(Server(running.url, value), cut, plan, concurrency, report)
+    return result | {"attention": value}

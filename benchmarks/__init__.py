@@ -1,0 +1,1 @@
+"""What developers measure: kernels, other servers, policies and methods. Run each as `python -m benchmarks.NAME`."""

@@ -1,0 +1,1 @@
+"""One model by several servers, one after the other."""

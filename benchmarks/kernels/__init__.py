@@ -1,0 +1,1 @@
+"""Our attention kernels beside their peers and the ceilings of the machine."""
