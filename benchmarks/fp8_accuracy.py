@@ -1,6 +1,6 @@
 """The error of attention over fp8 pages against fp64, with and without a rotation, as JSON. Needs a CUDA GPU.
 
-python benchmarks/fp8_accuracy.py --out benchmarks/results/fp8-accuracy-h200.json
+python -m benchmarks.fp8_accuracy --out benchmarks/results/fp8-accuracy-h200.json
 
 Queries, keys and values are random bf16 numbers; the last 256 of N tokens are queries under a causal mask, D=128, 8/2
 heads. `normal`: N(0, 1). `entries`: a thousandth of all entries come from N(0, 100) beside, as in FlashAttention-3's

@@ -184,7 +184,7 @@ def main() -> None:
             draw(result, path.with_suffix(".png"))
     if args.check:
         stale = [path.name for path in PAGES if pages[path] != before[path]]
-        sys.exit(f"{', '.join(stale)} differ from the results; run benchmarks/report.py" if stale else 0)
+        sys.exit(f"{', '.join(stale)} differ from the results; run python -m benchmarks.report" if stale else 0)
     for path, page in pages.items():
         path.write_text(page)
 
