@@ -96,7 +96,10 @@ def smallest_block(mask: Mask) -> int:
 
 def sparse_config(dense: Config, mask: Mask | None = None) -> Config:
     """Configuration of the forward kernel with tile lists: tiles no larger than 64 where the mask's blocks are smaller
-    than 128, so that fewer of them are partial. No mask: lists that the caller brings."""
+    than 128, so that fewer of them are partial. No mask: lists that the caller brings.
+
+    A tile has 32 keys or more: the bits of a partial tile are words of 32 keys."""
+    dense = dense._replace(block_n=max(32, dense.block_n))
     if dense.num_stages == 1 or ((mask is None or smallest_block(mask) == 128) and dense.block_m >= 128):
         return dense
     return dense._replace(block_m=min(64, dense.block_m), block_n=min(64, dense.block_n), num_warps=4)
