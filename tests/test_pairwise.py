@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.pairwise import SEED, covering, thinned
+from tests.pairwise import FULL, SEED, covering, thinned
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (8, 6, 2, 2), (2, 7, 4), (5, 1, 3), (4, 4)])
@@ -25,6 +25,11 @@ def test_there_are_few_cases() -> None:
     assert len(covering(range(3), range(3), range(3), range(3))) <= 14  # of 81; 9 would be the fewest
     assert len(covering(range(8), range(6), range(2), range(2))) <= 52  # of 192; 48 would be
     assert len(covering(range(8), range(6), strength=1)) == 8
+
+
+@pytest.fixture(autouse=True)
+def _no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FULL, raising=False)
 
 
 def test_values_need_no_hash_no_order_and_no_equality() -> None:
@@ -50,6 +55,11 @@ def test_thinned_has_both_and_nothing_twice() -> None:
     assert cases[:-10] == covering(range(4), range(4), range(4))
     assert len(set(cases)) == len(cases)
     assert len(thinned(range(2), range(2), count=10)) == 4
+
+
+def test_the_product_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FULL, "1")
+    assert len(thinned(range(4), range(5), range(6), count=1)) == 4 * 5 * 6
 
 
 def test_an_axis_without_values_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Compile the Hopper forward kernel for sm_90 without a GPU, and print what the compiler made of it as JSON.
 
 Run as a process of its own, because Triton's interpreter, chosen for the other tests, changes the language itself.
-Arguments are the head dims to compile.
+Arguments are what to compile: a head dim, a colon and a variant's name, such as `128:dense causal`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 from longreach_kernels.backends.hopper.forward import forward_kernel
-from longreach_kernels.backends.hopper.forward_launch import FP8_HEAD_DIMS, configure
+from longreach_kernels.backends.hopper.forward_launch import configure
 from longreach_kernels.backends.hopper.tma import padded
 from longreach_kernels.masks.mask import BlockSparse, Causal, Full, Window
 from triton.backends.compiler import GPUTarget
@@ -99,5 +99,5 @@ def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    names = {int(d): (*VARIANTS, *(FP8_VARIANTS if int(d) in FP8_HEAD_DIMS else ())) for d in sys.argv[1:]}
-    print(json.dumps({f"D{d} {name}": compile_variant(d, name) for d in names for name in names[d]}))
+    chosen = [argument.partition(":") for argument in sys.argv[1:]]
+    print(json.dumps({f"D{d} {name}": compile_variant(int(d), name) for d, _, name in chosen}))

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tests.kernels.sass import disassemble, product_loops
+from tests.kernels.sass import disassemble, kept, product_loops
 
 VARIANTS = {
     "dense causal": {"RAGGED": False, "CAUSAL": True, "WINDOWED": False, "GROUP": 1},
@@ -55,6 +55,10 @@ def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     source = GluonASTSource(backward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return kept(kernel, _facts)
+
+
+def _facts(kernel: Any) -> dict[str, int]:
     sass, usage = disassemble(kernel.asm["cubin"])
     loops = product_loops(sass)
     return {

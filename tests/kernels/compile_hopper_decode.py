@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from tests.kernels.sass import disassemble
+from tests.kernels.sass import disassemble, kept
 
 VARIANTS = {
     "causal": {"GROUP": 4, "PAGE_SIZE": 128, "WINDOWED": False, "SOFTCAP": False, "SINK_LOGITS": False},
@@ -49,11 +49,14 @@ def compile_variant(head_dim: int, fp8: bool, variant: dict[str, Any]) -> dict[s
     source = GluonASTSource(decode_kernel, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     options = decode_launch.launch_options(config)
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return kept(kernel, _facts) | {"programs": config.programs}
+
+
+def _facts(kernel: Any) -> dict[str, Any]:
     sass, usage = disassemble(kernel.asm["cubin"])
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "shared_bytes": kernel.metadata.shared,
-        "programs": config.programs,
         "mma": len(re.findall(r"\bHMMA", sass)),
         "tma_loads": sass.count("UTMALDG"),
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", sass)),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,28 @@ _SPILL = re.compile(r"\b(?:LDL|STL)\b")
 
 
 def facts(kernel: Any) -> dict[str, Any]:
+    """`facts_of` the kernel, kept."""
+    return kept(kernel, facts_of)
+
+
+def kept(kernel: Any, find: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """``find(kernel)``, kept in the folder of Triton's cache, since disassembling takes as long as compiling.
+
+    It is found anew where the kernel, this file or that of `find` has changed.
+    """
+    files = Path(__file__), Path(find.__code__.co_filename)
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    path = Path(triton.knobs.cache.dir) / f"facts-{kernel.hash}-{code}.json"
+    if path.is_file():
+        return json.loads(path.read_text())
+    found = find(kernel)
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(found))
+    written.replace(path)
+    return found
+
+
+def facts_of(kernel: Any) -> dict[str, Any]:
     """Of a compiled kernel: registers, bytes of stack and shared memory, counts of instructions, and `loops`, each
     innermost loop that has matrix instructions, as `loop_facts` describes it."""
     sass, usage = disassemble(kernel.asm["cubin"])
@@ -26,6 +52,7 @@ def facts(kernel: Any) -> dict[str, Any]:
         "wgmma": len(re.findall(r"\b[HQ]GMMA\b", sass)),
         "wgmma_fp8": len(re.findall(r"\bQGMMA\S*E4M3\.E4M3", sass)),
         "tma_loads": sass.count("UTMALDG"),
+        "other_products": len(re.findall(r"\b[HI]MMA\b", sass)),
         "spills": len(_SPILL.findall(sass)),
         "loops": [loop_facts(loop) for loop in product_loops(sass)],
     }

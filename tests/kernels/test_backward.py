@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.kernels.accuracy import eager_low_precision, paged, qkv, tolerance
 from tests.kernels.patterns_for_tests import LISTED
+from tests.pairwise import thinned
 
 MASKS = [Full(), Causal(), Window(1), Window(40), Window(20, 5), Window(10, 50)]
 
@@ -52,8 +53,9 @@ def check_gradients(mask: Mask, tensors: list[Tensor], backend: str, **options) 
         assert (grad.double() - exact).abs().max() <= 2e-5 * max(1.0, exact.abs().max().item())
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
-@pytest.mark.parametrize("lengths", [(70, 70), (1, 50), (40, 90), (50, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "mask"), thinned([(70, 70), (1, 50), (40, 90), (50, 20)], MASKS, count=4, strength=1), ids=str
+)
 def test_lengths_and_masks(lengths, mask, place):
     check_gradients(mask, list(qkv(1, 2, 1, *lengths, 64, device=place[1])), place[0])
 
@@ -67,11 +69,10 @@ def test_softcap_and_sink_logits(mask, place):
 
 @pytest.mark.parametrize("head_dim", [24, 128])
 def test_head_dims_groups_and_batches(head_dim, place):
-    check_gradients(Causal(), list(qkv(2, 4, 1, 35, 45, head_dim, device=place[1])), place[0])
+    check_gradients(Causal(), list(qkv(2, 4, 2, 35, 45, head_dim, device=place[1])), place[0])
 
 
-@pytest.mark.parametrize("name", LISTED)
-@pytest.mark.parametrize("num_queries", [150, 40])
+@pytest.mark.parametrize(("name", "num_queries"), thinned(LISTED, [150, 40], count=2, strength=1), ids=str)
 def test_tile_lists(name, num_queries, place):
     check_gradients(LISTED[name], list(qkv(1, 2, 1, num_queries, 150, 64, device=place[1])), place[0])
 
@@ -160,9 +161,16 @@ def test_paged_attention_refuses_to_be_differentiated():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(500, 7)], ids=repr)
-@pytest.mark.parametrize("lengths", [(1, 1), (799, 3), (1023, 1024), (2112, 2112), (127, 2097)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "mask", "head_dim"),
+    thinned(
+        [(1, 1), (799, 3), (1023, 1024), (2112, 2112), (127, 2097)],
+        [Full(), Causal(), Window(500, 7)],
+        [64, 80, 128, 256],
+        count=8,
+    ),
+    ids=str,
+)
 def test_gpu_gradients(lengths, mask, head_dim):
     tensors = qkv(1, 4, 2, *lengths, head_dim, torch.bfloat16, "cuda")
     grad = torch.randn_like(tensors[0])

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +26,8 @@ from longreach_kernels.sparse.select.targets import PARTS, choose, density_of
 from torch import Tensor
 
 from tests.kernels.accuracy import check, check_paged, paged
+from tests.kernels.compiled import compiled
+from tests.pairwise import covering, thinned
 
 LENGTHS = ([1, 100, 64, 150], [90, 180, 64, 230])  # a decode, chunks at odd places and at a tile's edge
 BACKENDS = ["cpu", "triton"]
@@ -70,9 +67,9 @@ def test_lists_mean_the_choice_and_the_edges(sizes: tuple[int, int], window: int
             assert (walked.diff() <= 0).all(), "longest first"
 
 
-@pytest.mark.parametrize("target", [Recall(1.0), Density(1.0)], ids=repr)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(
+    ("window", "backend", "target"), covering([None, 50], BACKENDS, [Recall(1.0), Density(1.0)]), ids=str
+)
 def test_all_of_it_is_dense_attention(window: int | None, backend: str, target) -> None:
     q, k_pages, v_pages, batch = batch_of()
     lists = select_tiles(q, k_pages, batch, target=target, window=window, dense_below=0, tail=0, backend=backend)
@@ -278,16 +275,10 @@ def test_a_plan_of_another_step_is_refused() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_the_kernels_compile_for_sm90(head_dim: int, tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.kernels.compile_dynamic", str(head_dim)]
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    compiled = json.loads(done.stdout)
-    assert len(compiled) == 26
-    for name, facts in compiled.items():
+def test_the_kernels_compile_for_sm90(head_dim: int) -> None:
+    made = compiled("tests.kernels.compile_dynamic", str(head_dim))
+    assert len(made) == 26
+    for name, facts in made.items():
         assert facts["shared_bytes"] <= 227 * 1024, (name, facts)
         assert facts["spills"] == 0, (name, facts)
         multiplies = any(kind in name for kind in ("folded", "pooled", "second order")) and "moments" not in name
@@ -304,10 +295,17 @@ class TestOnGpu:
     def inputs(self, head_dim: int = 128, page_size: int = 128):
         return paged(*self.LENGTHS, page_size, 8, 2, head_dim, torch.bfloat16, "cuda", num_decodes=1)
 
-    @pytest.mark.parametrize("window", [None, 600])
-    @pytest.mark.parametrize("estimator", [Antidiagonal(8), Antidiagonal(16), Moments(), Pooled()], ids=repr)
-    @pytest.mark.parametrize("head_dim", [64, 128, 256])
-    @pytest.mark.parametrize("backend", ["triton", "auto"])
+    @pytest.mark.parametrize(
+        ("backend", "head_dim", "estimator", "window"),
+        thinned(
+            ["triton", "auto"],
+            [64, 128, 256],
+            [Antidiagonal(8), Antidiagonal(16), Moments(), Pooled()],
+            [None, 600],
+            count=6,
+        ),
+        ids=str,
+    )
     def test_attention_over_what_was_chosen(self, backend: str, head_dim: int, estimator, window: int | None) -> None:
         q, k_pages, v_pages, batch = self.inputs(head_dim)
         options = {"target": Recall(0.6), "estimator": estimator, "window": window}
@@ -323,9 +321,15 @@ class TestOnGpu:
             own = (out[rows].cpu().transpose(0, 1)[None], lse[rows].cpu().T[None])
             check(*own, q[rows].cpu().transpose(0, 1)[None], k, v, meant)
 
-    @pytest.mark.parametrize("target", [Recall(0.6), Density(0.4), Threshold(0.3)], ids=repr)
-    @pytest.mark.parametrize("estimator", [Antidiagonal(16), Moments(), Pooled()], ids=repr)
-    @pytest.mark.parametrize("backend", ["triton", "auto"])
+    @pytest.mark.parametrize(
+        ("backend", "estimator", "target"),
+        covering(
+            ["triton", "auto"],
+            [Antidiagonal(16), Moments(), Pooled()],
+            [Recall(0.6), Density(0.4), Threshold(0.3)],
+        ),
+        ids=str,
+    )
     def test_nothing_waits_for_the_device(self, backend: str, estimator, target) -> None:
         q, k_pages, v_pages, batch = self.inputs()
         options = {"target": target, "estimator": estimator, "dense_below": 256, "tail": 128, "backend": backend}

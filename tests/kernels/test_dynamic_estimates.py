@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.kernels.accuracy import paged
 from tests.kernels.test_dynamic import BACKENDS, batch_of, keys_of
+from tests.pairwise import thinned
 
 
 def by_definition(q: Tensor, k: Tensor, first: int, stride: int, window: int | None, tile_k: int) -> Tensor:
@@ -133,8 +134,16 @@ def moved(batch: PagedBatch, device: torch.device) -> PagedBatch:
     return PagedBatch(*tensors, batch.max_seqlen_q, batch.max_context_len, batch.num_decodes)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}], ids=str)
-@pytest.mark.parametrize("estimator", [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(32), Pooled()], ids=repr)
+@pytest.mark.parametrize(
+    ("estimator", "options"),
+    thinned(
+        [Antidiagonal(4), Antidiagonal(16), Moments(16), Moments(32), Pooled()],
+        [{}, {"window": 70}, {"softcap": 3.0}, {"head_dim": 24, "page_size": 4}],
+        count=5,
+        strength=1,
+    ),
+    ids=str,
+)
 def test_the_kernels_agree_with_the_specification(estimator, options: dict, device: torch.device) -> None:
     options = dict(options)
     window, softcap = options.pop("window", None), options.pop("softcap", None)
@@ -171,8 +180,16 @@ def compare_pooled(
     return got.cpu().double() / PARTS, expected.double() / PARTS
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"window": 400}, {"tile_q": 64}, {"tile_q": 16}], ids=str)
-@pytest.mark.parametrize("block", [None, 16, 32])
+@pytest.mark.parametrize(
+    ("block", "options"),
+    thinned(
+        [None, 16, 32],
+        [{}, {"softcap": 3.0}, {"window": 400}, {"tile_q": 64}, {"tile_q": 16}],
+        count=3,
+        strength=1,
+    ),
+    ids=str,
+)
 def test_steps_that_all_queries_see_and_steps_that_some_see(block: int | None, options: dict, device) -> None:
     """Steps of 16 blocks or more: the sequences have up to four of them, of which all but one need no mask."""
     q, k_pages, _, batch = paged([1, 70, 200], [600, 1000, 777], 16, 4, 2, 16, num_decodes=1)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,21 +11,29 @@ from longreach_kernels import BlockSparse, Causal, Full, Mask, Window, attention
 from longreach_kernels.backends.hopper import forward_launch as launch
 
 from tests.kernels.accuracy import check, check_paged, paged, qkv
+from tests.kernels.compiled import compiled
+from tests.pairwise import thinned
 
 SHARED_BYTES = 227 * 1024  # that a block may use on sm_90
+# Every kind of batch, mask and option, and each of them with some head dims; LONGREACH_TEST_FULL=1 for all.
+VARIANTS = (
+    *("dense causal", "dense full", "dense blocks", "paged causal fp16", "paged window with learned sinks"),
+    *("paged causal in parts", "ragged causal with softcap"),
+)
+FP8_VARIANTS = (
+    *("fp8 causal", "fp8 full fp16", "fp8 blocks", "fp8 window with learned sinks", "fp8 causal in parts"),
+    "fp8 causal with softcap",
+)
+COMPILED = [
+    *thinned([64, 128, 256], VARIANTS, count=2, strength=1),
+    *thinned(launch.FP8_HEAD_DIMS, FP8_VARIANTS, count=1, strength=1),
+]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_every_configuration_compiles_for_sm90(head_dim: int, tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.kernels.compile_hopper", str(head_dim)]
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    compiled = json.loads(done.stdout)
-    assert len(compiled) == 7 + (6 if head_dim in launch.FP8_HEAD_DIMS else 0)
-    for name, facts in compiled.items():
+def test_configurations_compile_for_sm90(head_dim: int) -> None:
+    names = [f"{head_dim}:{name}" for d, name in COMPILED if d == head_dim]
+    for name, facts in compiled("tests.kernels.compile_hopper", *names).items():
         fp8 = "fp8" in name
         assert facts["shared_bytes"] <= SHARED_BYTES, (name, facts)
         assert facts["wgmma"] > 0, (name, facts)
@@ -66,9 +69,9 @@ BLOCKS = torch.rand(2, 16, 16, generator=torch.Generator().manual_seed(0)) < 0.3
 class TestOnHopper:
     pytestmark = hopper
 
-    @pytest.mark.parametrize("head_dim", [64, 128, 256])
-    @pytest.mark.parametrize("mask", MASKS, ids=repr)
-    @pytest.mark.parametrize("lengths", LENGTHS)
+    @pytest.mark.parametrize(
+        ("lengths", "mask", "head_dim"), thinned(LENGTHS, MASKS, [64, 128, 256], count=20), ids=str
+    )
     def test_dense(self, lengths: tuple[int, int], mask: Mask, head_dim: int) -> None:
         for dtype, heads in ((torch.bfloat16, (8, 2)), (torch.float16, (3, 3))):
             q, k, v = qkv(2, *heads, *lengths, head_dim, dtype, "cuda")

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +13,8 @@ from longreach_kernels.backends.reference import forward as reference
 from torch import Tensor
 
 from tests.kernels.accuracy import eager_low_precision, qkv, tolerance
+from tests.kernels.compiled import compiled
+from tests.pairwise import thinned
 
 SHARED_BYTES = 227 * 1024  # that a block may use on sm_90
 BLOCK_M, HEAD_DIM = 16, 32
@@ -123,16 +120,10 @@ def test_sections_fit_the_cache(group: int, tokens: int, heads: int, expected: i
     assert backward_launch.section(group, tokens, 128, heads) == expected
 
 
-def test_every_configuration_compiles_for_sm90_with_its_accumulators_in_registers(tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.kernels.compile_hopper_backward"]
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    compiled = json.loads(done.stdout)
-    assert len(compiled) == 4 * len(backward_launch.HEAD_DIMS)
-    for name, facts in compiled.items():
+def test_every_configuration_compiles_for_sm90_with_its_accumulators_in_registers() -> None:
+    made = compiled("tests.kernels.compile_hopper_backward")
+    assert len(made) == 4 * len(backward_launch.HEAD_DIMS)
+    for name, facts in made.items():
         assert facts["stack_bytes"] < 150, (name, facts)  # one fp32 tile of 64x64 would be 128 more for each product
         assert facts["shared_bytes"] <= SHARED_BYTES, (name, facts)
         assert facts["wgmma"] == 2 * 32, (name, facts)  # both consumers, five products, one of them in two parts
@@ -172,9 +163,9 @@ def check(got: tuple[Tensor, ...], tensors: tuple[Tensor, ...], grad: Tensor, ma
 class TestOnHopper:
     pytestmark = hopper
 
-    @pytest.mark.parametrize("head_dim", backward_launch.HEAD_DIMS)
-    @pytest.mark.parametrize("mask", MASKS, ids=repr)
-    @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+    @pytest.mark.parametrize(
+        ("lengths", "mask", "head_dim"), thinned(LENGTHS, MASKS, backward_launch.HEAD_DIMS, count=12), ids=str
+    )
     def test_dense(self, lengths: tuple[int, int], mask: Mask, head_dim: int) -> None:
         for dtype, heads in ((torch.bfloat16, (8, 2)), (torch.float16, (3, 3)), (torch.bfloat16, (3, 1))):
             tensors = qkv(2, *heads, *lengths, head_dim, dtype, "cuda")

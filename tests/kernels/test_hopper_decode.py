@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +11,13 @@ from longreach_kernels.backends.hopper import decode_launch
 from torch import Tensor
 
 from tests.kernels.accuracy import check_fp8, check_paged, paged, quantized
+from tests.kernels.compiled import compiled
 
 
-def test_every_configuration_compiles_for_sm90_without_spills(tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.kernels.compile_hopper_decode"]
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    compiled = json.loads(done.stdout)
-    assert len(compiled) == 4 * len(decode_launch.HEAD_DIMS)
-    for name, facts in compiled.items():
+def test_every_configuration_compiles_for_sm90_without_spills() -> None:
+    made = compiled("tests.kernels.compile_hopper_decode")
+    assert len(made) == 4 * len(decode_launch.HEAD_DIMS)
+    for name, facts in made.items():
         # Of 128 8-bit keys at D=128 a few values spill in the last tile of a split, once for its 16 KB or more; with a
         # window at D=64, which has all 255 registers of a thread, an address or two.
         assert facts["spills"] <= (20 if name.startswith("D128") and name.endswith("fp8") else 4), (name, facts)

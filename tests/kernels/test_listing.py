@@ -14,6 +14,7 @@ from longreach_kernels.sparse.select.query_tiles import QueryTiles, query_tiles
 from longreach_kernels.sparse.select.targets import PARTS, Recall, choose
 
 from tests.kernels.accuracy import paged
+from tests.pairwise import thinned
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -40,9 +41,10 @@ def masses(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
     return (drawn / drawn.sum(-1, keepdim=True) * PARTS).int()
 
 
-@pytest.mark.parametrize("strips", [1, 3])
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.95, 0.999])
-@pytest.mark.parametrize("kind", ["free", "few values", "one tile", "large"])
+@pytest.mark.parametrize(
+    ("kind", "share", "strips"),
+    thinned(["free", "few values", "one tile", "large"], [0.01, 0.5, 0.95, 0.999], [1, 3], count=4),
+)
 def test_tiles_are_chosen_as_by_a_sort(device: str, kind: str, share: float, strips: int) -> None:
     shape = 3, 9, strips, 40
     generator = torch.Generator().manual_seed(0)

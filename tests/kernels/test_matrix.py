@@ -6,6 +6,7 @@ itself and is made again by its number alone.
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 
@@ -24,10 +25,13 @@ from longreach_kernels.backends.reference import forward as reference
 from longreach_kernels.masks.patterns import bigbird
 
 from tests.kernels.accuracy import check, check_paged, eager_low_precision, paged, qkv, tolerance
+from tests.pairwise import FULL, seed
 
 KINDS = ("dense", "ragged", "paged", "backward")
-GPU_BLOCKS, GPU_CASES = 80, 26
-INTERPRETER_BLOCKS, INTERPRETER_CASES = 25, 9
+# Cases of a block share a compilation. Some blocks are always the same, others are drawn anew each day.
+GPU_BLOCKS, GPU_CASES = 30, 26
+INTERPRETER_BLOCKS, INTERPRETER_CASES = 12, 9
+FULL_GPU_BLOCKS, FULL_INTERPRETER_BLOCKS = 80, 25
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,13 @@ def _check_gradients(case: RandomCase, tensors: tuple[torch.Tensor, ...], option
         assert (ours.double() - want).abs().max() <= allowed
 
 
+def blocks(fixed: int, full: int, daily: int) -> list[int]:
+    """Numbers of blocks: the first ``fixed`` ones and ``daily`` others; or ``full`` ones if all products are wanted."""
+    if os.environ.get(FULL) == "1":
+        return list(range(full))
+    return [*range(fixed), *random.Random(seed()).sample(range(fixed, 100_000), daily)]
+
+
 def run_block(block: int, count: int, device: str, **space) -> None:
     drawer = Drawer(block, **space)
     for number in range(count):
@@ -189,18 +200,16 @@ def run_block(block: int, count: int, device: str, **space) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
-@pytest.mark.parametrize("block", range(INTERPRETER_BLOCKS))
+@pytest.mark.parametrize("block", blocks(INTERPRETER_BLOCKS, FULL_INTERPRETER_BLOCKS, daily=4))
 def test_random_cases_in_the_interpreter(block: int) -> None:
-    assert INTERPRETER_BLOCKS * INTERPRETER_CASES >= 200
     space = {"dtypes": [torch.float32, torch.float16], "head_dims": [16, 40, 64], "longest": 90}
     run_block(block, INTERPRETER_CASES, "cpu", backend="triton", **space)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block", range(GPU_BLOCKS))
+@pytest.mark.parametrize("block", blocks(GPU_BLOCKS, FULL_GPU_BLOCKS, daily=10))
 @pytest.mark.parametrize("backend", ["triton", "hopper"])
 def test_random_cases_on_the_gpu(backend: str, block: int) -> None:
-    assert GPU_BLOCKS * GPU_CASES >= 2000
     space: dict = {"dtypes": [torch.bfloat16, torch.float16], "head_dims": [64, 80, 128, 128, 256], "longest": 1500}
     if backend == "hopper":
         if torch.cuda.get_device_capability() != (9, 0):

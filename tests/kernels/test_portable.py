@@ -17,6 +17,7 @@ from longreach_kernels.masks.patterns import bigbird
 
 from tests.kernels.accuracy import check, check_paged, paged, qkv
 from tests.kernels.patterns_for_tests import LISTED
+from tests.pairwise import thinned
 
 MASKS = [Full(), Causal(), Window(1), Window(40), Window(20, 3), Window(10, 40)]
 
@@ -26,10 +27,10 @@ def low_precision(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float16
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
-@pytest.mark.parametrize(
-    "lengths", [(1, 1), (70, 1), (40, 3), (63, 64), (70, 70), (20, 65), (1, 91), (33, 97)], ids=str
-)
+LENGTHS = [(1, 1), (70, 1), (40, 3), (63, 64), (70, 70), (20, 65), (1, 91), (33, 97)]
+
+
+@pytest.mark.parametrize(("lengths", "mask"), thinned(LENGTHS, MASKS, count=8, strength=1), ids=str)
 def test_lengths_and_masks(lengths, mask, device):
     q, k, v = qkv(1, 2, 1, *lengths, 64, device=device)
     out, lse = attention(q, k, v, mask, backend="triton", return_lse=True)
@@ -87,16 +88,21 @@ def test_ragged_sequences_do_not_see_each_other(mask, device):
         check(out[rows].transpose(0, 1)[None], lse[rows].T[None], *dense, mask)
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 128])
-@pytest.mark.parametrize("mask", [Causal(), Window(9), Window(30, 5)], ids=repr)
+@pytest.mark.parametrize(
+    ("page_size", "mask"),
+    thinned([1, 4, 16, 64, 128], [Causal(), Window(9), Window(30, 5)], count=3, strength=1),
+    ids=str,
+)
 def test_paged_prefill(mask, page_size, device):
     q, k_pages, v_pages, batch = paged([5, 40, 0, 2], [77, 40, 3, 0], page_size, 2, 1, 64, device=device)
     out, lse = paged_attention(q, k_pages, v_pages, batch, mask, backend="triton", return_lse=True)
     check_paged(out, lse, q, k_pages, v_pages, batch, mask)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 128])
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(9), Window(70), Window(30, 5), Window(30, 80)], ids=repr)
+DECODED = [Full(), Causal(), Window(9), Window(70), Window(30, 5), Window(30, 80)]
+
+
+@pytest.mark.parametrize(("page_size", "mask"), thinned([1, 16, 128], DECODED, count=3, strength=1), ids=str)
 def test_paged_decode(mask, page_size, device, monkeypatch):
     """Contexts on both sides of a split, here of 64 keys, and padding."""
     monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
@@ -154,8 +160,9 @@ def test_a_prompt_gets_the_same_bits_however_it_is_chunked(mask):
         start = end
 
 
-@pytest.mark.parametrize("name", LISTED)
-@pytest.mark.parametrize("lengths", [(150, 150), (40, 150), (1, 77)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "lengths"), thinned(LISTED, [(150, 150), (40, 150), (1, 77)], count=3, strength=1), ids=str
+)
 def test_tile_lists(name, lengths, device):
     mask = LISTED[name]
     q, k, v = qkv(2 if lengths[0] == 40 else 1, 2, 1, *lengths, 64, device=device)
@@ -177,7 +184,7 @@ def test_tile_lists_of_ragged_sequences(name, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "page_size"), [*((name, size) for name in LISTED for size in (16, 128)), ("union", 32), ("bigbird", 64)]
+    ("name", "page_size"), [*thinned(LISTED, [16, 128], count=3, strength=1), ("union", 32), ("bigbird", 64)]
 )
 def test_tile_lists_of_paged_sequences(name, page_size, device):
     """Decodes, a whole prompt, chunks of prompts and padding."""
@@ -206,9 +213,16 @@ GPU_LENGTHS = [(1, 1), (239, 1), (799, 3), (1023, 1024), (4224, 4224), (108, 256
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
-@pytest.mark.parametrize("mask", [Full(), Causal(), Window(1), Window(1000), Window(9000), Window(300, 500)], ids=repr)
-@pytest.mark.parametrize("lengths", GPU_LENGTHS, ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "mask", "head_dim"),
+    thinned(
+        GPU_LENGTHS,
+        [Full(), Causal(), Window(1), Window(1000), Window(9000), Window(300, 500)],
+        [64, 80, 96, 128, 192, 256],
+        count=24,
+    ),
+    ids=str,
+)
 def test_gpu_lengths(lengths, mask, head_dim):
     q, k, v = qkv(1, 4, 2, *lengths, head_dim, torch.bfloat16, "cuda")
     out, lse = attention(q, k, v, mask, backend="triton", return_lse=True)
@@ -216,8 +230,11 @@ def test_gpu_lengths(lengths, mask, head_dim):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64, 128, 256])
-@pytest.mark.parametrize("mask", [Causal(), Window(700), Window(300, 500)], ids=repr)
+@pytest.mark.parametrize(
+    ("page_size", "mask"),
+    thinned([1, 4, 16, 64, 128, 256], [Causal(), Window(700), Window(300, 500)], count=3, strength=1),
+    ids=str,
+)
 def test_gpu_pages(mask, page_size):
     q, k_pages, v_pages, batch = paged(
         [1, 1, 1, 1000, 1, 513, 3000, 0, 1],
@@ -245,9 +262,9 @@ def test_gpu_block_sparse(block, head_dim):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block", [16, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("page_size", [16, 32, 64, 128])
+@pytest.mark.parametrize(
+    ("page_size", "head_dim", "block"), thinned([16, 32, 64, 128], [64, 128, 256], [16, 64, 128], count=4)
+)
 def test_gpu_tile_lists_of_pages(page_size, head_dim, block):
     mask = bigbird(3000, block=block, heads=8, random_blocks=5, causal=True)
     q_lens, contexts = [1, 1, 1000, 513, 3000, 2], [3000, 513, 1000, 2049, 3000, 0]

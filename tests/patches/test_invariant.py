@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +14,7 @@ from longreach_patches.fused.invariant import invariant_product
 from longreach_patches.fused.invariant_tiles import candidates, choose, tiles_of
 from torch import Tensor
 
+from tests.kernels.compiled import compiled
 from tests.kernels.rowwise import rowwise
 from tests.patches.conftest import build
 from tests.patches.test_fused import CASES, check
@@ -117,18 +114,13 @@ def test_tiles_for_hopper_all_take_one_instruction(gated: bool) -> None:
 
 
 @functools.cache
-def compiled() -> dict[str, dict]:
-    """What the compiler makes of every tile for sm_90, in a process of its own: the interpreter is another language."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.patches.compile_invariant"]
-    root = Path(__file__).parents[2]
-    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+def tiles_for_sm90() -> dict[str, dict]:
+    """What the compiler makes of every tile."""
+    return compiled("tests.patches.compile_invariant")
 
 
 def test_tiles_compile_for_hopper_without_spills() -> None:
-    for name, facts in compiled().items():
+    for name, facts in tiles_for_sm90().items():
         assert facts["spills"] == facts["stack_bytes"] == 0, name
         assert facts["shared_bytes"] <= 227 * 1024, name
         assert facts["tma_loads"] > 0, name
@@ -137,7 +129,7 @@ def test_tiles_compile_for_hopper_without_spills() -> None:
 
 
 def test_tiles_for_hopper_multiply_with_one_instruction() -> None:
-    for name, facts in compiled().items():
+    for name, facts in tiles_for_sm90().items():
         assert facts["wgmma"] > 0, name
         assert facts["other_products"] == 0, name
 
