@@ -1,18 +1,91 @@
-"""Kernels run on a GPU where there is one, else in Triton's interpreter, which must be chosen before triton loads."""
+"""Kernels run on a GPU where there is one, else in Triton's interpreter, which must be chosen before triton loads.
+
+Tiers are given here, as `tests/tiers.py` says, and a unit test is held to what a unit test may do.
+"""
+
+from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
+from tests import pairwise
+from tests.processor_seconds import ProcessorSeconds
+from tests.tiers import SERIAL, SERIAL_MEANS, TIERS, may_hold, runs_alone, tier_of
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+_ROOT = Path(__file__).parent.parent
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the markers, fix the seed of what is drawn, and measure."""
+    for tier, meaning in (TIERS | {SERIAL: SERIAL_MEANS}).items():
+        config.addinivalue_line("markers", f"{tier}: {meaning}")
+    # Workers inherit it: they must all collect the same tests, also at midnight.
+    os.environ[pairwise.SEED] = str(pairwise.seed())
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+    junit = getattr(config.option, "xmlpath", None)
+    config.pluginmanager.register(ProcessorSeconds(Path(junit).with_suffix(".seconds") if junit else None))
+
+
+def pytest_report_header() -> str:
+    """How to draw the same random cases again."""
+    return f"random cases: {pairwise.SEED}={os.environ[pairwise.SEED]}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m unit` alone, without the seconds that importing all other tests takes."""
+    if config.option.markexpr not in TIERS or collection_path.suffix != ".py" or _ROOT not in collection_path.parents:
+        return None
+    path = collection_path.relative_to(_ROOT).as_posix()
+    return None if may_hold(path, config.option.markexpr, collection_path.read_text()) else True
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` and pytest-xdist look at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
+    """Give each test its tier, and skip what needs a GPU where there is none."""
     skip = pytest.mark.skip(reason="needs a CUDA GPU")
     for item in items:
-        if item.get_closest_marker("gpu"):
+        path = item.path.relative_to(_ROOT).as_posix()
+        marked = {marker.name for marker in item.iter_markers() if marker.name in TIERS}
+        try:
+            tier = tier_of(path, marked)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        if not marked:
+            item.add_marker(tier)
+        if runs_alone(path):
+            item.add_marker(SERIAL)
+        if tier == "system" and not item.get_closest_marker("xdist_group"):
+            # A file's tests share servers and models that one worker starts.
+            item.add_marker(pytest.mark.xdist_group(path))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _what_a_unit_test_may_do(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a unit test that starts a process, listens on a socket or runs Triton's interpreter."""
+    if request.node.get_closest_marker("unit") is None:
+        return
+    monkeypatch.setattr(subprocess.Popen, "__init__", _refusing("starts a process"))
+    monkeypatch.setattr(socket.socket, "listen", _refusing("starts a server"))
+    if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
+        monkeypatch.setattr(interpreter.GridExecutor, "__call__", _refusing("runs Triton's interpreter"))
+
+
+def _refusing(what: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError(f"a unit test {what}: move its file to another tier in tests/tiers.py, or mark the test")
+
+    return refuse

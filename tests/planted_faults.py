@@ -1,0 +1,336 @@
+"""Faults that somebody could make, each of which a test has to catch: `python -m tests.planted_faults [NAME ...]`.
+
+Each fault is planted into a copy of the tree, and the tests that are to catch it run there. The table says which test
+failed first. The exit status is 1 where a fault escapes, or where the text that it replaces is not in its file once.
+A thinning of tests is right as long as nothing escapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_PACKAGES = ("kernels", "model_patches", "server")
+_COPIED = (*_PACKAGES, "tests", "pyproject.toml")
+
+# The files that faults are planted in, and those with the tests that catch them.
+_PRIMITIVES = "kernels/longreach_kernels/backends/triton/primitives.py"
+_FORWARD = "kernels/longreach_kernels/backends/triton/forward.py"
+_DKDV = "kernels/longreach_kernels/backends/triton/backward_dkdv.py"
+_DECODE = "kernels/longreach_kernels/backends/triton/decode.py"
+_MASKS = "kernels/longreach_kernels/masks/mask.py"
+_ROTARY = "model_patches/longreach_patches/fused/rotary_kernel.py"
+_HOLDINGS = "server/longreach/engine/kv_cache/allocator.py"
+_PAGES = "server/longreach/engine/kv_cache/page_pool.py"
+_PREFIX_CACHE = "server/longreach/engine/kv_cache/prefix_cache.py"
+_SCHEDULER = "server/longreach/engine/scheduling/scheduler.py"
+_ORDER = "server/longreach/engine/scheduling/priority.py"
+_ADMISSION = "server/longreach/engine/admission.py"
+_SAMPLER = "server/longreach/engine/sampling/sampler.py"
+_ADJUSTMENTS = "server/longreach/engine/sampling/logit_processors.py"
+_STOP = "server/longreach/text/stop.py"
+_STREAM = "server/longreach/api/http/sse.py"
+_RECORD = "server/longreach/api/http/request_log.py"
+_ANSWERING = "server/longreach/api/http/respond.py"
+
+_KERNELS, _PATCHES, _ENGINE, _API = "tests/kernels", "tests/patches", "tests/server/engine", "tests/server/api"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A text in a file, what it is replaced by, and the tests of which one at least has to fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+FAULTS = (
+    Fault(
+        "the causal mask is off by one",
+        _PRIMITIVES,
+        "allowed & (keys <= q_positions)",
+        "allowed & (keys < q_positions)",
+        (f"{_KERNELS}/test_portable.py::test_lengths_and_masks",),
+    ),
+    Fault(
+        "the window is off by one",
+        _PRIMITIVES,
+        "(keys > q_positions - window)",
+        "(keys >= q_positions - window)",
+        (f"{_KERNELS}/test_portable.py::test_lengths_and_masks",),
+    ),
+    Fault(
+        "the sinks of a window are off by one",
+        _PRIMITIVES,
+        "| (keys < sinks))",
+        "| (keys <= sinks))",
+        (f"{_KERNELS}/test_portable.py::test_lengths_and_masks",),
+    ),
+    Fault(
+        "the last tile of keys is not masked",
+        _PRIMITIVES,
+        "    allowed = keys < num_keys\n    if FORM.causal:",
+        "    allowed = keys < num_keys + 1\n    if FORM.causal:",
+        (f"{_KERNELS}/test_portable.py::test_lengths_and_masks",),
+    ),
+    Fault(
+        "a mask is off by one for every backend",
+        _MASKS,
+        "seen = k <= q if causal",
+        "seen = k < q if causal",
+        (f"{_KERNELS}/test_masks.py", f"{_KERNELS}/test_reference.py", f"{_KERNELS}/test_cpu.py"),
+    ),
+    Fault(
+        "learned sinks are left out of the softmax",
+        _FORWARD,
+        "row_sum = row_sum * alpha + tl.exp2(sink - max_new)",
+        "row_sum = row_sum * alpha",
+        (f"{_KERNELS}/test_portable.py::test_softcap_and_sink_logits",),
+    ),
+    Fault(
+        "a query head reads the keys of another group",
+        _FORWARD,
+        "kv_head = head // FORM.group",
+        "kv_head = head % FORM.group",
+        (f"{_KERNELS}/test_portable.py::test_grouped_heads_and_strides",),
+    ),
+    Fault(
+        "the softcap is dropped",
+        _PRIMITIVES,
+        "logits = softcap_log2 * (1.0 - 2.0 / (tl.exp2(qk * scale_log2) + 1.0))",
+        "logits = softcap_log2 * (qk * scale_log2)",
+        (f"{_KERNELS}/test_portable.py::test_softcap_and_sink_logits",),
+    ),
+    Fault(
+        "the scale of 8-bit values is not applied",
+        _DECODE,
+        "        out *= tl.load(VScale + kv_head)\n",
+        "        out *= 1.0\n",
+        (f"{_KERNELS}/test_fp8.py::test_attention_over_fp8_pages",),
+    ),
+    Fault(
+        "splits are merged without their maxima",
+        _DECODE,
+        "        acc = acc * alpha + tl.sum(out * weights[:, None], 0)",
+        "        acc = acc + tl.sum(out * weights[:, None], 0)",
+        (f"{_KERNELS}/test_portable.py::test_more_splits_than_one_block_of_the_merge",),
+    ),
+    Fault(
+        "a decode's window forgets its first split",
+        _DECODE,
+        "first = tl.maximum(low // SPLIT, sink_splits)",
+        "first = tl.maximum(tl.cdiv(low, SPLIT), sink_splits)",
+        (f"{_KERNELS}/test_portable.py::test_paged_decode",),
+    ),
+    Fault(
+        "the gradient of keys reads another group's queries",
+        _DKDV,
+        "head = kv_head * FORM.group + ",
+        "head = kv_head + ",
+        (f"{_KERNELS}/test_backward.py::test_head_dims_groups_and_batches",),
+    ),
+    Fault(
+        "positions are off by one on the fused path",
+        _ROTARY,
+        "cos = tl.load(Cos + token * HEAD_DIM + channels",
+        "cos = tl.load(Cos + (token + 1) % tl.num_programs(0) * HEAD_DIM + channels",
+        (f"{_PATCHES}/test_fused.py::test_rotary_and_page_write",),
+    ),
+    Fault(
+        "pages of a request that was cancelled leak",
+        _HOLDINGS,
+        "        self.pool.release(request.pages, request.promised_pages)\n",
+        "        self.pool.release(request.pages[:-1], request.promised_pages)\n",
+        (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
+    ),
+    Fault(
+        "a page that others hold is free",
+        _PAGES,
+        "left = [page for page in pages if not self._holders[page]]",
+        "left = pages",
+        (f"{_ENGINE}/test_histories.py", f"{_ENGINE}/test_scheduler.py"),
+    ),
+    Fault(
+        "the prefix cache ignores the salt",
+        _PREFIX_CACHE,
+        "self._root(salt, policy)",
+        'self._root("", policy)',
+        (f"{_ENGINE}/test_prefix_cache.py", f"{_ENGINE}/test_scheduler.py::test_a_salt_separates_what_is_cached"),
+    ),
+    Fault(
+        "a page's name ignores the page before it",
+        _PREFIX_CACHE,
+        "digest = hashlib.sha256(previous)",
+        "digest = hashlib.sha256(self._root(salt, policy))",
+        (f"{_ENGINE}/test_prefix_cache.py",),
+    ),
+    Fault(
+        "a stop string across two pieces is lost",
+        _STOP,
+        "        self._held = pending[len(pending) - max(self._states) :]",
+        '        self._held = ""',
+        (
+            "tests/server/text/test_stop.py",
+            f"{_API}/test_completions.py::test_a_stop_string_across_tokens_ends_the_text_before_it",
+        ),
+    ),
+    Fault(
+        "usage does not count the first token",
+        _RECORD,
+        "        if self.first_token is None:\n            self.first_token = time.monotonic()\n",
+        "        if self.first_token is None:\n            self.first_token = time.monotonic()\n            return\n",
+        (f"{_API}/test_completions.py::test_an_answer_has_text_usage_and_a_finish_reason",),
+    ),
+    Fault(
+        "usage adds up to the wrong total",
+        _ANSWERING,
+        "Usage(prompt, output, prompt + output,",
+        "Usage(prompt, output, prompt,",
+        (f"{_API}/test_completions.py::test_an_answer_has_text_usage_and_a_finish_reason",),
+    ),
+    Fault(
+        "a stream ends without [DONE]",
+        _STREAM,
+        "        await self._send(send, DONE)\n",
+        "",
+        (f"{_API}/test_stream.py::test_events_have_openais_exact_form",),
+    ),
+    Fault(
+        "the temperature is ignored",
+        _SAMPLER,
+        "temperature = torch.where(how.temperature == 0, 1.0, how.temperature)",
+        "temperature = torch.ones_like(how.temperature)",
+        (f"{_ENGINE}/test_sampler.py::test_frequencies_are_those_of_the_filtered_distribution",),
+    ),
+    Fault(
+        "the seed is ignored",
+        _SAMPLER,
+        "key=seed & (2**64 - 1)",
+        "key=0",
+        (f"{_ENGINE}/test_sampler.py::test_the_seed_and_the_position_decide",),
+    ),
+    Fault(
+        "a grammar is not applied",
+        _ADJUSTMENTS,
+        '.masked_fill(~allowed, float("-inf"))',
+        ".clone()",
+        (f"{_ENGINE}/test_sampler.py::test_only_what_a_grammar_allows_is_drawn",),
+    ),
+    Fault(
+        "long prompts go first",
+        _ORDER,
+        "PATIENCE * remaining\n    return",
+        "-PATIENCE * remaining\n    return",
+        (f"{_ENGINE}/test_scheduler.py::test_decodes_are_never_left_out_and_the_shortest_prompt_goes_first",),
+    ),
+    Fault(
+        "a priority is ignored",
+        _ORDER,
+        "    return MOST_HEAD_START * priority / (abs(priority) + _HALF_PRIORITY)",
+        "    return 0.0",
+        (f"{_ENGINE}/test_scheduler.py::test_a_priority_is_worth_a_head_start_and_no_more",),
+    ),
+    Fault(
+        "preemption loses the tokens that were drawn",
+        _SCHEDULER,
+        "        victim.preempted = True\n",
+        "        victim.preempted = True\n        del victim.tokens[victim.prompt_tokens :]\n",
+        (f"{_ENGINE}/test_engine.py::test_a_preempted_request_goes_on_with_the_same_answer",),
+    ),
+    Fault(
+        "an answer that finds no page goes on without one",
+        _SCHEDULER,
+        "                if not self._make_place(request, now):\n                    continue\n",
+        "                pass\n",
+        (f"{_ENGINE}/test_scheduler.py::test_answers_that_outgrow_their_promise_preempt_the_last_comer_once",),
+    ),
+    Fault(
+        "the bound on waiting prompts is ignored",
+        _ADMISSION,
+        "if (few and short) or self._in_reserve",
+        "if few or self._in_reserve",
+        (f"{_ENGINE}/test_admission.py::test_prompt_tokens_are_bounded_but_an_empty_queue_takes_any_prompt",),
+    ),
+    Fault(
+        "pages that may hold NaN are not cleaned",
+        _PAGES,
+        "            self._unclean += sorted(unclean)\n",
+        "",
+        (f"{_ENGINE}/test_faults.py::test_a_row_that_is_no_number_fails_alone_and_leaves_no_trace_in_its_pages",),
+    ),
+)
+
+
+def occurrences(fault: Fault) -> int:
+    """How often the text that a fault replaces is in its file; 0 where there is no such file."""
+    path = ROOT / fault.file
+    return path.read_text().count(fault.old) if path.is_file() else 0
+
+
+def caught_by(fault: Fault) -> str | None:
+    """The test that fails first where the fault is planted; None where none does.
+
+    Raises:
+        RuntimeError: the tests did not run; the message is what pytest said.
+    """
+    with tempfile.TemporaryDirectory(prefix="longreach-fault-") as folder:
+        copy = Path(folder)
+        for name in _COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            else:
+                shutil.copy(ROOT / name, copy / name)
+        path = copy / fault.file
+        path.write_text(path.read_text().replace(fault.old, fault.new))
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(str(copy / package) for package in _PACKAGES),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "120"]
+        done = subprocess.run([*command, *fault.tests], cwd=copy, env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode != 1 or failed is None:
+        raise RuntimeError(f"{fault.name}: pytest ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr}")
+    return failed[1]
+
+
+def main(names: list[str], processes: int) -> int:
+    """Plant the faults with these names, or all; print a table; the exit status."""
+    known = {fault.name: fault for fault in FAULTS}
+    if unknown := [name for name in names if name not in known]:
+        print(f"no such fault: {', '.join(unknown)}; there are:\n  " + "\n  ".join(known), file=sys.stderr)
+        return 2
+    chosen = [known[name] for name in names] or list(FAULTS)
+    if lost := [fault for fault in chosen if occurrences(fault) != 1]:
+        for fault in lost:
+            print(f"{fault.file} has {occurrences(fault)} times, not once: {fault.old!r}", file=sys.stderr)
+        return 1
+    escaped = 0
+    with ThreadPoolExecutor(processes) as threads:
+        for fault, caught in zip(chosen, threads.map(caught_by, chosen), strict=True):
+            escaped += caught is None
+            print(f"| {fault.name} | {caught or 'ESCAPED'} |", flush=True)
+    print(f"{len(chosen) - escaped} of {len(chosen)} caught")
+    return 1 if escaped else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which faults; all of them if none is named")
+    parser.add_argument("-n", type=int, default=2, help="how many are planted at a time")
+    asked = parser.parse_args()
+    sys.exit(main(asked.names, asked.n))

@@ -1,0 +1,71 @@
+"""What tests cost in processor seconds, which a busy machine falsifies less than the time that passes.
+
+The cost of a test is that of its process and of the children that ended meanwhile. It goes into the JUnit file as the
+property `processor_seconds`, and by tier and file into the summary and a file.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiers import TIERS
+
+PROPERTY = "processor_seconds"
+_SHOWN = 12
+
+
+def used() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+class ProcessorSeconds:
+    """The plugin; in a worker of pytest-xdist it measures, and where tests are collected and reported it adds up."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._begun = used()
+        self._tiers: Counter[str] = Counter()
+        self._files: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Begin to measure."""
+        self._begun = used()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, Any]:
+        """Tell with the last report of a test what it cost."""
+        report = yield
+        if report.when == "teardown":
+            report.user_properties.append((PROPERTY, round(used() - self._begun, 3)))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up what was told, here or by a worker."""
+        for name, value in report.user_properties:
+            if name == PROPERTY and report.when == "teardown":
+                self._files[report.nodeid.partition("::")[0]] += value
+                self._tiers[next((tier for tier in TIERS if tier in report.keywords), "no tier")] += value
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what tiers and the dearest files cost, and write down all files."""
+        if not self._files:
+            return
+        tiers = ", ".join(f"{tier} {seconds:.0f}" for tier, seconds in self._tiers.most_common())
+        terminalreporter.section("processor seconds")
+        terminalreporter.write_line(f"by tier: {tiers}")
+        lines = [f"{seconds:8.1f}  {name}" for name, seconds in self._files.most_common()]
+        for line in lines[:_SHOWN]:
+            terminalreporter.write_line(line)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text("\n".join(lines) + "\n")
