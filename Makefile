@@ -10,7 +10,7 @@ ALL      := $(VENV)/.installed
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-training loadtest soak check format lock docs docker-check clean
+.PHONY: help install serve test quick test-gpu test-training faults loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +33,26 @@ $(ALL): $(CORE)
 serve: $(CORE) ## start the server on 127.0.0.1:8000 with the embedded model
 	$(BIN)/longreach serve
 
-test: install ## run the tests (what needs a GPU is skipped where there is none)
-	$(BIN)/python -m pytest
+# Side by side a worker has one thread: with more they wait for each other. JUnit files, with the processor seconds of each
+# test, and processor seconds by file are kept in $(RESULTS).
+WORKERS     ?= 2
+GPU_WORKERS ?= 10
+RESULTS     := build/test-results
+PYTEST      := $(BIN)/python -m pytest --durations 50 --durations-min 1
+BESIDE      := -n $(WORKERS) --dist loadgroup
+
+test: quick ## run all tests that need no GPU: the unit tests, the others side by side, and alone what measures time
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not unit and not serial and not gpu" $(BESIDE) --junitxml $(RESULTS)/side-by-side.xml
+	$(PYTEST) -m "serial and not gpu" --junitxml $(RESULTS)/serial.xml
+
+quick: install ## run the unit tests, which take a minute
+	OMP_NUM_THREADS=1 $(PYTEST) -m unit $(BESIDE) --junitxml $(RESULTS)/unit.xml
+
+test-gpu: install ## run the tests that need a GPU, on one GPU; kernels compile on all cores
+	$(PYTEST) -m gpu -n $(GPU_WORKERS) --dist loadgroup --junitxml $(RESULTS)/gpu.xml
+
+faults: install ## plant faults into copies of the tree, and see that the tests catch each of them
+	$(BIN)/python -m tests.planted_faults
 
 test-training: install ## run the tests of the embedded model's training (minutes; `make test` has a short one)
 	$(BIN)/python -m pytest training/tests

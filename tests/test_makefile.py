@@ -25,7 +25,15 @@ esac
 CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
 DEV = "python -m pip install --disable-pip-version-check -c requirements.lock -e .[dev]"
 SERVE = "longreach serve"
-TEST = "python -m pytest"
+QUICK, BESIDE, ALONE = (
+    f"python -m pytest --durations 50 --durations-min 1 -m {chosen} --junitxml build/test-results/{name}.xml"
+    for chosen, name in (
+        ("unit -n 2 --dist loadgroup", "unit"),
+        ("not unit and not serial and not gpu -n 2 --dist loadgroup", "side-by-side"),
+        ("serial and not gpu", "serial"),
+    )
+)
+TEST = [QUICK, BESIDE, ALONE]
 
 
 class Clone:
@@ -67,14 +75,26 @@ def test_serve_installs_the_server_alone_and_says_so_first(clone: Clone) -> None
 
 def test_test_adds_the_rest_to_what_serve_has_installed(clone: Clone) -> None:
     clone.make("serve")
-    assert clone.make("test") == [DEV, TEST]
+    assert clone.make("test") == [DEV, *TEST]
     assert clone.make("serve") == [SERVE]
-    assert clone.make("test") == [TEST]
+    assert clone.make("test") == TEST
+    assert clone.make("quick") == [QUICK]
 
 
 def test_serve_needs_nothing_after_test(clone: Clone) -> None:
-    assert clone.make("test") == [CORE, DEV, TEST]
+    assert clone.make("test") == [CORE, DEV, *TEST]
     assert clone.make("serve") == [SERVE]
+
+
+def test_tests_that_fail_end_the_others(clone: Clone) -> None:
+    clone.make("install")
+    python = clone.folder / ".venv" / "bin" / "python"
+    python.write_text(STUB.replace('echo "python $*" >> "$NOTES"', 'echo "python $*" >> "$NOTES"; exit 1'))
+    environment = {"PATH": os.environ["PATH"], "NOTES": str(clone.folder / "notes")}
+    (clone.folder / "notes").write_text("")
+    done = subprocess.run(["make", "test"], cwd=clone.folder, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert (clone.folder / "notes").read_text().splitlines() == [QUICK]
 
 
 def test_changed_dependencies_are_installed_again(clone: Clone) -> None:
@@ -92,7 +112,10 @@ def test_pip_takes_the_arguments_that_are_given(clone: Clone) -> None:
     ]
 
 
-@pytest.mark.parametrize("target", ["check", "docs", "loadtest", "format", "docker-check", "soak", "test-training"])
+@pytest.mark.parametrize(
+    "target",
+    ["check", "docs", "loadtest", "format", "docker-check", "soak", "quick", "test-gpu", "faults", "test-training"],
+)
 def test_other_targets_install_everything(clone: Clone, target: str) -> None:
     plan = subprocess.run(["make", "-n", target], cwd=clone.folder, capture_output=True, text=True, check=True).stdout
     assert "-e '.[dev]'" in plan

@@ -71,6 +71,7 @@ def test_what_makes_a_curve_is_drawn(tmp_path: Path) -> None:
     some = [("X(1), Y(1)", 100, 75, 0.1), ("X(1), Y(2)", 96, 77, 0.3), ("X(1), Y(3)", 100, 80, 0.7)]
     assert report.picture_of(result(*some[:2])) is None
     draw = report.picture_of(result(*some))
+    assert draw is not None
     assert draw is answers_report.draw
     draw(result(*some), tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -69,7 +69,7 @@ class SimulatedRunner:
         self._vocabulary = vocabulary
         self._cost = cost
         self._seconds: float | None = None
-        self._contents: dict[tuple[int, int], bytes] = {}
+        self._contents: dict[int, dict[int, bytes]] = {}  # by page and place in it
         self._drawn: dict[int, int] = {}  # by row
         # Before a move takes place; it may raise, and then nothing of it does.
         self.before_move: Callable[[PageMoves], None] = lambda moves: None
@@ -134,7 +134,8 @@ class SimulatedRunner:
         self.moves += 1
         self.copied += moves.copies
         self._save(moves.evicted)
-        self._contents = {slot: state for slot, state in self._contents.items() if slot[0] not in moves.unclean}
+        for page in moves.unclean:
+            self._contents.pop(page, None)
         self.not_numbers.difference_update(moves.unclean)
         self._late = moves
         for _, page in moves.restored:
@@ -145,7 +146,7 @@ class SimulatedRunner:
         for slot, page in self._late.restored:
             self._forget(page)
             states, wrong = self._host[slot]
-            self._contents |= {(page, offset): state for offset, state in states.items()}
+            self._contents[page] = dict(states)
             self.not_numbers |= {page} if wrong else set()
         self._save(self._late.saved)
         self._late = NO_MOVES
@@ -154,27 +155,22 @@ class SimulatedRunner:
 
     def _save(self, copies: list[tuple[int, int]]) -> None:
         for page, slot in copies:
-            states = {
-                offset: self._contents[page, offset]
-                for offset in range(self._page_size)
-                if (page, offset) in self._contents
-            }
+            states = dict(self._contents.get(page, {}))
             assert len(states) == self._page_size, "a page is kept that is not full"
             self._host[slot] = states, page in self.not_numbers
 
     def _forget(self, page: int) -> None:
-        for offset in range(self._page_size):
-            self._contents.pop((page, offset), None)
+        self._contents.pop(page, None)
         self.not_numbers.discard(page)
 
     def recover(self) -> None:
         """As `StepRunner.recover`: there is no device that could be lost."""
 
     def _write(self, request: Request, position: int, token: int, as_decode: bool) -> bytes:
-        before = b"" if position == 0 else self._contents[self._slot(request, position - 1)]
+        before = b"" if position == 0 else self._page(request, position - 1)[(position - 1) % self._page_size]
         state = _state(before, request.spec.cache_salt, token, as_decode)
-        self._contents[self._slot(request, position)] = state
+        self._page(request, position)[position % self._page_size] = state
         return state
 
-    def _slot(self, request: Request, position: int) -> tuple[int, int]:
-        return request.pages[position // self._page_size], position % self._page_size
+    def _page(self, request: Request, position: int) -> dict[int, bytes]:
+        return self._contents.setdefault(request.pages[position // self._page_size], {})
