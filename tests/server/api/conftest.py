@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import openai
@@ -25,6 +25,9 @@ from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.fake_engine import EchoEngine, started
 from tests.server.conftest import BOS, EOS
+
+if TYPE_CHECKING:
+    from tests.server.api.embedded import EmbeddedServer
 
 MODEL = "tiny-owl"
 
@@ -134,6 +137,15 @@ def make_server(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., LiveServ
 def server(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
     """A server with default settings and a quick heartbeat."""
     with make_server(keep_alive_seconds=0.05) as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[EmbeddedServer]:
+    """One server with the embedded model for all tests that only send requests to one; they are in `embedded.GROUP`."""
+    from tests.server.api.embedded import EmbeddedServer  # it imports this module
+
+    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB", page_bounds=True) as live:
         yield live
 
 

@@ -15,6 +15,9 @@ from longreach.engine.client import EngineClient
 
 from tests.server.api.conftest import eventually
 
+# Tests of several files share one server, and so one worker of pytest-xdist.
+GROUP = "embedded server"
+
 
 class EmbeddedServer:
     """As `LiveServer`, with the embedded model on the CPU; leaving it asserts that it was one engine throughout."""

@@ -13,15 +13,9 @@ from longreach_kernels.analysis.work import work
 from longreach_kernels.masks.named import policy_mask
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.api.embedded import EmbeddedServer
+from tests.server.api.embedded import GROUP, EmbeddedServer
 
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB", page_bounds=True) as live:
-        yield live
-
-
+pytestmark = pytest.mark.xdist_group(GROUP)
 PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 30
 SPARSE = {"policy": "local_global", "window": 256, "global_tokens": 100}
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import openai
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
 
-from tests.server.api.embedded import EmbeddedServer
+from tests.server.api.embedded import GROUP, EmbeddedServer
 from tests.server.attacks import sampling
 
 PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 20
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB") as live:
-        yield live.openai
+pytestmark = pytest.mark.xdist_group(GROUP)
+
+
+@pytest.fixture
+def client(embedded: EmbeddedServer) -> openai.OpenAI:
+    return embedded.openai
 
 
 def complete(client: openai.OpenAI, **fields) -> openai.types.Completion:
