@@ -33,8 +33,8 @@ class Request:
         arrived: when it came, in seconds on the engine's clock.
         cached: how many of its prompt's tokens were taken over from the prefix cache.
         reach: how many tokens it has or could have taken over, when the scheduler last looked.
-        reach_under: how much its attention policy lets a query see, for predictions; None for everything.
-        reach_of_answer: the same of the tokens of its answer that may not read all keys.
+        prompt_reach: how much its attention policy lets a query see, for predictions; None for everything.
+        answer_reach: the same of the tokens of its answer that may not read all keys.
         digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
@@ -59,8 +59,8 @@ class Request:
     digests: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     promised_pages: int = 0
-    reach_under: Reach | None = None
-    reach_of_answer: Reach | None = None
+    prompt_reach: Reach | None = None
+    answer_reach: Reach | None = None
     row: int = -1
     preempted: bool = False
     waited: float | None = None
@@ -105,19 +105,21 @@ class Request:
     def _answer_policy(self) -> AttentionPolicy:
         return self.spec.attention.of_answer
 
-    def border(self, start: int) -> float:
-        """The position behind `start` before which a chunk has to end, since queries from there on are computed under
-        another policy. Without a budget none has to: what follows a prompt that chose its keys then sees all anyway."""
+    def policy_ends(self, start: int) -> float:
+        """The first position behind `start` that is computed under another policy than `start` itself.
+
+        A chunk ends there at the latest. It is infinite for a request without a decode budget: what follows a prompt
+        whose keys are chosen then sees everything, in any chunk.
+        """
         if self.reads is None:
             return math.inf
         borders = (self.prompt_tokens, max(self.prompt_tokens, self.reads.budget))
         return next((border for border in borders if start < border), math.inf)
 
     @property
-    def stretch(self) -> int:
-        """Tokens of which a chunk of the prompt has to hold a multiple, unless it ends the prompt: what is chosen for a
-        tile of queries depends on where the tile begins."""
-        return TILE if self.spec.attention.is_dynamic and self.computed < self.prompt_tokens else 1
+    def chooses_tiles(self) -> bool:
+        """Whether its next token belongs to a prompt of which each tile of queries has its keys chosen."""
+        return self.spec.attention.is_dynamic and self.computed < self.prompt_tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -182,7 +184,7 @@ class Request:
     def draft(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next, if the request wants speculation."""
         count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
-        count = int(min(count, self.border(len(self.tokens) - 1) - len(self.tokens)))
+        count = int(min(count, self.policy_ends(len(self.tokens) - 1) - len(self.tokens)))
         if count < 1 or self.constraint is not None:  # a draft would need the grammar's word on each token before it
             return ()
         if self._lookup is None:

@@ -1,16 +1,12 @@
-"""Who comes first, and how much of a step prompts get. Pure functions of requests and predicted times."""
+"""Who comes first. Pure functions of requests and predicted times."""
 
 from __future__ import annotations
 
-from longreach.engine.cost_model import StepCost, Work
+from longreach.engine.cost_model import StepCost
 from longreach.engine.requests.request import Request
 
 # A prompt lets shorter ones pass that arrive within so many times its own predicted time, and no others.
 PATIENCE = 8.0
-# A step's prediction may be off by so much before the bound on inter-token delay is missed.
-_HEADROOM = 0.95
-# Where the streams alone reach the bound, prompts still get this part of it: slowly, but they are read.
-_LEAST_SHARE = 0.25
 # What no priority is worth more than, in seconds, and the priority that is worth half of it.
 MOST_HEAD_START = 60.0
 _HALF_PRIORITY = 10
@@ -39,11 +35,6 @@ def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[b
     all come after it.
     """
     length = len(request.tokens)
-    remaining = cost.prefill_seconds(computed, length, chunk, request.reach_under)
+    remaining = cost.prefill_seconds(computed, length, chunk, request.prompt_reach)
     due = request.arrived + head_start(request.spec.priority) + PATIENCE * remaining
     return request.spec.flexible, due, length - computed
-
-
-def seconds_for_prompts(streams: Work, cost: StepCost, max_itl: float) -> float:
-    """How long the prompts' chunks may take in a step beside `streams`, so that these get a token every `max_itl`."""
-    return max(_HEADROOM * max_itl - cost.seconds(streams), _LEAST_SHARE * max_itl)

@@ -1,12 +1,13 @@
 """Which tokens to compute next. Plain Python: it knows requests and page ids, and neither tensors nor models.
 
-Every step first takes one token (and its drafts) from each request that is writing its answer. What is left of the step
-goes to prompts in the order of `priority.rank`: all of the token budget when only flexible requests are writing,
-else as much as keeps the step within the bound on inter-token delay. A prompt is let in when its turn comes and pages
-for all of it and the start of its answer can be promised to it. An answer that outgrows its promise and finds no page
-preempts whoever came last among those that are not promised their end, perhaps itself. Who was preempted keeps its
-tokens and its place, and comes back with a promise to its longest end: nobody is preempted twice, and every request
-ends. But flexible requests give way to any other that cannot be let in, as often as one comes.
+Every step first takes one token, and its drafts, from each request that is writing its answer. Prompts get the rest, in
+the order of `priority.rank`; `chunk_size` says how many tokens of each.
+
+A prompt is let in when its turn comes and pages for all of it and for the beginning of its answer can be reserved. An
+answer that outgrows its reservation and finds no page preempts the request that came last, perhaps itself. Requests
+whose end has pages reserved are spared. A preempted request keeps its tokens and its place, and comes back with pages
+reserved for its longest end: nobody is preempted twice, and every request ends. But flexible requests are preempted for
+any other that cannot be let in, as often as one comes.
 
 A step can be planned while the one before it runs: `advance` says that it was started, and the tokens that it draws are
 wanted before they are known; `settle` says what they are. If one of them ends its request, what the next step computes
@@ -19,20 +20,19 @@ beside a step, in which their request computes nothing.
 
 from __future__ import annotations
 
-import math
-
-from longreach.engine.cost_model import StepTime, Work
+from longreach.engine.cost_model import StepTime
 from longreach.engine.kv_cache.allocator import Holdings
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.requests.policy_cost import reach_of
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
-from longreach.engine.requests.request import TILE, Request
+from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.scheduling.chunk_size import ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
-from longreach.engine.scheduling.priority import rank, seconds_for_prompts, seniority
-from longreach.engine.scheduling.step_sizes import cut, places_for
+from longreach.engine.scheduling.next_in_line import NextInLine
+from longreach.engine.scheduling.priority import rank, seniority
 
 
 class Scheduler:
@@ -53,8 +53,7 @@ class Scheduler:
         self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
-        self._blocked = False  # the next in line could not be let in, and nothing has changed since
-        self._kept_out: Request | None = None  # who it was, if flexible requests may give way to it
+        self._next = NextInLine()
 
     @property
     def has_work(self) -> bool:
@@ -80,12 +79,12 @@ class Scheduler:
         if self.pool.pages_for(request.max_length) > self.pool.num_pages:
             capacity = self.pool.num_pages * self.pool.page_size
             raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
-        request.reach_under = reach_of(request.spec.attention, self.limits.dense_share)
+        request.prompt_reach = reach_of(request.spec.attention, self.limits.dense_share)
         if request.reads is not None:
-            request.reach_of_answer = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
+            request.answer_reach = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
         self._holdings.hash(request)
         self.waiting[request.id] = request
-        self._blocked = False
+        self._next.unblock()
 
     def remove(self, request_id: str, now: float = 0.0) -> Request | None:
         """Forget a request whose caller has gone; None if it is not here.
@@ -146,7 +145,7 @@ class Scheduler:
                 if request.finish_reason is not None:
                     break
             if self._holdings.offer(request, chunk.start, end):
-                self._blocked = False  # who waits may need fewer pages now
+                self._next.unblock()  # who waits may need fewer pages now
             if request.finish_reason is not None:
                 self._release(request)
 
@@ -227,14 +226,14 @@ class Scheduler:
 
         False if it has to be done once the step in flight is settled.
         """
-        request = self._kept_out
+        request = self._next.refused
         while request is not None and self.waiting.get(request.id) is request and not self._has_room(request):
             if not (flexible := [r for r in self.running.values() if r.spec.flexible]):
                 break
             if self._in_flight:
                 return False
             self._preempt(max(flexible, key=seniority), now)
-        self._kept_out = None
+        self._next.refused = None
         return True
 
     def _has_room(self, request: Request) -> bool:
@@ -252,89 +251,60 @@ class Scheduler:
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
         requests = [request for request in self.running.values() if request.wanted > 1]
-        if not self._blocked:
+        if not self._next.is_blocked:
             requests += self.waiting.values()
         if not requests:
             return []
         cost = self.step_time.cost
-        budget = self.limits.max_batched_tokens - sum(chunk.length for chunk in streams)
-        places = places_for(len(streams))
-        rows_taken = places + sum(chunk.length - 1 for chunk in streams)
-        seconds = math.inf
-        if not all(chunk.request.spec.flexible for chunk in streams):
-            planned = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
-            seconds = seconds_for_prompts(planned, cost, self.limits.max_itl) / self.step_time.caution
+        left = StepBudget.beside(streams, self.limits, self.step_time)
+        sizer = ChunkSizer(self.limits, cost)
         reach = {request.id: self._holdings.reach(request) for request in requests}
         requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
-        rows = MAX_DRAFTS - sum(len(chunk.drafts) for chunk in streams)  # of logits, for prompts that are scored
-        # Pages that this step, or one in flight, computes: whoever else wants them waits for them.
-        claimed = {
+        claimed = self._claimed()
+        for request in requests:
+            if left.is_spent:
+                break
+            if not self._can_compute(request, reach[request.id], claimed):
+                continue
+            start = request.computed
+            stop = self._holdings.unclaimed(request, start, start + left.tokens, claimed)
+            length, fills_step = sizer.length(request, stop, left)
+            if length:
+                chunks.append(self._chunk(request, length))
+                claimed.update(self._holdings.claims(request, start, start + length))
+                left.take(request, start, length, cost)
+            if fills_step:
+                break
+        return chunks
+
+    def _claimed(self) -> set[bytes]:
+        """The names of pages that the steps in flight compute: whoever else wants these waits for them."""
+        return {
             digest
             for plan in self._in_flight
             for chunk in plan.chunks
             if self.running.get(chunk.request.id) is chunk.request
             for digest in self._holdings.claims(chunk.request, chunk.start, chunk.end)
         }
-        for request in requests:
-            if budget < 1 or seconds <= 0:
-                break
-            start = reach[request.id]
-            if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
-                continue
-            if self._holdings.take_over(request, self.limits.restored_pages):
-                continue
-            start, end = request.computed, len(request.tokens)
-            if self.limits.batch_invariant and start < request.prompt_tokens:
-                end = request.prompt_tokens  # what is behind it, after a preemption, is computed as it was before
-            limit = min(end - start, budget, rows if request.wants_scores else budget)
-            if limit < 1:
-                continue
-            length = limit
-            if seconds != math.inf:
-                length = cost.longest_chunk(start, limit, seconds, request.reach_under)
-            is_full = length < limit
-            if is_full:
-                length = cut(places, rows_taken, length)
-            stretch = self._stretch(request)
-            least = min(max(self.limits.least_chunk, stretch), limit)
-            if length < least:
-                length = 0 if chunks else least
-            length = self._holdings.unclaimed(request, start, start + length, claimed) - start
-            if start + length >= (border := request.border(start)):
-                length = int(border) - start
-            elif start + length < end:
-                length -= (start + length) % stretch
-            if length:
-                rows -= length if request.wants_scores else 0
-                chunks.append(self._chunk(request, length))
-                claimed.update(self._holdings.claims(request, start, start + length))
-                budget -= length
-                rows_taken += length
-                work = Work.of_chunk(start, length, request.reach_under)
-                seconds -= cost.seconds(work)
-            if is_full:
-                break  # what is left of its time is too little for another prompt: it would widen the step to no use
-        return chunks
 
-    def _stretch(self, request: Request) -> int:
-        """As `Request.stretch`; whole tiles for patterns of blocks, too, where bits must not depend on how a prompt is
-        cut: the order of a tile's keys depends on where it begins. A step has to hold some tiles beside the answers."""
-        whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= 4 * TILE
-        if whole_tiles and not request.is_dense and request.spec.prompt_logprobs is None:
-            return TILE
-        return request.stretch
+    def _can_compute(self, request: Request, start: int, claimed: set[bytes]) -> bool:
+        """Whether a request computes from `start` on in this step; it is let in and takes cached pages over for that.
+
+        It waits where somebody else computes its next page, and while pages are brought back from the host.
+        """
+        if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
+            return False
+        return not self._holdings.take_over(request, self.limits.restored_pages)
 
     def _let_in(self, request: Request) -> bool:
         """Whether a request runs; one that waited gets a row and its pages, if it can."""
         if request.row >= 0:
             return True
-        if self._blocked:
-            return False  # who is next in line goes first, even if another would fit: nobody is passed over for ever
+        if self._next.is_blocked:
+            return False
         if not self._free_rows or not self._holdings.enter(request, self._first_promise(request)):
-            self._blocked = True
-            if not request.spec.flexible:
-                self._kept_out = request
+            self._next.block(request)
             return False
         del self.waiting[request.id]
         self.running[request.id] = request
@@ -350,4 +320,4 @@ class Scheduler:
         self._holdings.release(request, keep_until)
         self._free_rows.append(request.row)
         request.row = -1
-        self._blocked = False
+        self._next.unblock()
