@@ -147,8 +147,8 @@ class Engine:
 
     def _move_pages(self) -> list[Updates | Failed]:
         """Have pages copied and cleaned for the step that has been planned; without them it goes on, too."""
-        pool = self.scheduler.pool
-        moves = pool.moves()
+        allocator = self.scheduler.allocator
+        moves = allocator.take_moves()
         try:
             self._runner.move(moves)
         except DeviceLostError:
@@ -159,8 +159,8 @@ class Engine:
             logger.exception("%d pages could not be copied between device and host", moves.copies)
             self._runner.recover()
             self._runner.move(PageMoves([], moves.unclean, [], []))
-            return self._fail(self.scheduler.lost(moves), _NOT_COMPUTED)
-        pool.arrived()
+            return self._fail(self.scheduler.moves_failed(moves), _NOT_COMPUTED)
+        allocator.moves_launched()
         self._stored += len(moves.evicted) + len(moves.saved)
         self._restored += len(moves.restored)
         return []
@@ -239,15 +239,15 @@ class Engine:
         return _failures(here, message, kind)
 
     def _take_stats(self) -> Stats:
-        scheduler, pool = self.scheduler, self.scheduler.pool
+        scheduler, pages = self.scheduler, self.scheduler.allocator.usage
         return Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            pages=pool.num_pages,
-            free_pages=pool.num_free,
-            cached_pages=pool.cache.num_idle,
-            host_pages=0 if pool.host is None else pool.host.num_slots,
-            used_host_pages=0 if pool.host is None else pool.host.num_used,
+            pages=pages.pages,
+            free_pages=pages.free,
+            cached_pages=pages.cached,
+            host_pages=pages.host_slots,
+            used_host_pages=pages.used_host_slots,
             stored_pages=self._stored,
             restored_pages=self._restored,
             preemptions=scheduler.preemptions,

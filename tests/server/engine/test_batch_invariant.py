@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import DENSE, AttentionPolicy, Failed, Generate, Sampling
@@ -40,7 +41,7 @@ DOCUMENTS = [[1, 2, 0, 0, 1] * 8, [1] * 30, [1, 2, 0] * 10]
 def simulated(limits: Limits, pages: int, page_size: int, overlaps: bool) -> Engine:
     hasher = PageHasher(page_size, "m", answers_apart=True)
     runner = SimulatedRunner(page_size, VOCABULARY, StepCost(0.05, 0.02, 1e-4, 1e-4), overlaps, rounds=True)
-    return Engine(Scheduler(PagePool(pages, page_size), limits, hasher), runner, runner.clock)
+    return Engine(Scheduler(PageAllocator(PagePool(pages, page_size), hasher), limits), runner, runner.clock)
 
 
 def streams(engine: Engine, specs: list[Generate], pauses: list[int]) -> dict[str, list[int]]:
@@ -120,7 +121,7 @@ def test_the_next_turn_takes_over_an_answer_only_as_what_it_was() -> None:
 
 @pytest.mark.parametrize(("policy", "whole"), [(DENSE, False), (STRIDED, True)])
 def test_patterns_of_blocks_are_read_in_whole_tiles(policy: AttentionPolicy, whole: bool) -> None:
-    scheduler = Scheduler(PagePool(100, 128), Limits(4, 700, 4000, batch_invariant=True))
+    scheduler = Scheduler(PageAllocator(PagePool(100, 128)), Limits(4, 700, 4000, batch_invariant=True))
     for name in ("a", "b"):
         one = Generate(request_id=name, prompt=[1] * 1500, max_tokens=1, attention=policy)
         scheduler.add(Request.of(one, 0))

@@ -54,7 +54,7 @@ def run(engine: Engine, *requests: Generate) -> tuple[dict[str, list[int]], dict
 
 def assert_bounds(engine: Engine) -> None:
     """Of every page that somebody may take over, the bounds are the least and the greatest of its keys."""
-    pages, cache = engine._runner._computing.pages, engine.scheduler.pool.cache  # type: ignore[attr-defined]
+    pages, cache = engine._runner._computing.pages, engine.scheduler.allocator._pool.cache  # type: ignore[attr-defined]
     [layer] = pages.shape.bounded
     named = sorted(cache._digest_of)
     blocks = pages.keys[layer][named].float().unflatten(1, (-1, BLOCK))
@@ -183,7 +183,7 @@ def test_a_preempted_answer_goes_on_as_it_was_and_counts_each_token_once(model_d
         alone |= tokens
         uses |= told
     engine = build(model_dir, kv_cache_bytes=26 * PAGE_BYTES, prefix_cache=prefix_cache, max_batched_tokens=600)
-    assert engine.scheduler.pool.num_pages == 26
+    assert engine.scheduler.allocator.num_pages == 26
     engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=1)
     for one in requests:
         assert engine.submit(one) is None
@@ -248,7 +248,7 @@ def test_on_a_gpu_bounds_are_there_and_a_budget_that_holds_all_keys_is_dense_to_
         assert engine.submit(spec("a", policy, prompt=prompt, max_tokens=40, logprobs=5)) is None
         tokens, updates, failures = drain(engine)
         assert not failures
-        pages, cache = engine._runner._computing.pages, engine.scheduler.pool.cache  # type: ignore[attr-defined]
+        pages, cache = engine._runner._computing.pages, engine.scheduler.allocator._pool.cache  # type: ignore[attr-defined]
         assert len(cache._digest_of) == 8, "the page that the answer filled is among them"
         for layer in pages.shape.bounded:
             named = sorted(cache._digest_of)

@@ -163,7 +163,7 @@ def test_pages_that_were_offloaded_and_restored_give_the_plain_answer(
     pages = max(-(-(len(spec.prompt) + 8) // 64) for spec in specs)
     bound = {"max_model_len": None, "kv_cache_bytes": pages * page_bytes, "kv_offload_bytes": 3 * pages * page_bytes}
     small = build(**whole | bound, prefix_cache=True)
-    assert small.scheduler.pool.num_pages == pages
+    assert small.scheduler.allocator.num_pages == pages
     small.scheduler.limits = dataclasses.replace(small.scheduler.limits, restored_pages=5)
     for cached in (0, 1000):
         for spec in specs:

@@ -39,7 +39,7 @@ def test_requests_in_a_crowd_get_what_each_gets_alone(model_dir: Path, temperatu
     together, _, failures = drain(engine)
     assert together == alone
     assert not failures
-    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+    assert engine.scheduler.allocator.num_available == engine.scheduler.allocator.num_pages
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -69,7 +69,7 @@ def test_planning_ahead_of_the_tokens_does_not_change_an_answer(
     assert tokens == alone
     assert updates["r41"][-1].finish_reason == "stop"
     assert promised > 1 or any(request.preempted for request in requests), "there was room for all"
-    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+    assert engine.scheduler.allocator.num_available == engine.scheduler.allocator.num_pages
 
 
 def test_updates_tell_how_far_a_prompt_is_and_end_once(model_dir: Path) -> None:
@@ -183,10 +183,10 @@ def test_cancelling_frees_pages_at_once_and_disturbs_nobody(model_dir: Path) -> 
     engine.submit(spec("stays", prompt))
     engine.submit(spec("goes", ids(100, seed=4)))
     first = [u for news in engine.step() if isinstance(news, Updates) for u in news.updates]
-    held = engine.scheduler.pool.num_available
+    held = engine.scheduler.allocator.num_available
     engine.cancel("goes")
     engine.cancel("never was")
-    assert engine.scheduler.pool.num_available > held
+    assert engine.scheduler.allocator.num_available > held
     [early] = [u.tokens for u in first if u.request_id == "stays"]
     tokens, _, _ = drain(engine)
     assert early + tokens["stays"] == expected
@@ -206,7 +206,7 @@ def test_stats_and_the_wait_before_the_first_step_are_told(model_dir: Path) -> N
     engine, _ = build(model_dir, max_num_seqs=1)
     now = iter(range(10**6))
     engine._clock = lambda: float(next(now))
-    assert engine.stats.free_pages == engine.stats.pages == engine.scheduler.pool.num_pages
+    assert engine.stats.free_pages == engine.stats.pages == engine.scheduler.allocator.num_pages
     for name in ("first", "second"):
         engine.submit(spec(name, ids(30, seed=1), max_tokens=4))
     assert (engine.stats.running, engine.stats.waiting) == (0, 2)

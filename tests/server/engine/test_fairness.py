@@ -11,6 +11,7 @@ import random
 import pytest
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Generate, Sampling, Updates
@@ -45,7 +46,7 @@ class _Bench:
     def __init__(self, max_itl: float = 0.05, cost: StepCost = GPU) -> None:
         limits = Limits(64, 8192, 2 * LONG, max_itl, resume_seconds=60.0)
         self.runner = _Noisy(cost)
-        scheduler = Scheduler(PagePool(4096, 128), limits, PageHasher(128, "m"))
+        scheduler = Scheduler(PageAllocator(PagePool(4096, 128), PageHasher(128, "m")), limits)
         self.engine = Engine(scheduler, self.runner, self.runner.clock)
         self.sent: dict[str, float] = {}
         self.times: dict[str, list[float]] = {}

@@ -80,7 +80,7 @@ def test_a_step_that_fails_costs_only_the_request_that_makes_it_fail(faulty: tup
     assert [(f.request_id, f.kind) for f in failures] == [("r3", "internal")]
     assert tokens.pop("r3") == expected.pop("r3")[:4]
     assert tokens == expected
-    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+    assert engine.scheduler.allocator.num_available == engine.scheduler.allocator.num_pages
 
 
 def test_a_step_for_which_memory_is_short_goes_on_in_parts(faulty: tuple[Engine, _Faulty]) -> None:

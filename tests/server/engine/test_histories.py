@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
@@ -70,7 +71,7 @@ class Histories(RuleBasedStateMachine):
         self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant)
         self.runner.after_step = self.while_a_step_runs
         hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
-        self.engine = Engine(Scheduler(pool, limits, hasher), self.runner, self.runner.clock)
+        self.engine = Engine(Scheduler(PageAllocator(pool, hasher), limits), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
@@ -237,7 +238,7 @@ class Histories(RuleBasedStateMachine):
         scheduler.check()
         assert set(scheduler.running) | set(scheduler.waiting) == set(self.alive)
         if not self.alive:
-            assert scheduler.pool.num_available == scheduler.pool.num_pages
+            assert scheduler.allocator.num_available == scheduler.allocator.num_pages
 
     def teardown(self) -> None:
         for name in LOGGERS:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from longreach.engine.device.offload_store import HostStore
 from longreach.engine.engine import Engine
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
@@ -27,38 +28,38 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def test_the_slot_used_longest_ago_is_given_up_first() -> None:
     host = HostPages(3)
-    slots = {name: host.keep(name) for name in (b"a", b"b", b"c")}
+    slots = {name: host.save(name) for name in (b"a", b"b", b"c")}
     assert sorted(slots.values()) == [0, 1, 2]  # type: ignore[type-var]
     host.unpin()
-    assert host.keep(b"a") is None, "it is here already"
-    assert host.read(b"b") == slots[b"b"]
+    assert host.save(b"a") is None, "it is here already"
+    assert host.load(b"b") == slots[b"b"]
     host.unpin()
-    assert host.keep(b"d") == slots[b"c"]
+    assert host.save(b"d") == slots[b"c"]
     assert [name in host for name in (b"a", b"b", b"c", b"d")] == [True, True, False, True]
     host.check()
 
 
 def test_within_a_step_no_slot_is_given_two_contents_or_taken_from_who_reads_it() -> None:
     host = HostPages(2)
-    host.keep(b"old")
+    host.save(b"old")
     host.unpin()
-    host.read(b"old")
-    assert host.keep(b"new") is not None
-    assert host.keep(b"one more") is None
+    host.load(b"old")
+    assert host.save(b"new") is not None
+    assert host.save(b"one more") is None
     assert b"old" in host
     host.unpin()
-    assert host.keep(b"one more") is not None
+    assert host.save(b"one more") is not None
     host.check()
 
 
 def test_what_is_forgotten_makes_place() -> None:
     host = HostPages(1)
-    slot = host.keep(b"a")
+    slot = host.save(b"a")
     assert slot is not None
-    host.forget(b"a")
-    host.forget(b"never there")
-    assert (b"a" in host, host.num_used, host.keep(b"b")) == (False, 0, slot)
-    host.forget_slots({slot})
+    host.remove(b"a")
+    host.remove(b"never there")
+    assert (b"a" in host, host.num_used, host.save(b"b")) == (False, 0, slot)
+    host.remove_slots({slot})
     assert host.num_used == 0
     host.unpin()
     host.check()
@@ -69,21 +70,21 @@ def test_what_is_forgotten_makes_place() -> None:
 def fill(pool: PagePool, names: list[bytes]) -> list[int]:
     """Let a request fill so many pages and go."""
     assert pool.reserve(len(names), [])
-    pages = pool.take(len(names))
+    pages = pool.allocate(len(names))
     for page, name in zip(pages, names, strict=True):
-        pool.cache.name(page, name)
-    pool.release(pages, 0)
+        pool.cache.insert(page, name)
+    pool.free(pages, 0)
     return pages
 
 
 def test_a_page_is_copied_when_it_is_evicted_or_before_and_not_twice() -> None:
     pool = PagePool(4, 1, HostPages(8))
     pages = dict(zip(b"abcd", fill(pool, [b"a", b"b", b"c", b"d"]), strict=True))
-    first = pool.moves()
+    first = pool.take_moves()
     # Nothing was free any more: what comes next is saved ahead, of one document the end first.
     assert (first.evicted, [page for page, _ in first.saved]) == ([], [pages[name] for name in b"dcba"])
     fill(pool, [b"e", b"f"])
-    moves = pool.moves()
+    moves = pool.take_moves()
     assert moves.evicted == []
     assert pool.host is not None
     assert all(name in pool.host for name in (b"c", b"d"))
@@ -93,17 +94,17 @@ def test_a_page_is_copied_when_it_is_evicted_or_before_and_not_twice() -> None:
 def test_without_a_copy_an_evicted_page_is_copied_first_and_comes_back_from_there() -> None:
     pool = PagePool(2, 1, HostPages(8))
     fill(pool, [b"a"])
-    assert pool.moves() == NO_MOVES, "there was place"
+    assert pool.take_moves() == NO_MOVES, "there was place"
     fill(pool, [b"x", b"y"])
-    moves = pool.moves()
+    moves = pool.take_moves()
     [(page, slot)] = moves.evicted
     assert pool.reserve(1, [])
     back = pool.restore(b"a")
-    assert pool.cache.find(b"a") is None, "it is not there yet"
-    assert pool.is_restored(b"a")
-    assert pool.moves().restored == [(slot, back)]
-    pool.arrived()
-    assert pool.cache.find(b"a") == back
+    assert pool.cache.lookup(b"a") is None, "it is not there yet"
+    assert pool.is_restoring(b"a")
+    assert pool.take_moves().restored == [(slot, back)]
+    pool.moves_launched()
+    assert pool.cache.lookup(b"a") == back
     pool.check([[back]], [0])
     assert page in (0, 1)
 
@@ -111,21 +112,21 @@ def test_without_a_copy_an_evicted_page_is_copied_first_and_comes_back_from_ther
 def test_what_a_step_in_flight_computes_is_not_kept() -> None:
     pool = PagePool(1, 1, HostPages(8))
     [page] = fill(pool, [b"a"])
-    pool.early.add(page)
-    assert pool.moves().saved == []
+    pool.unfinished.add(page)
+    assert pool.take_moves().saved == []
     fill(pool, [b"b"])
     assert pool.host is not None
-    assert pool.moves().evicted == []
+    assert pool.take_moves().evicted == []
     assert b"a" not in pool.host
 
 
 def test_what_is_spoiled_is_forgotten_by_the_host_too() -> None:
     pool = PagePool(1, 1, HostPages(8))
     [page] = fill(pool, [b"a"])
-    pool.moves()
+    pool.take_moves()
     assert pool.host is not None
     assert b"a" in pool.host
-    pool.spoil([page])
+    pool.invalidate([page])
     assert b"a" not in pool.host
     pool.check([], [])
 
@@ -134,7 +135,7 @@ def engine_with(slots: int, pages: int = 12, **limits: Any) -> tuple[Engine, Sim
     runner = SimulatedRunner(4, overlaps=True)
     pool = PagePool(pages, 4, HostPages(slots))
     bounds = {"max_num_seqs": 4, "max_batched_tokens": 16, "max_model_len": 48} | limits
-    return Engine(Scheduler(pool, Limits(**bounds), PageHasher(4, "m")), runner, runner.clock), runner
+    return Engine(Scheduler(PageAllocator(pool, PageHasher(4, "m")), Limits(**bounds)), runner, runner.clock), runner
 
 
 def prompt_of(name: str, document: int, length: int = 40) -> Generate:
@@ -235,8 +236,8 @@ def test_copies_that_fail_cost_only_the_request_whose_pages_came_back(
             raise RuntimeError("the copy failed, on purpose")
 
     if kind == "evicted":  # nothing was saved ahead
-        assert engine.scheduler.pool.host is not None
-        engine.scheduler.pool.host.forget_slots(set(range(100)))
+        assert engine.scheduler.allocator._pool.host is not None
+        engine.scheduler.allocator._pool.host.remove_slots(set(range(100)))
     runner.before_move = fail
     _, failures = ask(engine, prompt_of("again", 0 if kind == "restored" else 5))
     assert [failure.kind for failure in failures] == (["internal"] if kind == "restored" else [])
@@ -244,7 +245,7 @@ def test_copies_that_fail_cost_only_the_request_whose_pages_came_back(
     runner.before_move = lambda moves: None
     for number in (0, 1, 2, 5):  # nobody gets what was not copied
         assert ask(engine, prompt_of(f"later{number}", number))[1] == []
-    assert engine.scheduler.pool.num_available == 12
+    assert engine.scheduler.allocator.num_available == 12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])

@@ -150,4 +150,4 @@ def test_a_prompt_without_logprobs_fails_alone(model_dir: Path, bad: float) -> N
     assert [(one.request_id, one.kind) for one in failures] == [("scored", "internal")]
     assert "not a number" in failures[0].message
     assert tokens["other"] == expected
-    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_pages
+    assert engine.scheduler.allocator.num_available == engine.scheduler.allocator.num_pages

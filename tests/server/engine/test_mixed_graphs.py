@@ -70,7 +70,7 @@ def _step(name: str) -> tuple[StepPlan, HostBatch, Limits]:
         spec = Generate(request_id=str(index), prompt=prompt, max_tokens=2, sampling=Sampling(temperature=0))
         request = Request.of(spec, 1, 0.0)
         request.row, request.computed = index, start
-        request.pages = list(range(page, page + -(-len(prompt) // PAGE)))
+        request.hold.pages = list(range(page, page + -(-len(prompt) // PAGE)))
         page += len(request.pages)
         chunks.append(Chunk.of(request, length))
     plan = StepPlan.of(chunks)
@@ -128,7 +128,7 @@ def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, nam
 def test_what_no_graph_holds_is_left_alone() -> None:
     plan, batch, _ = _step("two prompts")
     more = Request.of(Generate(request_id="x", prompt=[5] * 9, max_tokens=1, sampling=Sampling()), 1, 0.0)
-    more.row, more.pages = 7, [50]
+    more.row, more.hold.pages = 7, [50]
     crowded = StepPlan.of([*plan.chunks, Chunk.of(more, 9)])
     assert lay_out(BatchBuilder(8, 64, PAGE).build(crowded)) is None, "three prompts"
     answers = StepPlan(plan.chunks[: batch.num_decodes])

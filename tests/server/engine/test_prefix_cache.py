@@ -54,20 +54,20 @@ class _Pool:
     def run(self, document: str, length: int, keep_until: float | None = None) -> int:
         """Compute the first `length` tokens of a document; how many pages of it were there."""
         names = [f"{document}{i}".encode() for i in range(length)]
-        shared = self.pool.find(names)
+        shared = self.pool.match(names)
         assert self.pool.reserve(length - len(shared), shared)
-        pages = shared + self.pool.take(length - len(shared))
+        pages = shared + self.pool.allocate(length - len(shared))
         for page, name in zip(pages[len(shared) :], names[len(shared) :], strict=True):
-            assert self.pool.cache.name(page, name)
+            assert self.pool.cache.insert(page, name)
         self.pool.check([pages], [0])
         if keep_until is not None:
             self.pool.cache.retain(pages, keep_until)
-        self.pool.release(pages, 0)
+        self.pool.free(pages, 0)
         self.pool.check([], [])
         return len(shared)
 
     def has(self, document: str, length: int) -> int:
-        return len(self.pool.find([f"{document}{i}".encode() for i in range(length)]))
+        return len(self.pool.match([f"{document}{i}".encode() for i in range(length)]))
 
 
 def test_the_oldest_goes_first_and_of_a_document_its_end() -> None:
@@ -133,10 +133,10 @@ def test_a_retry_ends_the_retention() -> None:
 def test_a_page_with_contents_that_another_has_is_not_named() -> None:
     pool = PagePool(4, 1)
     assert pool.reserve(2, [])
-    one, two = pool.take(2)
-    assert pool.cache.name(one, b"x")
-    assert not pool.cache.name(two, b"x")
-    pool.release([one, two], 0)
+    one, two = pool.allocate(2)
+    assert pool.cache.insert(one, b"x")
+    assert not pool.cache.insert(two, b"x")
+    pool.free([one, two], 0)
     pool.check([], [])
     assert (pool.num_free, pool.cache.num_idle) == (3, 1)
 
@@ -144,7 +144,7 @@ def test_a_page_with_contents_that_another_has_is_not_named() -> None:
 def test_promises_count_idle_pages_that_a_request_shares() -> None:
     pool = _Pool(10)
     pool.run("a", 6)
-    shared = pool.pool.find([f"a{i}".encode() for i in range(6)])
+    shared = pool.pool.match([f"a{i}".encode() for i in range(6)])
     assert not pool.pool.reserve(5, shared)
     assert pool.pool.num_available == 10
     assert pool.pool.reserve(4, shared)

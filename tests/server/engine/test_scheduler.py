@@ -6,6 +6,7 @@ import math
 
 import pytest
 from longreach.engine.cost_model import StepCost, StepTime
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Generate
@@ -27,9 +28,8 @@ def make(
     promised: int = 1024,
 ) -> Scheduler:
     hasher = PageHasher(PAGE, "a model") if cache else None
-    return Scheduler(
-        PagePool(num_pages, PAGE), Limits(seqs, budget, model_len, max_itl, promised_tokens=promised), hasher
-    )
+    limits = Limits(seqs, budget, model_len, max_itl, promised_tokens=promised)
+    return Scheduler(PageAllocator(PagePool(num_pages, PAGE), hasher), limits)
 
 
 def request(name: str, prompt: int, max_tokens: int = 4, arrived: float = 0.0, **more) -> Request:
@@ -63,7 +63,7 @@ def test_a_long_prompt_is_read_in_chunks_of_the_budget_and_then_one_token_at_a_t
     assert steps == [16, 16, 8, 1, 1]
     assert only.tokens[40:] == [7, 7, 7]
     assert only.finish_reason == "length"
-    assert scheduler.pool.num_available == 64
+    assert scheduler.allocator.num_available == 64
 
 
 def test_decodes_are_never_left_out_and_the_shortest_prompt_goes_first() -> None:
@@ -152,7 +152,7 @@ def test_a_prompt_takes_over_the_pages_of_an_earlier_one_but_computes_its_last_t
     scheduler.add(request("first", 12))
     while scheduler.has_work:
         run_step(scheduler)
-    assert scheduler.pool.num_available == 64
+    assert scheduler.allocator.num_available == 64
     for prompt, cached in [(12, 8), (13, 12), (14, 12), (40, 12), (3, 0)]:
         again = request("again", prompt)
         scheduler.add(again)
@@ -202,7 +202,7 @@ def test_what_failed_is_not_taken_over() -> None:
     run_step(scheduler)
     scheduler.discard(broken)
     scheduler.check()
-    assert (scheduler.pool.num_free, scheduler.pool.cache.num_idle) == (64, 0)
+    assert (scheduler.allocator.usage.free, scheduler.allocator.usage.cached) == (64, 0)
 
 
 def test_drafts_that_are_drawn_stand_and_the_first_other_token_ends_them() -> None:
@@ -251,7 +251,7 @@ def test_answers_that_outgrow_their_promise_preempt_the_last_comer_once() -> Non
         scheduler.check()
         assert not early.preempted
         if late.row >= 0 and late.preempted:
-            assert late.promised_pages + len(late.pages) == 10
+            assert late.hold.reserved + len(late.pages) == 10
     assert preemptions == 1
     assert (early.generated, late.generated) == (30, 30)
     assert late.tokens[11:] == list(range(11, 41)), "what was drawn before the preemption was lost"

@@ -31,7 +31,7 @@ def batch_of(*chunks: tuple[int, int, int, int], batch_invariant: bool = False) 
         request.row, request.computed = index, start
         if start >= prompt:  # it writes its answer
             request.tokens.extend([3] * (1 + start - prompt))
-        request.pages = list(range(page, page + -(-(start + length) // PAGE)))
+        request.hold.pages = list(range(page, page + -(-(start + length) // PAGE)))
         page += len(request.pages)
         made.append(Chunk.of(request, length, (3,) * drafts, batch_invariant=batch_invariant))
     return BatchBuilder(8, 64, PAGE).build(StepPlan.of(made))

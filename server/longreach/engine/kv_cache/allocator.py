@@ -1,159 +1,247 @@
-"""The pages of requests: shared with others, promised, handed out, named when they are full, and given back.
+"""The pages of requests, from the reservation to the end: the scheduler's only way to the KV cache.
 
-This is where a request meets the pool and the prefix cache. When anything of it happens is for the scheduler to say.
+    verb          | what it does
+    --------------+-------------------------------------------------------------------------------------
+    reserve       | promises a request pages up to a length; they are allocated without being refused then
+    match_prefix  | gives a request cached pages in place of reserved ones
+    allocate      | gives a request ids for reserved pages
+    commit        | puts full pages into the prefix cache: others may share them
+    invalidate    | takes pages out of the prefix cache, since their contents may be wrong
+    free          | takes everything back; cached pages can still be matched until they are evicted
+
+Pages are evicted by the pool, when it allocates and none is free. When anything of this happens is for the scheduler to
+say.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.requests.request import Request
 
 
-class Holdings:
-    """What requests hold of a pool; without a `hasher` pages have no names, and there is no prefix cache."""
+class PrefixMatch(NamedTuple):
+    """Where a request stands, `computed` tokens, and whether it `waits` for pages from the host before it computes."""
 
-    def __init__(self, pool: PagePool, hasher: PageHasher | None) -> None:
-        self.pool = pool
+    computed: int
+    waits: bool
+
+
+class PageUsage(NamedTuple):
+    """Pages on the device: all, free ones, and cached ones that no request holds; slots in host memory: all, used."""
+
+    pages: int
+    free: int
+    cached: int
+    host_slots: int
+    used_host_slots: int
+
+
+class PageAllocator:
+    """Pages of a `pool` for requests; without a `hasher` pages have no digests, and there is no prefix cache."""
+
+    def __init__(self, pool: PagePool, hasher: PageHasher | None = None) -> None:
+        self._pool = pool
         self._hasher = hasher
         self._size = pool.page_size
 
+    @property
+    def num_pages(self) -> int:
+        """All pages."""
+        return self._pool.num_pages
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all pages hold together."""
+        return self._pool.num_pages * self._size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can still be reserved."""
+        return self._pool.num_available
+
+    @property
+    def usage(self) -> PageUsage:
+        """How many pages and slots there are, and how many are in use."""
+        pool, host = self._pool, self._pool.host
+        slots = (0, 0) if host is None else (host.num_slots, host.num_used)
+        return PageUsage(pool.num_pages, pool.num_free, pool.cache.num_idle, *slots)
+
     def hash(self, request: Request) -> None:
-        """Make the names of a request's full pages, as far as it does not have them."""
+        """Make the digests of a request's full pages, as far as it does not have them."""
         if self._hasher is not None:
             tokens = request.tokens[: request.known] if request.pending else request.tokens
-            spec = request.spec
-            self._hasher.extend(request.digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
+            spec, digests = request.spec, request.hold.digests
+            self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
-    def enter(self, request: Request, length: int) -> bool:
-        """Share what the prefix cache has and promise the rest of `length` tokens, or change nothing: False."""
-        promised, shared = self._needs(request, length)
-        if not self.pool.reserve(promised, shared):
+    def can_reserve(self, request: Request, length: int) -> bool:
+        """Whether `reserve` would do it for a request that holds nothing."""
+        shared = self._match(request)
+        return self._pool.can_reserve(self._pool.pages_for(length) - len(shared), shared)
+
+    def reserve(self, request: Request, length: int) -> bool:
+        """Reserve pages for a request's first `length` tokens, or change nothing: False.
+
+        A request that holds nothing shares the cached pages of its prefix, and has `length` less these reserved.
+        """
+        hold = request.hold
+        shared = [] if hold.pages or hold.reserved else self._match(request)
+        missing = self._pool.pages_for(length) - len(hold.pages) - len(shared) - hold.reserved
+        if missing <= 0 and not shared:
+            return True
+        if not self._pool.reserve(missing, shared):
             return False
-        request.pages, request.promised_pages = shared, promised
-        request.computed = len(shared) * self._size
-        if not request.preempted:
-            request.cached = request.computed
+        hold.reserved += missing
+        if shared:
+            hold.pages = shared
+            self._note_cached(request)
         return True
 
-    def could_enter(self, request: Request, length: int) -> bool:
-        """Whether `enter` would do it."""
-        return self.pool.has_room(*self._needs(request, length))
+    def match_prefix(self, request: Request, max_restored: int) -> PrefixMatch:
+        """Share cached pages in place of reserved ones, from where the request stands, as far as there are any.
 
-    def _needs(self, request: Request, length: int) -> tuple[int, list[int]]:
-        """Of `length` tokens, how many pages have to be promised, and those that the prefix cache has."""
-        shared = self.pool.find(request.digests[: self._most_shared(request)])
-        return self.pool.pages_for(length) - len(shared), shared
-
-    def take_over(self, request: Request, restorable: int) -> bool:
-        """Take the next pages from the prefix cache in place of promised ones, as far as it or the host has them.
-
-        At most `restorable` pages of all requests are brought back from the host before the next `PagePool.moves`.
-        Returns whether the request has to wait for such pages before it computes.
+        Pages that the host has are restored, at most `max_restored` of all requests before the next `take_moves`.
         """
         if request.computed % self._size:
-            return False
-        assert len(request.pages) * self._size == request.computed, request.id
+            return PrefixMatch(request.computed, False)
+        hold, pool = request.hold, self._pool
+        assert request.computed in (0, len(hold.pages) * self._size), request.id  # 0: it has just been let in
         waits = False
-        for digest in request.digests[request.computed // self._size : self._most_shared(request)]:
-            if self.pool.is_restored(digest):
-                return True  # somebody else has it brought back
-            if (page := self.pool.cache.find(digest)) is not None:
-                self.pool.take_over(page)
-            elif self.pool.host is not None and digest in self.pool.host:
-                if self.pool.num_restored >= restorable:
-                    return True
-                page = self.pool.restore(digest)
+        for digest in hold.digests[len(hold.pages) : self._most_shared(request)]:
+            if pool.is_restoring(digest):
+                waits = True  # for another request's page
+                break
+            if (page := pool.cache.lookup(digest)) is not None:
+                pool.share(page)
+            elif pool.host is not None and digest in pool.host:
                 waits = True
+                if pool.num_restoring >= max_restored:
+                    break
+                page = pool.restore(digest)
             else:
                 break
-            request.pages.append(page)
-            request.promised_pages -= 1
-            request.computed += self._size
-            if not request.preempted:
-                request.cached = request.computed
-        return waits
+            hold.pages.append(page)
+            hold.reserved -= 1
+            self._note_cached(request)
+        return PrefixMatch(len(hold.pages) * self._size, waits)
 
-    def reach(self, request: Request) -> int:
-        """Where a request stands, counting the pages that it could take over; looks further than last time only."""
+    def lookup(self, request: Request) -> int:
+        """The position up to which a request's tokens are computed or cached; looks further than last time only."""
         if request.computed % self._size:
             return request.computed
-        page = max(request.computed, request.reach) // self._size
-        while page < self._most_shared(request) and self.pool.has(request.digests[page]):
+        hold = request.hold
+        page = max(request.computed, hold.cached_until) // self._size
+        while page < self._most_shared(request) and self._pool.has(hold.digests[page]):
             page += 1
-        request.reach = page * self._size
-        return request.reach
+        hold.cached_until = page * self._size
+        return hold.cached_until
 
-    def claims(self, request: Request, start: int, end: int) -> list[bytes]:
-        """The names of the pages that hold tokens `start` to `end`, of those that have any."""
-        return request.digests[start // self._size : self.pool.pages_for(end)]
+    def digests(self, request: Request, start: int, end: int) -> list[bytes]:
+        """Those of the pages that hold tokens `start` to `end`, of those that have any."""
+        return request.hold.digests[start // self._size : self._pool.pages_for(end)]
 
-    def unclaimed(self, request: Request, start: int, end: int, claimed: set[bytes]) -> int:
-        """The end of the tokens from `start` to `end` before the first page of those that are `claimed`."""
-        last = min(self.pool.pages_for(end), self._most_shared(request))
-        for page in range(self.pool.pages_for(start), last):
-            if request.digests[page] in claimed:
+    def first_of(self, digests: set[bytes], request: Request, start: int, end: int) -> int:
+        """The first position from `start` to `end` at which a page with one of these digests begins; `end` if none."""
+        last = min(self._pool.pages_for(end), self._most_shared(request))
+        for page in range(self._pool.pages_for(start), last):
+            if request.hold.digests[page] in digests:
                 return page * self._size
         return end
 
-    def promise(self, request: Request, length: int) -> bool:
-        """See that a request has a promise to `length` tokens; False, changing nothing, if there are too few pages."""
-        missing = self.pool.pages_for(length) - len(request.pages) - request.promised_pages
+    def reserved_tokens(self, request: Request) -> int:
+        """Tokens that a request's pages hold, those counted that are only reserved."""
+        return (len(request.hold.pages) + request.hold.reserved) * self._size
+
+    def allocate(self, request: Request, length: int) -> None:
+        """Give a request ids of those reserved pages that its first `length` tokens need."""
+        missing = self._pool.pages_for(length) - len(request.hold.pages)
         if missing > 0:
-            if not self.pool.reserve(missing, []):
-                return False
-            request.promised_pages += missing
-        return True
+            request.hold.pages += self._pool.allocate(missing)
+            request.hold.reserved -= missing
 
-    def places(self, request: Request) -> int:
-        """Tokens that a request's pages and promises hold together."""
-        return (len(request.pages) + request.promised_pages) * self._size
+    def commit(self, request: Request, start: int, end: int, *, in_flight: bool = False) -> bool:
+        """Let others share the pages that computing tokens `start` to `end` has filled; whether there are any.
 
-    def hand_out(self, request: Request, length: int) -> None:
-        """Name the promised pages that a request's first `length` tokens need."""
-        missing = self.pool.pages_for(length) - len(request.pages)
-        if missing > 0:
-            request.pages += self.pool.take(missing)
-            request.promised_pages -= missing
-
-    def offer(self, request: Request, start: int, end: int) -> bool:
-        """Let others have the pages that were filled by computing tokens `start` to `end`; whether there are any."""
+        With `in_flight` a step is still filling them: others compute later than it, but should it fail, there must be
+        no copy of them, see `invalidate_unfinished`.
+        """
         first, last = start // self._size, end // self._size
         if self._hasher is None or first >= last:
             return False
         self.hash(request)
         for page in range(first, last):
-            self.pool.cache.name(request.pages[page], request.digests[page])
+            self._pool.cache.insert(request.hold.pages[page], request.hold.digests[page])
+        if in_flight:
+            self._pool.unfinished.update(request.hold.pages)
         return True
 
-    def release(self, request: Request, keep_until: float | None = None) -> None:
-        """Give everything back; with `keep_until`, full pages are kept before others until that time."""
+    def finish_steps(self) -> None:
+        """Note that no step is in flight: what was committed before its end is there."""
+        self._pool.unfinished.clear()
+
+    def invalidate_unfinished(self) -> None:
+        """See that nobody shares what was committed before the end of a step that has failed."""
+        self._pool.invalidate(self._pool.unfinished)
+        self._pool.unfinished.clear()
+
+    def invalidate(self, request: Request) -> None:
+        """See that nobody shares what a request holds, since it may be wrong."""
+        self._pool.invalidate(request.hold.pages)
+        # By digest, too: where another page on the device has the same contents, this request's is not in the cache.
+        self._pool.remove_copies(request.hold.digests[: len(request.hold.pages)])
+
+    def free(self, request: Request, keep_until: float | None = None) -> None:
+        """Take everything back; with `keep_until`, full pages are evicted after others until that time."""
+        hold, pool = request.hold, self._pool
         # The last token of an answer depends on all before it. It may itself be in a page: nobody knows what it gave.
         sound = 0 if request.finish_reason is None else (request.known - 1) // self._size
-        self.pool.trust(request.pages[:sound])
-        self.pool.suspect(request.pages[sound:])
+        pool.mark_clean(hold.pages[:sound])
+        pool.mark_unclean(hold.pages[sound:])
         if keep_until is not None:
-            self.pool.cache.retain(request.pages, keep_until)
-        self.pool.release(request.pages, request.promised_pages)
-        request.pages, request.promised_pages = [], 0
+            pool.cache.retain(hold.pages, keep_until)
+        pool.free(hold.pages, hold.reserved)
+        hold.pages, hold.reserved, hold.cached_until = [], 0, 0
 
-    def spoil(self, request: Request) -> None:
-        """See that nobody takes over what a request holds, since it may be wrong."""
-        self.pool.spoil(request.pages)
-        if self.pool.host is not None:  # by name, too: of contents that others have on the device its page has no name
-            for digest in request.digests[: len(request.pages)]:
-                self.pool.host.forget(digest)
+    def expire(self, now: float) -> None:
+        """End the retention of pages whose time has come."""
+        self._pool.cache.expire(now)
+
+    def take_moves(self) -> PageMoves:
+        """What has to be copied and cleaned for the step that has been planned, since the last call."""
+        return self._pool.take_moves()
+
+    def moves_launched(self) -> None:
+        """The copies of the last `take_moves` are on their way: steps to come may read what is restored."""
+        self._pool.moves_launched()
+
+    def moves_failed(self, moves: PageMoves, requests: list[Request]) -> list[Request]:
+        """The copies of the last `take_moves` failed: nobody shares them. Which `requests` cannot go on without."""
+        wrong = self._pool.moves_failed(moves)
+        return [request for request in requests if not wrong.isdisjoint(request.hold.pages)]
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
-        self.pool.check([r.pages for r in requests], [r.promised_pages for r in requests])
+        pool = self._pool
+        pool.check([r.hold.pages for r in requests], [r.hold.reserved for r in requests])
         for request in requests:
-            assert len(request.pages) * self._size >= request.computed, request.id
-            assert self.places(request) <= self.pool.pages_for(request.max_length) * self._size, request.id
-            for page in request.pages[request.computed // self._size :]:
-                assert self.pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
-                assert not self.pool.cache.is_named(page), f"{request.id} writes to page {page}, which is named"
+            pages = request.hold.pages
+            assert len(pages) * self._size >= request.computed, request.id
+            assert self.reserved_tokens(request) <= pool.pages_for(request.max_length) * self._size, request.id
+            for page in pages[request.computed // self._size :]:
+                assert pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
+                assert not pool.cache.has(page), f"{request.id} writes to page {page}, which is cached"
+
+    def _match(self, request: Request) -> list[int]:
+        """The cached pages of a request's prefix."""
+        return self._pool.match(request.hold.digests[: self._most_shared(request)])
+
+    def _note_cached(self, request: Request) -> None:
+        if not request.preempted:
+            request.hold.cached_tokens = len(request.hold.pages) * self._size
 
     def _most_shared(self, request: Request) -> int:
-        """How many of its first pages a request can take over, given what it has to compute itself."""
-        return min(len(request.digests), request.skippable // self._size)
+        """How many of its first pages a request can share, given what it has to compute itself."""
+        return min(len(request.hold.digests), request.skippable // self._size)

@@ -1,7 +1,7 @@
-"""Which page of the KV cache has a copy in host memory. Names and slots only; `offload_store` has the memory.
+"""Which page of the KV cache has a copy in host memory. Digests and slots only; `offload_store` has the memory.
 
-Pages that the prefix cache gives up are kept here, by the same digests, until their slot is needed for another. What is
-kept here may also be on the device: contents with a name never change, so that neither copy can be the wrong one.
+Pages that the prefix cache evicts are kept here, by the same digests, until their slot is needed for another. What is
+kept here may also be on the device: contents with a digest never change, so that neither copy can be the wrong one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PageMoves(NamedTuple):
 
 
 class HostPages:
-    """`num_slots` places for pages in host memory; the one that was used longest ago is given up first.
+    """`num_slots` places for pages in host memory; the one that was used longest ago is evicted first.
 
     Between two calls of `unpin` a slot is given one content at most, and one that is read keeps its own: the copies of
     one step can be made in any order within their kind.
@@ -52,26 +52,26 @@ class HostPages:
         return len(self._slot_of)
 
     def __contains__(self, digest: bytes) -> bool:
-        """Whether a page of this name is here."""
+        """Whether a page with this digest is here."""
         return digest in self._slot_of
 
-    def keep(self, digest: bytes) -> int | None:
-        """The slot to copy a page of this name to; None if it is here already, or all slots are in use in this step."""
+    def save(self, digest: bytes) -> int | None:
+        """The slot to copy a page with this digest to; None if it is here, or if this step uses all slots already."""
         if digest in self._slot_of:
             self._slot_of.move_to_end(digest)
             return None
         if not self._free:
-            oldest = next((name for name, slot in self._slot_of.items() if slot not in self._pinned), None)
+            oldest = next((key for key, slot in self._slot_of.items() if slot not in self._pinned), None)
             if oldest is None:
                 return None
-            self.forget(oldest)
+            self.remove(oldest)
         slot = self._free.pop()
         self._slot_of[digest] = slot
         self._pinned.add(slot)
         return slot
 
-    def read(self, digest: bytes) -> int:
-        """The slot to copy a page of this name from; it must be here."""
+    def load(self, digest: bytes) -> int:
+        """The slot to copy a page with this digest from; it must be here."""
         self._slot_of.move_to_end(digest)
         slot = self._slot_of[digest]
         self._pinned.add(slot)
@@ -81,18 +81,18 @@ class HostPages:
         """The copies of a step are on their way: what is copied later is copied after them."""
         self._pinned.clear()
 
-    def forget(self, digest: bytes) -> None:
-        """See that nobody gets what is kept under this name, if anything is."""
+    def remove(self, digest: bytes) -> None:
+        """See that nobody gets what is kept under this digest, if anything is."""
         if (slot := self._slot_of.pop(digest, None)) is not None:
             self._free.append(slot)
 
-    def forget_slots(self, slots: set[int]) -> None:
+    def remove_slots(self, slots: set[int]) -> None:
         """See that nobody gets what is kept in these slots."""
         for digest in [digest for digest, slot in self._slot_of.items() if slot in slots]:
-            self.forget(digest)
+            self.remove(digest)
 
     def check(self) -> None:
-        """Assert that every slot is free or holds the page of one name."""
+        """Assert that every slot is free or holds the page of one digest."""
         used = list(self._slot_of.values())
         assert sorted(used + self._free) == list(range(self.num_slots)), "a slot is lost or used twice"
         assert self._pinned <= set(used), "a slot is in use in this step and holds nothing"

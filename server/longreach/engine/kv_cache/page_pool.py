@@ -12,15 +12,15 @@ from longreach.engine.kv_cache.prefix_cache import PrefixCache
 class PagePool:
     """A fixed number of pages: held by one or more requests, idle in the prefix cache, or free.
 
-    `reserve` promises pages without naming them, so that a request which has been let in can always grow to its end;
-    `take` names them when they are needed, and evicts idle pages when none is free.
+    `reserve` promises pages without saying which, so that a request which has been let in can always grow to its end;
+    `allocate` says which when they are needed, and evicts idle pages when none is free.
 
-    What is left in a page of a request that did not finish may be no number. Kernels read whole tiles, past a
-    sequence's end, and rely on a weight of 0 there, which makes 0 of a number only: a `suspect` page has to be cleaned
-    between being handed out and being computed with.
+    A page of a request that did not finish may hold NaN. Kernels read whole tiles, past a sequence's end, and rely on a
+    weight of 0 there, which makes 0 of a number only. So an unclean page is cleaned after it is allocated, and before
+    anything is computed with it.
 
-    With `host` what is evicted is kept in host memory, and can be brought back. What has to be copied and cleaned for
-    that is collected, and handed out by `moves` once a step.
+    With `host` what is evicted is kept in host memory, and can be restored. What has to be copied and cleaned is
+    collected, and taken by `take_moves` once a step.
     """
 
     def __init__(self, num_pages: int, page_size: int, host: HostPages | None = None) -> None:
@@ -29,29 +29,29 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.cache = PrefixCache(num_pages)
-        # A stack: the page freed last is handed out first, while its memory may still be in a cache.
+        # A stack: the page freed last is allocated first, while its memory may still be in a cache.
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = [0] * num_pages
-        self._promised = 0
-        self._suspect: set[int] = set()
+        self._reserved = 0
+        self._maybe_unclean: set[int] = set()
         self._unclean: list[int] = []
         self.host = host
-        # Named pages that a step in flight fills: others may compute with them after it, but should it fail, there must
-        # be no copy of them.
-        self.early: set[int] = set()
-        self._taken = 0
+        # Cached pages that a step in flight fills: others may compute with them after it. Should it fail, there must be
+        # no copy of them.
+        self.unfinished: set[int] = set()
+        self._allocated = 0
         self._evicted: list[tuple[int, int]] = []
-        self._restored: dict[bytes, tuple[int, int]] = {}
+        self._restoring: dict[bytes, tuple[int, int]] = {}
 
     @property
     def num_free(self) -> int:
-        """Pages that hold nothing, promised ones included."""
+        """Pages that hold nothing, reserved ones included."""
         return len(self._free)
 
     @property
     def num_available(self) -> int:
-        """Pages that nobody holds (idle ones can be evicted) and nobody has been promised."""
-        return len(self._free) + self.cache.num_idle - self._promised
+        """Pages that nobody holds (idle ones can be evicted) and nobody has reserved."""
+        return len(self._free) + self.cache.num_idle - self._reserved
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that `num_tokens` tokens of one sequence fill."""
@@ -61,130 +61,135 @@ class PagePool:
         """How many requests hold a page."""
         return self._holders[page]
 
-    def find(self, digests: list[bytes]) -> list[int]:
+    def match(self, digests: list[bytes]) -> list[int]:
         """The pages of the longest beginning of `digests` that the prefix cache has."""
         pages = []
         for digest in digests:
-            if (page := self.cache.find(digest)) is None:
+            if (page := self.cache.lookup(digest)) is None:
                 break
             pages.append(page)
         return pages
 
     def has(self, digest: bytes) -> bool:
-        """Whether a page of this name can be taken over or brought back."""
-        return self.cache.find(digest) is not None or (self.host is not None and digest in self.host)
+        """Whether a page with this digest can be shared or restored."""
+        return self.cache.lookup(digest) is not None or (self.host is not None and digest in self.host)
 
-    def has_room(self, count: int, shared: list[int]) -> bool:
+    def can_reserve(self, count: int, shared: list[int]) -> bool:
         """Whether `reserve` would do it."""
         return count + sum(self._holders[page] == 0 for page in shared) <= self.num_available
 
     def reserve(self, count: int, shared: list[int]) -> bool:
-        """Promise `count` pages and hold the named pages `shared`, or change nothing and return False."""
-        if not self.has_room(count, shared):
+        """Reserve `count` pages and hold the cached pages `shared`, or change nothing and return False."""
+        if not self.can_reserve(count, shared):
             return False
-        self._promised += count
+        self._reserved += count
         for page in shared:
-            self._share(page)
+            self._hold(page)
         return True
 
-    def take(self, count: int) -> list[int]:
-        """Hand out `count` of the promised pages."""
-        assert 0 <= count <= self._promised, (count, self._promised)
-        self._promised -= count
+    def allocate(self, count: int) -> list[int]:
+        """The ids of `count` of the reserved pages."""
+        assert 0 <= count <= self._reserved, (count, self._reserved)
+        self._reserved -= count
         pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        self._taken += count
+        self._allocated += count
         for page in pages:
             self._holders[page] = 1
-        if self._suspect:
-            unclean = self._suspect.intersection(pages)
-            self._suspect -= unclean
+        if self._maybe_unclean:
+            unclean = self._maybe_unclean.intersection(pages)
+            self._maybe_unclean -= unclean
             self._unclean += sorted(unclean)
         return pages
 
-    def suspect(self, pages: Iterable[int]) -> None:
-        """Note that these pages may hold what is no number."""
-        self._suspect.update(pages)
+    def mark_unclean(self, pages: Iterable[int]) -> None:
+        """Note that these pages may hold NaN."""
+        self._maybe_unclean.update(pages)
 
-    def trust(self, pages: list[int]) -> None:
+    def mark_clean(self, pages: list[int]) -> None:
         """Note that these pages hold numbers: an answer that depends on all of them has been drawn."""
-        if self._suspect:
-            self._suspect.difference_update(pages)
+        if self._maybe_unclean:
+            self._maybe_unclean.difference_update(pages)
 
     @property
-    def num_restored(self) -> int:
-        """Pages that have been restored since the last call of `moves`."""
-        return len(self._restored)
+    def num_restoring(self) -> int:
+        """Pages that have been restored since the last call of `take_moves`."""
+        return len(self._restoring)
 
-    def is_restored(self, digest: bytes) -> bool:
-        """Whether a page of this name has been restored since the last call of `moves`."""
-        return digest in self._restored
+    def is_restoring(self, digest: bytes) -> bool:
+        """Whether a page with this digest has been restored since the last call of `take_moves`."""
+        return digest in self._restoring
 
     def restore(self, digest: bytes) -> int:
-        """Hand out one of the promised pages, for what the host has under this name; nobody else finds it yet."""
+        """Allocate one of the reserved pages, for what the host has under this digest; nobody else finds it yet."""
         assert self.host is not None
-        # Looked up first: the page handed out may be kept in a slot itself, which must not be this one.
-        slot = self.host.read(digest)
-        [page] = self.take(1)
-        self._restored[digest] = slot, page
+        # Looked up first: the allocated page may be kept in a slot itself, which must not be this one.
+        slot = self.host.load(digest)
+        [page] = self.allocate(1)
+        self._restoring[digest] = slot, page
         return page
 
-    def moves(self) -> PageMoves:
+    def take_moves(self) -> PageMoves:
         """What has to be done to pages for the step that has been planned, since the last call.
 
-        As many pages are saved ahead as this step took, of those that come next: while prompts are read, a page has
-        its copy when it is evicted, and no step has to wait for that.
+        As many pages are saved ahead as this step allocated, of those that are evicted next. So a page has its copy
+        when it is evicted, while prompts are read, and no step has to wait for that.
         """
         saved = []
         if self.host is not None:
-            for page, digest in self.cache.coldest(max(0, self._taken - len(self._free))):
-                if page not in self.early and (slot := self.host.keep(digest)) is not None:
+            for page, digest in self.cache.next_evicted(max(0, self._allocated - len(self._free))):
+                if page not in self.unfinished and (slot := self.host.save(digest)) is not None:
                     saved.append((page, slot))
             self.host.unpin()
-        moves = PageMoves(self._evicted, self._unclean, list(self._restored.values()), saved)
-        self._taken, self._evicted, self._unclean = 0, [], []
+        moves = PageMoves(self._evicted, self._unclean, list(self._restoring.values()), saved)
+        self._allocated, self._evicted, self._unclean = 0, [], []
         return moves
 
-    def arrived(self) -> None:
-        """The copies of the last `moves` are on their way: steps to come may read what was restored."""
-        for digest, (_, page) in self._restored.items():
-            self.cache.name(page, digest)
-        self._restored.clear()
+    def moves_launched(self) -> None:
+        """The copies of the last `take_moves` are on their way: steps to come may read what is restored."""
+        for digest, (_, page) in self._restoring.items():
+            self.cache.insert(page, digest)
+        self._restoring.clear()
 
-    def lost(self, moves: PageMoves) -> set[int]:
-        """The copies of the last `moves` failed: nobody gets them; the pages that do not hold what they should."""
+    def moves_failed(self, moves: PageMoves) -> set[int]:
+        """The copies of the last `take_moves` failed: nobody gets them. The pages that do not hold what they should."""
         assert self.host is not None
-        self.host.forget_slots({slot for _, slot in moves.evicted + moves.saved} | {slot for slot, _ in moves.restored})
-        self._restored.clear()
+        self.host.remove_slots({slot for _, slot in moves.evicted + moves.saved} | {slot for slot, _ in moves.restored})
+        self._restoring.clear()
         return {page for _, page in moves.restored}
 
-    def take_over(self, page: int) -> None:
-        """Hold a named page in place of a promised one."""
-        assert self._promised, "nothing was promised"
-        self._promised -= 1
-        self._share(page)
+    def share(self, page: int) -> None:
+        """Hold a cached page in place of a reserved one."""
+        assert self._reserved, "nothing was reserved"
+        self._reserved -= 1
+        self._hold(page)
 
-    def release(self, pages: list[int], promised: int) -> None:
-        """Give back a request's pages, in the order of its sequence, and what it was promised but never took."""
-        assert 0 <= promised <= self._promised, (promised, self._promised)
-        self._promised -= promised
+    def free(self, pages: list[int], reserved: int) -> None:
+        """Take back a request's pages, in the order of its sequence, and what it had reserved beside them."""
+        assert 0 <= reserved <= self._reserved, (reserved, self._reserved)
+        self._reserved -= reserved
         for page in pages:
             self._holders[page] -= 1
         left = [page for page in pages if not self._holders[page]]
-        self.cache.rest([page for page in left if self.cache.is_named(page)])
-        self._free.extend(page for page in reversed(left) if not self.cache.is_named(page))
+        self.cache.free([page for page in left if self.cache.has(page)])
+        self._free.extend(page for page in reversed(left) if not self.cache.has(page))
 
-    def spoil(self, pages: Iterable[int]) -> None:
-        """See that nobody takes over what these pages, held, idle or free, contain: it may be wrong."""
-        self.suspect(pages)
+    def invalidate(self, pages: Iterable[int]) -> None:
+        """See that nobody shares what these pages, held, idle or free, contain: it may be wrong."""
+        self.mark_unclean(pages)
         for page in pages:
-            if (digest := self.cache.name_of(page)) is not None:
-                self.cache.forget(page)
-                if self.host is not None:
-                    self.host.forget(digest)
+            if (digest := self.cache.digest_of(page)) is not None:
+                self.cache.remove(page)
+                self.remove_copies([digest])
                 if not self._holders[page]:
                     self._free.append(page)
 
-    def check(self, held: list[list[int]], promised: list[int]) -> None:
+    def remove_copies(self, digests: list[bytes]) -> None:
+        """See that nobody restores what the host has under these digests."""
+        if self.host is not None:
+            for digest in digests:
+                self.host.remove(digest)
+
+    def check(self, held: list[list[int]], reserved: list[int]) -> None:
         """Assert that the pages `held` by each request, the idle and the free ones are exactly all pages."""
         holders = Counter(page for pages in held for page in pages)
         assert all(self._holders[page] == holders[page] for page in range(self.num_pages)), "a holder is not known"
@@ -192,18 +197,18 @@ class PagePool:
         assert len(self._free) == len(set(self._free)), "a page is free twice"
         assert not set(self._free) & set(holders), "a page is free and held"
         self.cache.check(idle)
-        assert not any(self.cache.is_named(page) for page in self._free), "a free page has a name"
-        assert sum(promised) == self._promised, f"promised {self._promised}, requests hold {sum(promised)}"
-        assert self._promised <= len(self._free) + len(idle), "more pages are promised than could be handed out"
+        assert not any(self.cache.has(page) for page in self._free), "a free page is cached"
+        assert sum(reserved) == self._reserved, f"reserved {self._reserved}, by requests {sum(reserved)}"
+        assert self._reserved <= len(self._free) + len(idle), "more pages are reserved than could be allocated"
         if self.host is not None:
             self.host.check()
 
     def _evict(self) -> int:
         page, digest = self.cache.evict()
-        if self.host is not None and page not in self.early and (slot := self.host.keep(digest)) is not None:
+        if self.host is not None and page not in self.unfinished and (slot := self.host.save(digest)) is not None:
             self._evicted.append((page, slot))
         return page
 
-    def _share(self, page: int) -> None:
+    def _hold(self, page: int) -> None:
         self._holders[page] += 1
-        self.cache.reuse(page)
+        self.cache.touch(page)

@@ -1,10 +1,10 @@
-"""Pages whose contents are known by name, so that a prompt which begins like an earlier one takes its pages over.
+"""Pages whose contents are known by a digest, so that prompts which begin alike share them.
 
-A full page is named by a SHA-256 chain: the digest of the page before it, and its own tokens. The chain starts from
+A page's digest is the SHA-256 of the digest of the page before it, and of its own tokens. The chain starts from
 everything else that the keys and values depend on (model, revision, types, attention policy) and from the caller's
-salt, so that equal digests mean equal contents and nobody learns of another tenant's prompts by timing a guess.
+salt. So equal digests mean equal contents, and nobody learns of another tenant's prompts by timing a guess.
 
-A page that is named and that no request holds is *idle*: it can be taken over, or evicted when its memory is needed.
+A cached page that no request holds is *idle*: it can be shared again, or evicted when its memory is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REQUEST_SHARE = 1 / 4
 
 
 class PageHasher:
-    """Names pages. `namespace` is what all contents depend on, beside a request's own salt, policy and tokens.
+    """Makes the digests of pages. `namespace` is what all contents depend on, beside a request's salt, policy, tokens.
 
     With `answers_apart` it counts, too, where the prompt ends, for a page that holds tokens behind that: the same
     tokens give other bits in a prompt than in an answer.
@@ -69,7 +69,7 @@ class PrefixCache:
 
     - *probation*: nobody has used them a second time. Of one request's pages only a quarter of the cache enters at the
       young end; what is beyond goes to the old end, so that one giant prompt does not push out everybody else's.
-    - *protected*: somebody took them over at least once. They fill at most half of the cache (segmented LRU,
+    - *protected*: somebody shared them at least once. They fill at most half of the cache (segmented LRU,
       Karedla et al. 1994).
     - *retained*: of a request that was cancelled, until a moment given then, so that its retry goes on where it was.
 
@@ -93,15 +93,15 @@ class PrefixCache:
         """Pages that could be evicted."""
         return len(self._probation) + len(self._protected) + len(self._retained)
 
-    def find(self, digest: bytes) -> int | None:
+    def lookup(self, digest: bytes) -> int | None:
         """The page with these contents, held or idle."""
         return self._page_of.get(digest)
 
-    def is_named(self, page: int) -> bool:
-        """Whether the page may be taken over by others, and so must not be written to."""
+    def has(self, page: int) -> bool:
+        """Whether the page may be shared by others, and so must not be written to."""
         return page in self._digest_of
 
-    def name(self, page: int, digest: bytes) -> bool:
+    def insert(self, page: int, digest: bytes) -> bool:
         """Record that a held page has these contents; False, changing nothing, where another page has them already."""
         assert page not in self._digest_of, page
         if digest in self._page_of:
@@ -109,17 +109,17 @@ class PrefixCache:
         self._page_of[digest], self._digest_of[page] = page, digest
         return True
 
-    def name_of(self, page: int) -> bytes | None:
-        """The name of a page that has one."""
+    def digest_of(self, page: int) -> bytes | None:
+        """The digest of a cached page; None of another."""
         return self._digest_of.get(page)
 
-    def reuse(self, page: int) -> None:
-        """A request takes the page over."""
+    def touch(self, page: int) -> None:
+        """A request shares the page."""
         self._reused.add(page)
         self._leave_queue(page)
 
-    def rest(self, pages: list[int]) -> None:
-        """Named pages, in the order of their sequence, become idle."""
+    def free(self, pages: list[int]) -> None:
+        """Cached pages, in the order of their sequence, become idle."""
         fresh = [page for page in pages if page not in self._keep_until and page not in self._reused]
         for page in fresh[self._request_limit :]:
             self._probation[page] = None
@@ -133,7 +133,7 @@ class PrefixCache:
                 self._protect(page)
 
     def retain(self, pages: list[int], until: float) -> None:
-        """Keep these held pages longest once they are idle, up to the time `until`; unnamed ones do not matter."""
+        """Keep these held pages longest once they are idle, up to the time `until`; those that are cached, that is."""
         for page in pages:
             if page in self._digest_of:
                 self._keep_until[page] = until
@@ -151,29 +151,29 @@ class PrefixCache:
             self._protect(page)
 
     def evict(self) -> tuple[int, bytes]:
-        """Give up one idle page, which had this name; there must be one."""
-        [(page, digest)] = self.coldest(1)
-        self.forget(page)
+        """Remove one idle page, which had this digest; there must be one."""
+        [(page, digest)] = self.next_evicted(1)
+        self.remove(page)
         return page, digest
 
-    def coldest(self, count: int) -> list[tuple[int, bytes]]:
-        """The idle pages that would be given up next, the next one first, at most `count`, with their names."""
+    def next_evicted(self, count: int) -> list[tuple[int, bytes]]:
+        """The idle pages that are evicted next, the next one first, at most `count`, with their digests."""
         pages = islice(chain(self._probation, self._protected, self._retained), count)
         return [(page, self._digest_of[page]) for page in pages]
 
-    def forget(self, page: int) -> None:
-        """Take the name from a page, held or idle; nobody will take it over any more."""
+    def remove(self, page: int) -> None:
+        """Forget the digest of a page, held or idle; nobody will share it any more."""
         if (digest := self._digest_of.pop(page, None)) is not None:
             del self._page_of[digest]
         self._reused.discard(page)
         self._leave_queue(page)
 
     def check(self, idle: set[int]) -> None:
-        """Assert that the queues hold exactly the pages `idle`, each once, and that names and pages agree."""
+        """Assert that the queues hold exactly the pages `idle`, each once, and that digests and pages agree."""
         queued = [*self._probation, *self._protected, *self._retained]
         assert len(queued) == len(set(queued)), "an idle page stands in two queues"
         assert set(queued) == idle, f"queued {set(queued) - idle} are not idle; idle {idle - set(queued)} are lost"
-        assert idle <= set(self._digest_of), "an idle page has no name"
+        assert idle <= set(self._digest_of), "an idle page is not cached"
         assert {page: digest for digest, page in self._page_of.items()} == self._digest_of
         assert len(self._protected) <= self._protected_limit
         assert set(self._protected) <= self._reused <= set(self._digest_of)

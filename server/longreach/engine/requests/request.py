@@ -10,6 +10,7 @@ from typing import Any
 from longreach.engine.cost_model import Reach
 from longreach.engine.messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
 from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.prompt_lookup import PromptLookup
 from longreach.engine.requests.sparse_decode_stats import AnswerReads
 from longreach.engine.requests.token_counts import TokenCounts
@@ -31,11 +32,9 @@ class Request:
     Attributes:
         pending: how many tokens at the end are still being drawn.
         arrived: when it came, in seconds on the engine's clock.
-        cached: how many of its prompt's tokens were taken over from the prefix cache.
-        reach: how many tokens it has or could have taken over, when the scheduler last looked.
         prompt_reach: how much its attention policy lets a query see, for predictions; None for everything.
         answer_reach: the same of the tokens of its answer that may not read all keys.
-        digests: the names of its full pages, as far as they have been asked for; none without a prefix cache.
+        hold: what it holds of the KV cache; the allocator alone writes to it.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
         waited: seconds from its arrival to its first step, once that has begun.
@@ -54,11 +53,7 @@ class Request:
     arrived: float = 0.0
     pending: int = 0
     computed: int = 0
-    cached: int = 0
-    reach: int = 0
-    digests: list[bytes] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    promised_pages: int = 0
+    hold: PageHold = field(default_factory=PageHold)
     prompt_reach: Reach | None = None
     answer_reach: Reach | None = None
     row: int = -1
@@ -122,6 +117,16 @@ class Request:
         return self.spec.attention.is_dynamic and self.computed < self.prompt_tokens
 
     @property
+    def pages(self) -> list[int]:
+        """Ids of its pages, in the order of its tokens."""
+        return self.hold.pages
+
+    @property
+    def cached(self) -> int:
+        """How many of its prompt's tokens were in the prefix cache."""
+        return self.hold.cached_tokens
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens in the prompt."""
         return len(self.spec.prompt)
@@ -163,7 +168,7 @@ class Request:
 
     @property
     def skippable(self) -> int:
-        """How many of the first tokens need not be computed where their keys and values are to be had.
+        """How many of the first tokens need not be computed where their keys and values are cached.
 
         The last token's logits are wanted, and those before each token of the prompt that is to be scored.
         """

@@ -21,10 +21,8 @@ beside a step, in which their request computes nothing.
 from __future__ import annotations
 
 from longreach.engine.cost_model import StepTime
-from longreach.engine.kv_cache.allocator import Holdings
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import PageMoves
-from longreach.engine.kv_cache.page_pool import PagePool
-from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.requests.policy_cost import reach_of
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.requests.request import Request
@@ -40,17 +38,16 @@ class Scheduler:
 
     `plan` has no lasting effect but letting requests in and handing out pages; `advance`, `settle`, `remove` and
     `discard` are the only other calls that change state. `check` asserts the invariants and may be called between any
-    two calls. Without a `hasher` there is no prefix cache. `step_time` is taught by whoever runs the steps.
+    two calls. `step_time` is taught by whoever runs the steps.
     """
 
-    def __init__(self, pool: PagePool, limits: Limits, hasher: PageHasher | None = None) -> None:
-        self.pool = pool
+    def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
+        self.allocator = allocator
         self.limits = limits
         self.step_time = StepTime()
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.preemptions = 0
-        self._holdings = Holdings(pool, hasher)
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
         self._next = NextInLine()
@@ -76,13 +73,12 @@ class Scheduler:
                 f"{request.prompt_tokens} prompt tokens and {request.spec.max_tokens} tokens to generate exceed the "
                 f"context of {self.limits.max_model_len} tokens"
             )
-        if self.pool.pages_for(request.max_length) > self.pool.num_pages:
-            capacity = self.pool.num_pages * self.pool.page_size
-            raise ValueError(f"{total} tokens do not fit into the KV cache of {capacity} tokens")
+        if request.max_length > self.allocator.num_tokens:
+            raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.prompt_reach = reach_of(request.spec.attention, self.limits.dense_share)
         if request.reads is not None:
             request.answer_reach = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
-        self._holdings.hash(request)
+        self.allocator.hash(request)
         self.waiting[request.id] = request
         self._next.unblock()
 
@@ -95,20 +91,19 @@ class Scheduler:
         if (request := self.running.get(request_id)) is not None:
             for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
                 end = min(chunk.end - len(chunk.drafts), request.known)
-                if self._holdings.offer(request, chunk.start, end):
-                    self.pool.early.update(request.pages)
+                self.allocator.commit(request, chunk.start, end, in_flight=True)
             self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
 
     def discard(self, request: Request) -> None:
         """Forget a running request whose step failed; nobody takes over the pages that it held."""
-        self._holdings.spoil(request)
+        self.allocator.invalidate(request)
         self._release(request)
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
-        self.pool.cache.expire(now)
+        self.allocator.expire(now)
         streams = self._streams(now) if self._give_way(now) else None
         if streams is None:
             return None
@@ -131,7 +126,7 @@ class Scheduler:
         """Record which tokens the chunks of the oldest step in flight drew; requests that are finished leave."""
         plan = self._in_flight.pop(0)
         if not self._in_flight:
-            self.pool.early.clear()
+            self.allocator.finish_steps()
         for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is not request:
@@ -144,37 +139,35 @@ class Scheduler:
                 request.receive(token)
                 if request.finish_reason is not None:
                     break
-            if self._holdings.offer(request, chunk.start, end):
+            if self.allocator.commit(request, chunk.start, end):
                 self._next.unblock()  # who waits may need fewer pages now
             if request.finish_reason is not None:
                 self._release(request)
 
     def abandon(self) -> list[Request]:
-        """Forget the running requests of the oldest step in flight, which failed, and all that it may have spoiled."""
+        """Forget the running requests of the oldest step in flight, which failed, and invalidate what it wrote."""
         plan = self._in_flight.pop(0)
-        self.pool.spoil(self.pool.early)
-        self.pool.early.clear()
+        self.allocator.invalidate_unfinished()
         requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
         for request in requests:
             self.discard(request)
         return requests
 
-    def lost(self, moves: PageMoves) -> list[Request]:
+    def moves_failed(self, moves: PageMoves) -> list[Request]:
         """The copies of pages for the next step failed; the requests that cannot go on without them."""
-        wrong = self.pool.lost(moves)
-        return [request for request in self.running.values() if not wrong.isdisjoint(request.pages)]
+        return self.allocator.moves_failed(moves, list(self.running.values()))
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
         requests = list(self.running.values())
-        self._holdings.check(requests)
+        self.allocator.check(requests)
         for request in requests:
             assert 0 <= request.computed < len(request.tokens), request.id
             assert request.finish_reason is None, request.id
             assert not (request.preempted and self._may_be_preempted(request)), request.id
         for request in self.waiting.values():
             assert not request.pages, request.id
-            assert not request.promised_pages, request.id
+            assert not request.hold.reserved, request.id
             assert request.id not in self.running, request.id
         rows = [request.row for request in requests]
         assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
@@ -193,21 +186,21 @@ class Scheduler:
         for request in requests:
             if request.row < 0:
                 continue  # preempted
-            if not self._holdings.promise(request, len(request.tokens)):
+            if not self.allocator.reserve(request, len(request.tokens)):
                 if self._in_flight:
                     return None
                 if not self._make_place(request, now):
                     continue
             drafts = ()
             if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
-                drafts = request.draft(min(room, self._holdings.places(request) - len(request.tokens)))
+                drafts = request.draft(min(room, self.allocator.reserved_tokens(request) - len(request.tokens)))
             room -= len(drafts)
             chunks.append(self._chunk(request, 1 + len(drafts), drafts))
         return chunks
 
     def _make_place(self, request: Request, now: float) -> bool:
-        """Promise an answer its next page by preempting others; False if it is preempted itself."""
-        while not self._holdings.promise(request, len(request.tokens)):
+        """Reserve an answer's next page by preempting others; False if it is preempted itself."""
+        while not self.allocator.reserve(request, len(request.tokens)):
             victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=seniority)
             self._preempt(victim, now)
             if victim is request:
@@ -216,7 +209,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request, now: float) -> None:
         self._release(victim, now + self.limits.resume_seconds)
-        victim.computed = victim.reach = 0
+        victim.computed = 0
         victim.preempted = True
         self.preemptions += 1
         self.waiting[victim.id] = victim
@@ -237,16 +230,16 @@ class Scheduler:
         return True
 
     def _has_room(self, request: Request) -> bool:
-        return bool(self._free_rows) and self._holdings.could_enter(request, self._first_promise(request))
+        return bool(self._free_rows) and self.allocator.can_reserve(request, self._first_reservation(request))
 
-    def _first_promise(self, request: Request) -> int:
+    def _first_reservation(self, request: Request) -> int:
         """Tokens for which a request has to have room when it is let in."""
         if request.preempted:
             return request.max_length
         return min(request.max_length, request.prompt_tokens + self.limits.promised_tokens)
 
     def _may_be_preempted(self, request: Request) -> bool:
-        return self._holdings.places(request) < request.max_length
+        return self.allocator.reserved_tokens(request) < request.max_length
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
@@ -258,44 +251,45 @@ class Scheduler:
         cost = self.step_time.cost
         left = StepBudget.beside(streams, self.limits, self.step_time)
         sizer = ChunkSizer(self.limits, cost)
-        reach = {request.id: self._holdings.reach(request) for request in requests}
-        requests.sort(key=lambda r: rank(r, reach[r.id], cost, self.limits.max_batched_tokens))
+        cached_until = {request.id: self.allocator.lookup(request) for request in requests}
+        requests.sort(key=lambda r: rank(r, cached_until[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
-        claimed = self._claimed()
+        in_flight = self._digests_in_flight()
         for request in requests:
             if left.is_spent:
                 break
-            if not self._can_compute(request, reach[request.id], claimed):
+            if not self._can_compute(request, cached_until[request.id], in_flight):
                 continue
             start = request.computed
-            stop = self._holdings.unclaimed(request, start, start + left.tokens, claimed)
+            stop = self.allocator.first_of(in_flight, request, start, start + left.tokens)
             length, fills_step = sizer.length(request, stop, left)
             if length:
                 chunks.append(self._chunk(request, length))
-                claimed.update(self._holdings.claims(request, start, start + length))
+                in_flight.update(self.allocator.digests(request, start, start + length))
                 left.take(request, start, length, cost)
             if fills_step:
                 break
         return chunks
 
-    def _claimed(self) -> set[bytes]:
-        """The names of pages that the steps in flight compute: whoever else wants these waits for them."""
+    def _digests_in_flight(self) -> set[bytes]:
+        """Of the pages that the steps in flight compute: whoever else wants these waits for them."""
         return {
             digest
             for plan in self._in_flight
             for chunk in plan.chunks
             if self.running.get(chunk.request.id) is chunk.request
-            for digest in self._holdings.claims(chunk.request, chunk.start, chunk.end)
+            for digest in self.allocator.digests(chunk.request, chunk.start, chunk.end)
         }
 
-    def _can_compute(self, request: Request, start: int, claimed: set[bytes]) -> bool:
-        """Whether a request computes from `start` on in this step; it is let in and takes cached pages over for that.
+    def _can_compute(self, request: Request, start: int, in_flight: set[bytes]) -> bool:
+        """Whether a request computes from `start` on in this step; it is let in and shares cached pages for that.
 
         It waits where somebody else computes its next page, and while pages are brought back from the host.
         """
-        if self._holdings.unclaimed(request, start, start + 1, claimed) == start or not self._let_in(request):
+        if self.allocator.first_of(in_flight, request, start, start + 1) == start or not self._let_in(request):
             return False
-        return not self._holdings.take_over(request, self.limits.restored_pages)
+        request.computed, waits = self.allocator.match_prefix(request, self.limits.restored_pages)
+        return not waits
 
     def _let_in(self, request: Request) -> bool:
         """Whether a request runs; one that waited gets a row and its pages, if it can."""
@@ -303,7 +297,7 @@ class Scheduler:
             return True
         if self._next.is_blocked:
             return False
-        if not self._free_rows or not self._holdings.enter(request, self._first_promise(request)):
+        if not self._free_rows or not self.allocator.reserve(request, self._first_reservation(request)):
             self._next.block(request)
             return False
         del self.waiting[request.id]
@@ -312,12 +306,12 @@ class Scheduler:
         return True
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
-        self._holdings.hand_out(request, request.computed + length)
+        self.allocator.allocate(request, request.computed + length)
         return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant)
 
     def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]
-        self._holdings.release(request, keep_until)
+        self.allocator.free(request, keep_until)
         self._free_rows.append(request.row)
         request.row = -1
         self._next.unblock()

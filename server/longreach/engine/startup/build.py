@@ -12,6 +12,7 @@ from longreach.engine.device.ranks.leader import Ranks
 from longreach.engine.device.ranks.process_group import Joined, join, layout_of, leave, on_rank
 from longreach.engine.device.runner import Runner
 from longreach.engine.engine import Engine
+from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import HostPages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
@@ -70,7 +71,7 @@ def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> t
     bands = [mask.band for mask in parts.own]
     reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     pairs = PairCount(reach, policies.pairs)
-    scheduler = Scheduler(pool, limits, hasher)
+    scheduler = Scheduler(PageAllocator(pool, hasher), limits)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies)
     return engine, _started(parts, config)
 
