@@ -8,13 +8,23 @@ from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
 from longreach_patches.pages import KVPages, KVScales, PagedStep, PageShape, WantedRows, resolve_kv_dtype
 from longreach_patches.patch import PatchedModel, patch
-from longreach_patches.policy_step import BlockBudget, MassSample, StepGroup, TileChoice, chosen_layers, masks_under
+from longreach_patches.policy_step import (
+    BlockBudget,
+    GroupMeasurements,
+    MassSample,
+    StepGroup,
+    StepMeasurements,
+    TileChoice,
+    chosen_layers,
+    masks_under,
+)
 
 __all__ = [
     "FAMILIES",
     "SINGLE",
     "BlockBudget",
     "Footprint",
+    "GroupMeasurements",
     "KVPages",
     "KVScales",
     "LoadedModel",
@@ -26,6 +36,7 @@ __all__ = [
     "PatchedModel",
     "RankLayout",
     "StepGroup",
+    "StepMeasurements",
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",

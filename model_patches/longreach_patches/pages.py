@@ -10,7 +10,7 @@ page ids, and a *slot* (`page * page_size + offset`) says where one token's key 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from longreach_patches.families import layer_masks
 from longreach_patches.layout import SINGLE, RankLayout
-from longreach_patches.policy_step import StepGroup
+from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecord
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,7 @@ class PagedStep:
     their earlier keys lie. `mask_placeholder` must be passed as the model's `attention_mask`.
 
     Where sequences differ in how they compute attention, `groups` has all of them, in order, and stands for `batch`.
+    The layers note in `record` what they measure of the groups; `measured` has it when the step is computed.
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
     then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
@@ -211,6 +212,11 @@ class PagedStep:
     slots: torch.Tensor
     groups: tuple[StepGroup, ...] = ()
     wanted: WantedRows | None = None
+    record: StepRecord = field(default_factory=StepRecord)
+
+    def measured(self) -> StepMeasurements:
+        """What the layers have measured of each group, once the step is computed."""
+        return tuple(self.record.of_group(index).measured() for index in range(len(self.groups)))
 
     def of_wanted(self) -> PagedStep:
         """The step of the wanted rows alone, of which there must be some."""

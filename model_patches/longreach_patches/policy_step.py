@@ -6,10 +6,11 @@ every layer. A step without groups is dense, and computed as if there were none 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from longreach_kernels import Causal, Mask, PagedBatch, paged_attention
@@ -44,12 +45,10 @@ class MassSample:
     Attributes:
         rows: (R,) int64, which rows of the group's queries.
         batch: the R queries as sequences of one query each, whose keys end at their own.
-        kept: for each layer that the policy changes, the part (R, Hq), fp32; filled by the step.
     """
 
     rows: Tensor
     batch: PagedBatch
-    kept: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,12 @@ class TileChoice:
         estimators: by which estimate, for each layer where tiles are chosen; the other layers compute their own masks.
         prompt_lens: (B,) int32, tokens of each sequence's prompt.
         dense_below: queries before this position see everything.
-        visited: for each of these layers, (B,) the key tiles of each sequence, over its query tiles and KV heads;
-            filled by the step.
-        plans: by the shapes of queries and pages, what all layers share; filled by the step.
     """
 
     target: Target
     estimators: Mapping[int, Estimator]
     prompt_lens: Tensor
     dense_below: int
-    visited: list[Tensor] = field(default_factory=list)
-    plans: dict[tuple[torch.Size, torch.Size], TilePlan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,15 +77,12 @@ class BlockBudget:
         layers: where they are chosen, all of which keep bounds; the other layers compute their own masks.
         batch: the group's, of one query a sequence.
         heads: query heads of a layer.
-        missed: for each of these layers, (B, Hq) fp32 an upper bound of the share of attention that was missed; filled
-            by the step.
     """
 
     tokens: int
     layers: frozenset[int]
     batch: PagedBatch
     heads: int
-    missed: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
@@ -129,6 +120,57 @@ class StepGroup:
     sample: MassSample | None = None
     choice: TileChoice | None = None
     budget: BlockBudget | None = None
+
+
+class GroupMeasurements(NamedTuple):
+    """What a step has measured of one of its groups; None for what there was nothing to measure of.
+
+    Attributes:
+        kept: (R, layers, Hq) fp32, of each query of the group's `sample` the part of the dense attention's mass that it
+            kept, in each layer that the policy changes.
+        visited: (B,) int, the key tiles that were chosen for each sequence, over layers, query tiles and KV heads.
+        missed: (layers, B, Hq) fp32, an upper bound of the share of attention that each query missed, in each layer of
+            the group's `budget`.
+    """
+
+    kept: Tensor | None = None
+    visited: Tensor | None = None
+    missed: Tensor | None = None
+
+
+StepMeasurements = tuple[GroupMeasurements, ...]  # of a step's groups, in order
+
+
+@dataclass(eq=False)
+class GroupRecord:
+    """What the layers of a step note about one group, each in its turn; lists of what `GroupMeasurements` has together.
+
+    `plans` are what layers make for those after them, by the shapes of queries and pages.
+    """
+
+    kept: list[Tensor] = field(default_factory=list)
+    visited: list[Tensor] = field(default_factory=list)
+    missed: list[Tensor] = field(default_factory=list)
+    plans: dict[tuple[torch.Size, torch.Size], TilePlan] = field(default_factory=dict)
+
+    def measured(self) -> GroupMeasurements:
+        """What has been measured in all layers together."""
+        return GroupMeasurements(
+            kept=torch.stack(self.kept, 1) if self.kept else None,
+            visited=torch.stack(self.visited).sum(0) if self.visited else None,
+            missed=torch.stack(self.missed) if self.missed else None,
+        )
+
+
+class StepRecord:
+    """The notes of a step's layers about its groups. `step_attention` alone adds to them."""
+
+    def __init__(self) -> None:
+        self._groups: defaultdict[int, GroupRecord] = defaultdict(GroupRecord)
+
+    def of_group(self, index: int) -> GroupRecord:
+        """The notes about a group, by its place in the step."""
+        return self._groups[index]
 
 
 def chosen_layers(own: tuple[Mask, ...], dense_layers: Collection[int] = ()) -> tuple[int, ...]:
@@ -170,20 +212,22 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
     if not step.groups:
         return paged_attention(q, *pages, step.batch, own, **options)
     parts = []
-    for group in step.groups:
+    for index, group in enumerate(step.groups):
+        record = step.record.of_group(index)
         mask = own if group.masks is None else group.masks[layer_index]
         queries = q[group.start : group.end]
         if group.budget is not None and layer_index in group.budget.layers:
-            out, lse = _within_budget(queries, layer_index, step, group.budget, options)
+            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, options)
+            record.missed.append(missed)
             if group.sample is not None:
-                group.sample.kept.append(_kept(queries, lse, pages, own, group.sample, options))
+                record.kept.append(_kept(queries, lse, pages, own, group.sample, options))
             parts.append(out)
             continue
         lists = None
         if group.choice is not None and layer_index in group.choice.estimators:
-            lists = _choose(queries, pages[0], layer_index, group, group.choice, options)
+            lists = _choose(queries, pages[0], layer_index, group, group.choice, record, options)
             if lists is None and group.sample is not None:
-                group.sample.kept.append(queries.new_ones((len(group.sample.rows), q.shape[1]), dtype=torch.float32))
+                record.kept.append(queries.new_ones((len(group.sample.rows), q.shape[1]), dtype=torch.float32))
         if lists is None and (mask == own or group.sample is None):
             parts.append(paged_attention(queries, *pages, group.batch, mask, **options))
             continue
@@ -192,18 +236,24 @@ def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **op
             parts.append(paged_attention(queries, *pages, group.batch, **seen, **options))
             continue
         out, lse = paged_attention(queries, *pages, group.batch, **seen, return_lse=True, **options)
-        group.sample.kept.append(_kept(queries, lse, pages, own, group.sample, options))
+        record.kept.append(_kept(queries, lse, pages, own, group.sample, options))
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _choose(
-    q: Tensor, k_pages: Tensor, layer_index: int, group: StepGroup, choice: TileChoice, options: dict[str, Any]
+    q: Tensor,
+    k_pages: Tensor,
+    layer_index: int,
+    group: StepGroup,
+    choice: TileChoice,
+    record: GroupRecord,
+    options: dict[str, Any],
 ) -> TileLists | None:
     """The lists of what is chosen; None where everything is kept, for which there are faster kernels."""
     backend, shapes = options["backend"], (q.shape, k_pages.shape)
-    if shapes not in choice.plans:
-        choice.plans[shapes] = plan_tiles(
+    if shapes not in record.plans:
+        record.plans[shapes] = plan_tiles(
             q,
             k_pages,
             group.batch,
@@ -211,11 +261,11 @@ def _choose(
             dense_below=choice.dense_below,
             backend=backend,
         )
-    plan = choice.plans[shapes]
+    plan = record.plans[shapes]
     if plan.all_kept:
         tiles = plan.frame.tiles
         kept = plan.visible.sum(1, dtype=torch.int32) * plan.frame.heads
-        choice.visited.append(kept.new_zeros(group.batch.size).index_add_(0, tiles.seq, kept))
+        record.visited.append(kept.new_zeros(group.batch.size).index_add_(0, tiles.seq, kept))
         return None
     lists = choose_tiles(
         q,
@@ -229,14 +279,14 @@ def _choose(
     )
     first = lists.first_row.long()
     after = torch.cat([first[1:], first.new_full((1,), len(lists.start) - 1)])
-    choice.visited.append(lists.start[after] - lists.start[first])
+    record.visited.append(lists.start[after] - lists.start[first])
     return lists
 
 
 def _within_budget(
     q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, options: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """Attention of decodes to the keys that are chosen for each, and its log-sum-exp."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed."""
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
@@ -249,8 +299,7 @@ def _within_budget(
         out, lse = block_attention(q[rows], *pages, batch, choice, **options)
         found.append((out, lse, choice.missed(lse)))
     out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
-    budget.missed.append(missed)
-    return out, lse
+    return out, lse, missed
 
 
 def _kept(

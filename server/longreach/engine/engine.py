@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import (
@@ -36,17 +39,21 @@ _NOT_COMPUTED = "the model could not compute this request"
 class Policies(Protocol):
     """What is known of attention policies where the model is; `layer_masks.LayerPolicies`, or a stand-in."""
 
-    heads: int  # of queries
-
     def check(self, spec: Generate) -> None:
         """Raise a ValueError, whose message is the caller's, for a request whose policy the model cannot have."""
         ...
 
-    def use(self, request: Request) -> AttentionUse:
-        """What a request's prompt was computed with; takes what was measured of it."""
+
+class Usage(Protocol):
+    """Counts what attention policies left out; `usage.PolicyUsage`, or a stand-in."""
+
+    heads: int  # of queries
+
+    def of_prompt(self, request: Request, kept: list[npt.NDArray[np.float32]]) -> AttentionUse:
+        """What a request's prompt was computed with; `kept` is what was measured of it, as `Measurements.kept`."""
         ...
 
-    def decode_use(self, request: Request) -> DecodeUse | None:
+    def of_answer(self, request: Request) -> DecodeUse | None:
         """What a request's answer has read so far under its decode budget; None if it has none."""
         ...
 
@@ -72,11 +79,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         pairs: PairCount | None = None,
         policies: Policies | None = None,
+        usage: Usage | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._pairs = PairCount() if pairs is None else pairs
         self._runner = runner
         self._policies = policies
+        self._usage = usage
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._step_began: float | None = None
@@ -212,18 +221,18 @@ class Engine:
 
     def _use(self, request: Request, length: int) -> AttentionUse | None:
         """What the prompt of a request, of which `length` tokens were known before, was computed with; told once."""
-        if request.is_dense or self._policies is None or length != request.prompt_tokens or request.known == length:
+        if request.is_dense or self._usage is None or length != request.prompt_tokens or request.known == length:
             return None
-        use = self._policies.use(request)
+        use = self._usage.of_prompt(request, request.measured.take_kept())
         if use.policy.is_dynamic:
-            self._pairs.measured(request.cached, request.prompt_tokens, use.pairs / self._policies.heads)
+            self._pairs.measured(request.cached, request.prompt_tokens, use.pairs / self._usage.heads)
         return use
 
     def _decode_use(self, request: Request, length: int) -> DecodeUse | None:
         """What the answer of a request, of which `length` tokens were known before, has read, if it has new tokens."""
-        if request.reads is None or self._policies is None or request.known == length:
+        if request.reads is None or self._usage is None or request.known == length:
             return None
-        return self._policies.decode_use(request)
+        return self._usage.of_answer(request)
 
     def _fail_stuck(self, chunks: list[Chunk]) -> list[Updates | Failed]:
         """End requests whose grammar could not say what may come next."""

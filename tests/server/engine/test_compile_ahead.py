@@ -59,8 +59,8 @@ def test_where_pages_have_bounds_answers_with_a_budget_are_among_them(tmp_path: 
         EngineConfig(model=str(path), kv_cache_bytes=1 << 22, max_batched_tokens=512, page_bounds=True)
     )
     read: list[int] = []
-    use = engine._policies.decode_use  # type: ignore[union-attr]
-    engine._policies.decode_use = lambda request: read.append(request.reads.queries) or use(request)  # type: ignore
+    use = engine._usage.of_answer  # type: ignore[union-attr]
+    engine._usage.of_answer = lambda request: read.append(request.reads.queries) or use(request)  # type: ignore
     assert exercise(engine, started)
     assert max(read) == 5  # of six tokens the last is never computed
 

@@ -211,12 +211,12 @@ def test_no_more_is_missed_than_is_told(model_dir: Path, monkeypatch: pytest.Mon
     bounds, kept = [], []
     collect = kept_mass.StepSamples.collect
 
-    def look(self: Any, groups: Any) -> None:
-        for group in groups:
-            if group.budget is not None:
-                bounds.append(torch.stack(group.budget.missed))
-                kept.append(torch.stack(group.sample.kept))
-        collect(self, groups)
+    def look(self: Any, measured: Any) -> None:
+        for group in measured:
+            if group.missed is not None:
+                bounds.append(group.missed)
+                kept.append(group.kept.transpose(0, 1))
+        collect(self, measured)
 
     monkeypatch.setattr(kept_mass.StepSamples, "collect", look)
     _, uses = run(build(model_dir), spec("a", budget(512), LENGTH, max_tokens=40))

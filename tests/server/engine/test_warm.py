@@ -49,9 +49,9 @@ def test_where_pages_have_bounds_answers_choose_their_keys_before_anybody_waits_
     def spy(loaded, step: PagedStep, *tensors: torch.Tensor) -> torch.Tensor:
         logits = forward(loaded, step, *tensors)
         assert logits.isfinite().all()
-        for group in step.groups:
-            assert group.budget is not None
-            chosen.append((group.batch.max_context_len, [tuple(x.shape) for x in group.budget.missed]))
+        for group, measured in zip(step.groups, step.measured(), strict=True):
+            assert measured.missed is not None
+            chosen.append((group.batch.max_context_len, [tuple(x.shape) for x in measured.missed]))
         return logits
 
     monkeypatch.setattr(module, "forward", spy)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep, StepGroup, WantedRows
+from longreach_patches import KVPages, LoadedModel, PagedStep, StepMeasurements, WantedRows
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch
@@ -125,11 +125,11 @@ class StepGraphs(NamedTuple):
         self.by_policy.use(pool)
 
     def replay(self, batch: HostBatch) -> Replayed | None:
-        """The logits (R, V) of a step and its groups, valid until the next replay; None if no graph holds it."""
+        """The logits (R, V) of a step and what it measured, valid until the next replay; None if no graph holds it."""
         if batch.groups:
             return self.by_policy.replay(batch)
         logits = self.decode.replay(batch) if batch.is_decode_only else self.mixed.replay(batch)
-        return None if logits is None else Replayed(logits, ())
+        return None if logits is None else Replayed(logits)
 
 
 class ForwardPass:
@@ -160,7 +160,7 @@ class ForwardPass:
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
         if self._graphs is not None and (replayed := self._graphs.replay(batch)) is not None:
-            return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.groups)
+            return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.step)
         return self._eager(batch, plan)
 
     def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
@@ -204,10 +204,11 @@ class ForwardPass:
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
         step = PagedStep(self.pages, paged, slots, groups, self._wanted(batch, logit_rows))
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
+        measured = step.measured()
         if self.loaded.layout.size > 1:
-            _add_visited(groups)
+            measured = _of_all_ranks(measured)
         if samples is not None:
-            samples.collect(groups)
+            samples.collect(measured)
         return logits, samples
 
 
@@ -234,10 +235,9 @@ def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
         yield slice(tokens, tokens + count), slice(sequences, sequences + count)
 
 
-def _add_visited(groups: tuple[StepGroup, ...]) -> None:
-    """Count the tiles that dynamic policies chose over the heads of all ranks."""
-    for group in groups:
-        if group.choice is not None:
-            visited = torch.stack(group.choice.visited).sum(0)
-            distributed.all_reduce(visited)
-            group.choice.visited[:] = [visited]
+def _of_all_ranks(measured: StepMeasurements) -> StepMeasurements:
+    """What was measured, with the tiles that dynamic policies chose counted over the heads of all ranks."""
+    for group in measured:
+        if group.visited is not None:
+            distributed.all_reduce(group.visited)  # a sum that nobody else has
+    return measured

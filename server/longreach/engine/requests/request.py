@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from longreach.engine.cost_model import Reach
 from longreach.engine.messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
 from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.prompt_lookup import PromptLookup
 from longreach.engine.requests.sparse_decode_stats import AnswerReads
@@ -32,18 +32,15 @@ class Request:
     Attributes:
         pending: how many tokens at the end are still being drawn.
         arrived: when it came, in seconds on the engine's clock.
-        prompt_reach: how much its attention policy lets a query see, for predictions; None for everything.
-        answer_reach: the same of the tokens of its answer that may not read all keys.
+        visible: how much its attention policy lets a query see, for predictions; None for everything.
+        visible_to_answer: the same of the tokens of its answer that may not read all keys.
         hold: what it holds of the KV cache; the allocator alone writes to it.
         row: its own row in the table of page ids while it runs; -1 while it waits.
         preempted: it had to give its pages back once.
         waited: seconds from its arrival to its first step, once that has begun.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
         logprobs: log-probabilities by position, from when they are computed to when they are told.
-        kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
-            sample of its prompt's queries, from when they are measured to when they are told.
-        visited: key tiles that a dynamic policy chose, over layers, KV heads and the query tiles of the prompt.
-        reads: what the tokens of its answer have read, if a budget says how many keys that may be.
+        measured: what its attention policy has left out, so far as that is measured.
         constraint: what says which tokens may come next, if the answer has to follow a grammar.
     """
 
@@ -54,8 +51,8 @@ class Request:
     pending: int = 0
     computed: int = 0
     hold: PageHold = field(default_factory=PageHold)
-    prompt_reach: Reach | None = None
-    answer_reach: Reach | None = None
+    visible: Reach | None = None
+    visible_to_answer: Reach | None = None
     row: int = -1
     preempted: bool = False
     waited: float | None = None
@@ -63,9 +60,7 @@ class Request:
     scored: int = 1
     logprobs: dict[int, Logprob] = field(default_factory=dict)
     constraint: Constraint | None = None
-    kept: list[Any] = field(default_factory=list)
-    visited: int = 0
-    reads: AnswerReads | None = None
+    measured: Measurements = field(default_factory=Measurements)
     _lookup: PromptLookup | None = None
     _counts: TokenCounts | None = None
 
@@ -74,8 +69,8 @@ class Request:
         """A request of which nothing is computed yet; `seed` is used for sampling if the caller gave none."""
         own = spec.sampling.seed
         budget = spec.attention.decode_budget
-        reads = None if budget is None else AnswerReads(budget)
-        return cls(spec, seed if own is None else own, list(spec.prompt), arrived, reads=reads)
+        measured = Measurements(reads=None if budget is None else AnswerReads(budget))
+        return cls(spec, seed if own is None else own, list(spec.prompt), arrived, measured=measured)
 
     @property
     def id(self) -> str:
@@ -112,9 +107,14 @@ class Request:
         return next((border for border in borders if start < border), math.inf)
 
     @property
-    def chooses_tiles(self) -> bool:
+    def needs_whole_tiles(self) -> bool:
         """Whether its next token belongs to a prompt of which each tile of queries has its keys chosen."""
         return self.spec.attention.is_dynamic and self.computed < self.prompt_tokens
+
+    @property
+    def reads(self) -> AnswerReads | None:
+        """What the tokens of its answer have read, if a budget says how many keys that may be."""
+        return self.measured.reads
 
     @property
     def pages(self) -> list[int]:

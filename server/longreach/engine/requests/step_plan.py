@@ -62,7 +62,7 @@ class Chunk:
         """How much its policy lets a query see, about; None for everything."""
         if self.request.is_dense or (policy := self.policy) == DENSE:
             return None
-        return self.request.answer_reach if policy.is_decode else self.request.prompt_reach
+        return self.request.visible_to_answer if policy.is_decode else self.request.visible
 
     @property
     def end(self) -> int:

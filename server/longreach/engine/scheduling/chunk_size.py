@@ -9,7 +9,7 @@
     least chunk     | `Limits.least_chunk`                   | is skipped below it, unless it is the step's first
     shared pages    | the scheduler's `stop`                 | ends where another request computes the next page
     policy          | `Request.policy_ends`                  | ends where the attention policy changes
-    whole tiles     | `Request.chooses_tiles`, `Limits`      | is a multiple of a tile, unless it ends the prompt
+    whole tiles     | `Request.needs_whole_tiles`, `Limits`      | is a multiple of a tile, unless it ends the prompt
 
 The rules are applied in this order.
 """
@@ -80,7 +80,7 @@ class StepBudget:
         self.num_chunks += 1
         self.tokens -= length
         self.rows += length
-        self.seconds -= cost.seconds(Work.of_chunk(start, length, request.prompt_reach))
+        self.seconds -= cost.seconds(Work.of_chunk(start, length, request.visible))
         if request.wants_scores:
             self.scored_rows -= length
 
@@ -112,7 +112,7 @@ class ChunkSizer:
             return ChunkLength(0)
         length = limit
         if left.seconds != math.inf:
-            length = self.cost.longest_chunk(start, limit, left.seconds, request.prompt_reach)
+            length = self.cost.longest_chunk(start, limit, left.seconds, request.visible)
         # What is left of its time is then too little for another prompt, which would widen the step to no use.
         fills_step = length < limit
         if fills_step:
@@ -135,7 +135,7 @@ class ChunkSizer:
         on how a prompt is cut, patterns of blocks need whole tiles, too: the order of a tile's keys depends on where
         it begins. A step has to hold some tiles beside the answers.
         """
-        if request.chooses_tiles:
+        if request.needs_whole_tiles:
             return TILE
         whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= 4 * TILE
         return TILE if whole_tiles and not request.is_dense and request.spec.prompt_logprobs is None else 1

@@ -35,6 +35,6 @@ def rank(request: Request, computed: int, cost: StepCost, chunk: int) -> tuple[b
     all come after it.
     """
     length = len(request.tokens)
-    remaining = cost.prefill_seconds(computed, length, chunk, request.prompt_reach)
+    remaining = cost.prefill_seconds(computed, length, chunk, request.visible)
     due = request.arrived + head_start(request.spec.priority) + PATIENCE * remaining
     return request.spec.flexible, due, length - computed

@@ -75,9 +75,9 @@ class Scheduler:
             )
         if request.max_length > self.allocator.num_tokens:
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
-        request.prompt_reach = reach_of(request.spec.attention, self.limits.dense_share)
+        request.visible = reach_of(request.spec.attention, self.limits.dense_share)
         if request.reads is not None:
-            request.answer_reach = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
+            request.visible_to_answer = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
         self.allocator.hash(request)
         self.waiting[request.id] = request
         self._next.unblock()

@@ -8,6 +8,7 @@ from longreach_patches import LoadedModel, check_layout, check_ranks, layer_mask
 
 from longreach import hub
 from longreach.engine.device.batch_builder import BatchBuilder
+from longreach.engine.device.policies.usage import PolicyUsage
 from longreach.engine.device.ranks.leader import Ranks
 from longreach.engine.device.ranks.process_group import Joined, join, layout_of, leave, on_rank
 from longreach.engine.device.runner import Runner
@@ -70,9 +71,10 @@ def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> t
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
     bands = [mask.band for mask in parts.own]
     reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
-    pairs = PairCount(reach, policies.pairs)
+    usage = PolicyUsage(policies)
+    pairs = PairCount(reach, usage.pairs)
     scheduler = Scheduler(PageAllocator(pool, hasher), limits)
-    engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies)
+    engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
     return engine, _started(parts, config)
 
 

@@ -57,10 +57,11 @@ class Answers(Protocol):
 
 
 class Replayed(NamedTuple):
-    """The logits of a captured step, and its groups with what they have measured: valid until the next replay."""
+    """The logits of a captured step, and the step that has measured its groups if it has any: valid until the next
+    replay."""
 
     logits: torch.Tensor
-    groups: tuple[StepGroup, ...]
+    step: PagedStep | None = None
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,16 @@ def _is_measured(batch: HostBatch) -> bool:
 
 
 class _Step:
-    """A step over the tensors that its graph reads; `groups` are those of the last run."""
+    """A step over the tensors that its graph reads; `last` is that of the last run, which notes what it measures."""
 
-    def __init__(self, run: Callable[[tuple[StepGroup, ...]], torch.Tensor], make: Callable[[], tuple[StepGroup, ...]]):
+    def __init__(self, run: Callable[[PagedStep], torch.Tensor], make: Callable[[], PagedStep]) -> None:
         self._run = run
         self._make = make
-        self.groups: tuple[StepGroup, ...] = ()
+        self.last: PagedStep | None = None
 
     def __call__(self) -> torch.Tensor:
-        self.groups = self._make()  # they collect what is measured
-        return self._run(self.groups)
+        self.last = self._make()
+        return self._run(self.last)
 
 
 @dataclass
@@ -171,7 +172,7 @@ class PolicyGraphs:
         self._pool = pool
 
     def replay(self, batch: HostBatch) -> Replayed | None:
-        """Run a decode step of B sequences and return its logits (B, V) and groups, valid until the next replay.
+        """Run a decode step of B sequences; its logits (B, V) and the step, valid until the next replay.
 
         None if it cannot be captured, or has not come often enough to be.
         """
@@ -198,7 +199,7 @@ class PolicyGraphs:
         captured, step = known.captured[measured]
         captured.graph.replay()
         [places] = upload([layout.places], self._device)
-        return Replayed(captured.logits[places], step.groups)
+        return Replayed(captured.logits[places], step.last)
 
     @property
     def captured(self) -> list[tuple[tuple[AttentionPolicy, int], ...]]:
@@ -244,16 +245,17 @@ class PolicyGraphs:
         )
 
     def _step(self, layout: Layout, context: int, measured: bool) -> _Step:
-        def make() -> tuple[StepGroup, ...]:
+        rows = layout.rows
+
+        def make() -> PagedStep:
             groups, start = [], 0
             for policy, size in layout.groups:
                 groups.append(self._answers(policy, start, self._batch(start, size, context), measured=measured))
                 start += size
-            return tuple(group for group in groups if group is not None)  # each is there, or it would be refused
+            there = tuple(group for group in groups if group is not None)  # each is, or the layout would be refused
+            return PagedStep(self._pages, self._batch(0, rows, context), self._long[2, :rows], there)
 
-        def run(groups: tuple[StepGroup, ...]) -> torch.Tensor:
-            rows = layout.rows
-            step = PagedStep(self._pages, self._batch(0, rows, context), self._long[2, :rows], groups)
+        def run(step: PagedStep) -> torch.Tensor:
             input_ids = self._fill(self._long[0, :rows], self._long[3, :rows])
             return self._run(step, input_ids, self._long[1, :rows], self._rows[:rows])
 

@@ -7,6 +7,7 @@ Where heads are split over ranks, it is that of the first rank's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sparse import BLOCK, keys_read
-from longreach_patches import BlockBudget, MassSample, StepGroup
+from longreach_patches import MassSample, PagedStep, StepMeasurements
 
 from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.messages import DENSE
@@ -30,11 +31,45 @@ _EVERY = 64
 
 
 class _Queries(NamedTuple):
-    """Sampled queries of a chunk: whose they are, at which positions, and their group."""
+    """Sampled queries of a chunk: whose they are, and at which positions."""
 
     request: Request
     positions: list[int]
-    group: int
+
+
+@dataclass(eq=False)
+class _Group:
+    """The chunks of one policy in a step, what is asked of them, and what was measured, on its way to the host.
+
+    The rows of `kept` are those of `queries` one after another.
+    """
+
+    chunks: tuple[Chunk, ...]
+    queries: list[_Queries] = field(default_factory=list)
+    sample: MassSample | None = None
+    kept: OnItsWay | None = None
+    visited: OnItsWay | None = None
+    missed: OnItsWay | None = None
+
+    def deliver(self, drawn: dict[str, list[int]]) -> None:
+        """As `StepSamples.deliver`."""
+        if self.visited is not None:
+            for chunk, tiles in zip(self.chunks, self.visited.lists()[0], strict=True):
+                chunk.request.measured.visited += tiles
+        if self.missed is not None:
+            _count_reads(self.chunks, self.missed.lists()[0], drawn)
+        if self.kept is None:
+            return
+        values, start = np.array(self.kept.lists()[0], np.float32), 0
+        for one in self.queries:
+            kept = values[start : start + len(one.positions)]
+            start += len(one.positions)
+            if one.positions[0] < one.request.prompt_tokens:
+                one.request.measured.kept.append(kept)
+            elif (reads := one.request.reads) is not None:
+                for position, part in zip(one.positions, kept, strict=True):
+                    if position < reads.end:  # else its token was a draft
+                        reads.add_kept(float(part.mean()), float(part.min()))
 
 
 def sampled(prompt_tokens: int, start: int, end: int) -> list[int]:
@@ -56,78 +91,74 @@ def sampled_of_answer(prompt_tokens: int, start: int, end: int) -> list[int]:
 class StepSamples:
     """The sampled queries of one step; none where all requests are dense, or write their answers and see all."""
 
-    def __init__(self) -> None:
-        self.samples: list[MassSample | None] = []
-        self._queries: list[_Queries] = []
-        self._results: list[OnItsWay] = []
-        self._chunks: list[tuple[Chunk, ...]] = []
-        self._visited: list[OnItsWay | None] = []
-        self._missed: list[OnItsWay | None] = []
+    def __init__(self, groups: list[_Group]) -> None:
+        self._groups = groups
+
+    @property
+    def samples(self) -> list[MassSample | None]:
+        """What is asked of each group."""
+        return [group.sample for group in self._groups]
 
     @classmethod
     def of_step(cls, plan: StepPlan, batch: HostBatch, paged: PagedBatch) -> StepSamples:
         """What is to be measured in a step that has not run."""
-        found = cls()
-        for number, (group, (_, chunks)) in enumerate(
-            zip(batch.groups, plan.groups if batch.groups else (), strict=True)
-        ):
-            found._chunks.append(chunks)
-            found.samples.append(found._of_group(number, group, chunks, paged))
-        return found
+        by_policy = plan.groups if batch.groups else ()
+        return cls([_asked(group, chunks, paged) for group, (_, chunks) in zip(batch.groups, by_policy, strict=True)])
 
     @classmethod
-    def of_replay(cls, plan: StepPlan, groups: tuple[StepGroup, ...]) -> StepSamples | None:
+    def of_replay(cls, plan: StepPlan, step: PagedStep | None) -> StepSamples | None:
         """What a captured step of answers has measured; None if it has no budgets of keys.
 
         Behind its answers a group may have rows that are padding.
         """
-        if all(group.budget is None for group in groups):
+        if step is None or all(group.budget is None for group in step.groups):
             return None
-        found = cls()
-        for number, (group, (_, chunks)) in enumerate(zip(groups, plan.groups, strict=True)):
-            found._chunks.append(chunks)
-            found._visited.append(None)
-            tokens = None if group.budget is None else OnItsWay(_of_tokens(group.budget)[: len(chunks)])
-            found._missed.append(tokens)
-            found.samples.append(found._of_answers(number, group, chunks))
-        return found
+        groups = []
+        for measured, (_, chunks) in zip(step.measured(), plan.groups, strict=True):
+            group = _Group(chunks)
+            if measured.missed is not None:
+                group.missed = OnItsWay(_of_tokens(measured.missed)[: len(chunks)])
+            if measured.kept is not None:
+                _take_turns(group, measured.kept)
+            groups.append(group)
+        return cls(groups)
 
-    def _of_answers(self, number: int, group: StepGroup, chunks: tuple[Chunk, ...]) -> MassSample | None:
-        """The measurements of those answers whose turn it is, of a step that has measured all of them."""
-        rows = []
-        for row, chunk in enumerate(chunks if group.sample is not None else ()):
-            if positions := _uncounted(chunk):
-                rows.append(row)
-                self._queries.append(_Queries(chunk.request, positions, number))
-        if group.sample is None or not rows:
-            return None
-        kept = torch.stack(group.sample.kept, 1)
-        [taken] = upload([np.array(rows)], kept.device)
-        self._results.append(OnItsWay(kept[taken]))
-        return group.sample
+    def collect(self, measured: StepMeasurements) -> None:
+        """Send what the step has measured to the host: the mass that was kept, the tiles that were chosen, and bounds
+        of what was missed."""
+        for group, found in zip(self._groups, measured, strict=True):
+            group.kept = None if found.kept is None else OnItsWay(found.kept)
+            group.visited = None if found.visited is None else OnItsWay(found.visited)
+            group.missed = None if found.missed is None else OnItsWay(_of_tokens(found.missed))
 
-    def _of_group(
-        self, number: int, group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch
-    ) -> MassSample | None:
-        rows: list[int] = []
-        owners: list[int] = []
-        lengths: list[int] = []
-        firsts = accumulate((chunk.num_sequences for chunk in chunks), initial=0)
-        for index, chunk in zip(firsts, chunks, strict=False):
-            request = chunk.request
-            if chunk.policy.is_decode:
-                found = _uncounted(chunk)
-            elif chunk.policy == DENSE or request.generated:
-                continue
-            else:
-                found = sampled(request.prompt_tokens, chunk.start, chunk.end)
-            rows += [int(group.cu_seqlens_q[index]) + position - chunk.start for position in found]
-            owners += [group.sequences.start + index] * len(found)
-            lengths += [position + 1 for position in found]
-            if found:
-                self._queries.append(_Queries(request, found, number))
-        if not rows:
-            return None
+    def deliver(self, drawn: dict[str, list[int]]) -> None:
+        """Wait for it and add it to the requests' measurements, but for drafts that do not stand, given what the step
+        has `drawn` for each request."""
+        for group in self._groups:
+            group.deliver(drawn)
+
+
+def _asked(group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch) -> _Group:
+    """The queries of a group that are looked at, of a step with the sequences `paged`."""
+    asked = _Group(chunks)
+    rows: list[int] = []
+    owners: list[int] = []
+    lengths: list[int] = []
+    firsts = accumulate((chunk.num_sequences for chunk in chunks), initial=0)
+    for index, chunk in zip(firsts, chunks, strict=False):
+        request = chunk.request
+        if chunk.policy.is_decode:
+            found = _uncounted(chunk)
+        elif chunk.policy == DENSE or request.generated:
+            continue
+        else:
+            found = sampled(request.prompt_tokens, chunk.start, chunk.end)
+        rows += [int(group.cu_seqlens_q[index]) + position - chunk.start for position in found]
+        owners += [group.sequences.start + index] * len(found)
+        lengths += [position + 1 for position in found]
+        if found:
+            asked.queries.append(_Queries(request, found))
+    if rows:
         device = paged.context_lens.device
         on_device, owner = upload([np.array(rows), np.array(owners)], device)
         starts, lens = upload([np.arange(len(rows) + 1, dtype=np.int32), np.array(lengths, np.int32)], device)
@@ -140,46 +171,20 @@ class StepSamples:
             num_decodes=len(rows),
             known_lengths=((1,) * len(rows), tuple(lengths)),
         )
-        return MassSample(on_device, alone)
+        asked.sample = MassSample(on_device, alone)
+    return asked
 
-    def collect(self, groups: tuple[StepGroup, ...]) -> None:
-        """Send what the step has measured to the host: the mass that was kept, the tiles that were chosen, and bounds
-        of what was missed."""
-        self._visited = [
-            OnItsWay(torch.stack(group.choice.visited).sum(0)) if group.choice is not None else None for group in groups
-        ]
-        self._missed = [OnItsWay(_of_tokens(group.budget)) if group.budget is not None else None for group in groups]
-        self._results = [
-            OnItsWay(torch.stack(sample.kept, 1)) for sample in self.samples if sample is not None and sample.kept
-        ]
 
-    def deliver(self, drawn: dict[str, list[int]]) -> None:
-        """Wait for it and put it into the requests' `kept`, (queries, layers, heads) for each chunk, and `reads`, but
-        for drafts that do not stand, given what the step has `drawn` for each request."""
-        measured = [n for n, sample in enumerate(self.samples) if sample is not None and sample.kept]
-        values = {
-            n: np.array(on_its_way.lists()[0], np.float32)
-            for n, on_its_way in zip(measured, self._results, strict=True)
-        }
-        for chunks, visited in zip(self._chunks, self._visited, strict=True):
-            if visited is not None:
-                for chunk, tiles in zip(chunks, visited.lists()[0], strict=True):
-                    chunk.request.visited += tiles
-        for chunks, missed in zip(self._chunks, self._missed, strict=True):
-            if missed is not None:
-                _count_reads(chunks, missed.lists()[0], drawn)
-        taken = dict.fromkeys(values, 0)
-        for one in self._queries:
-            if one.group in values:
-                start = taken[one.group]
-                taken[one.group] += len(one.positions)
-                kept = values[one.group][start : taken[one.group]]
-                if one.positions[0] < one.request.prompt_tokens:
-                    one.request.kept.append(kept)
-                elif one.request.reads is not None:
-                    for position, part in zip(one.positions, kept, strict=True):
-                        if position < one.request.reads.end:  # else its token was a draft
-                            one.request.reads.add_kept(float(part.mean()), float(part.min()))
+def _take_turns(group: _Group, kept: torch.Tensor) -> None:
+    """Note what those answers kept whose turn it is, of a captured step that has measured all, `kept` (rows, ...)."""
+    rows = []
+    for row, chunk in enumerate(group.chunks):
+        if positions := _uncounted(chunk):
+            rows.append(row)
+            group.queries.append(_Queries(chunk.request, positions))
+    if rows:
+        [taken] = upload([np.array(rows)], kept.device)
+        group.kept = OnItsWay(kept[taken])
 
 
 def _uncounted(chunk: Chunk) -> list[int]:
@@ -190,9 +195,8 @@ def _uncounted(chunk: Chunk) -> list[int]:
     return sampled_of_answer(chunk.request.prompt_tokens, max(chunk.start, reads.end), chunk.end)
 
 
-def _of_tokens(budget: BlockBudget) -> torch.Tensor:
-    """(T, 2): the mean and the greatest over layers and heads of what each token has missed at most."""
-    missed = torch.stack(budget.missed)
+def _of_tokens(missed: torch.Tensor) -> torch.Tensor:
+    """(T, 2): of `missed` (layers, T, heads) the mean and the greatest over layers and heads."""
     return torch.stack([missed.mean((0, 2)), missed.amax((0, 2))], 1)
 
 

@@ -1,0 +1,31 @@
+"""What is measured of one request's attention. Plain data, which `device.policies.mass_samples` alone adds to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from longreach.engine.requests.sparse_decode_stats import AnswerReads
+
+
+@dataclass(eq=False)
+class Measurements:
+    """Sums and samples, from when they are measured to when they are told.
+
+    Attributes:
+        kept: arrays (queries, layers, heads) of the part of the dense attention's mass that its policy keeps, on a
+            sample of its prompt's queries.
+        visited: key tiles that a dynamic policy chose, over layers, KV heads and the query tiles of the prompt.
+        reads: what the tokens of its answer have read, if a budget says how many keys that may be.
+    """
+
+    kept: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    visited: int = 0
+    reads: AnswerReads | None = None
+
+    def take_kept(self) -> list[npt.NDArray[np.float32]]:
+        """Take what is `kept`, which is told once and needs no memory after that."""
+        kept, self.kept = self.kept, []
+        return kept
