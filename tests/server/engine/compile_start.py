@@ -28,7 +28,7 @@ from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.startup import parallel_compile
-from longreach.engine.startup.calibrate import rehearse
+from longreach.engine.startup.calibrate import calibrate
 from longreach.engine.startup.warmup import warm
 from longreach_kernels import decode_needs
 from longreach_kernels.backends import resolve as backends
@@ -37,7 +37,7 @@ from longreach_patches import KVPages, LoadedModel, PageShape, layer_masks, load
 from triton.backends.compiler import GPUTarget
 
 PAGE = 128
-_STEP = (600, 40)  # tokens and rows of the rehearsal
+_STEP = (600, 40)  # tokens and rows of the calibration
 # Pages and limits as they are planned, and as they turn out.
 _PLANNED = 90, Limits(40, 4096, 20000)
 _FOUND = 83, Limits(40, 4096, 19001)
@@ -146,9 +146,9 @@ def start(
     limits: Limits,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
 ) -> None:
-    """What `build_parts` does on a GPU."""
-    rehearsal = rehearse(loaded, PAGE, *_STEP)
-    scales = rehearsal.scales if shape.dtype != loaded.dtype else None
+    """What `start_rank` does on a GPU."""
+    calibration = calibrate(loaded, PAGE, *_STEP)
+    scales = calibration.scales if shape.dtype != loaded.dtype else None
     pages = KVPages(shape, num_pages, loaded.device, scales)
     drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64)
     graphs_over(pages, drawn, limits).capture()
@@ -192,7 +192,7 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     page = torch.empty(1, PAGE, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
     graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
     left = _pages_left_by(
-        lambda: parallel_compile.compile_kernels(loaded, shape, *_PLANNED, rehearsed=_STEP, graphs_over=graphs_over)
+        lambda: parallel_compile.compile_kernels(loaded, shape, *_PLANNED, calibrated=_STEP, graphs_over=graphs_over)
     )
     compiler.starting = True
     with torch.inference_mode():

@@ -26,13 +26,13 @@ _TINY = LlamaConfig(
 # Starts an engine, and prints how many kernels were compiled in the parallel phase and which after it.
 _REAL_START = """
 import sys
-from longreach.engine.startup import load as parts
-from longreach.engine.startup.build import build_engine
 from longreach.engine.messages import EngineConfig
+from longreach.engine.startup import start_rank
+from longreach.engine.startup.build import build_engine
 from triton import knobs
 
 compiled, ahead = [], []
-compile_kernels = parts.compile_kernels
+compile_kernels = start_rank.compile_kernels
 
 def listen(src, cache_hit, **_):
     if not cache_hit:
@@ -44,7 +44,7 @@ def spy(*args, **options):
     compiled.clear()
 
 knobs.compilation.listener = listen
-parts.compile_kernels = spy
+start_rank.compile_kernels = spy
 engine, _ = build_engine(EngineConfig(model=sys.argv[1], random_weights=True, kv_cache_dtype=sys.argv[2]))
 engine.close()
 print(len(ahead), compiled)

@@ -19,7 +19,7 @@ from longreach.engine.device.ranks.process_group import Joined, layout_of
 from longreach.engine.engine import Engine
 from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Sampling
 from longreach.engine.startup import build as building
-from longreach.engine.startup.load import build_parts
+from longreach.engine.startup.start_rank import start_rank
 from longreach_kernels.needs import DecodeNeeds
 from longreach_patches import PagedStep
 
@@ -96,19 +96,19 @@ def _config(model_dir: Path, page_size: int = 16, page_bounds: bool = False) -> 
 
 def build(model_dir: Path, **changes: Any) -> tuple[Engine, _Graphs]:
     config = _config(model_dir, **changes)
-    parts = build_parts(config, Joined(layout_of(config)))
-    plain = parts.forward
+    state = start_rank(config, Joined(layout_of(config)))
+    plain = state.forward
     by_policy = PolicyGraphs(
         lambda step, *tensors: forward(plain.loaded, _forgetful(step), *tensors),
         lambda input_ids, rows: fill_pending(input_ids, rows, plain.drawn),
         plain.pages,
         lambda num_seqs, context: DecodeNeeds(workspace_bytes=num_seqs * context, by_length=True),
-        parts.limits,
+        state.limits,
         plain.policies.answers,
     )
     graphs: Any = _Graphs(by_policy)
     watched = _Watched(plain.loaded, plain.pages, plain.drawn, graphs, plain.policies)
-    return building._engine(config, parts._replace(forward=watched))[0], graphs
+    return building._engine(config, state._replace(forward=watched))[0], graphs
 
 
 def _forgetful(step: PagedStep) -> PagedStep:

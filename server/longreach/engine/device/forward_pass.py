@@ -239,5 +239,5 @@ def _of_all_ranks(measured: StepMeasurements) -> StepMeasurements:
     """What was measured, with the tiles that dynamic policies chose counted over the heads of all ranks."""
     for group in measured:
         if group.visited is not None:
-            distributed.all_reduce(group.visited)  # a sum that nobody else has
+            distributed.all_reduce(group.visited)  # in place: the sum over layers was made for this
     return measured

@@ -1,4 +1,4 @@
-"""From an `EngineConfig` to a ready engine: start the other ranks, make this one's parts, and put an engine on them."""
+"""From an `EngineConfig` to a ready engine: start the other ranks, start this one, and put an engine on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import bounded_layers
-from longreach.engine.startup.load import Parts, build_parts, share_threads
+from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
 
 
 def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
@@ -40,7 +40,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)
-        return _engine(config, build_parts(config, Joined(layout)))
+        return _engine(config, start_rank(config, Joined(layout)))
     # Before there are ranks: the messages are this one's to give.
     if config.batch_invariant:
         check_ranks(layout)
@@ -52,7 +52,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     try:
         joined = join(own, 0, ranks.rendezvous)
         share_threads(joined.layout)
-        return _engine(own, build_parts(own, joined), ranks)
+        return _engine(own, start_rank(own, joined), ranks)
     except BaseException:
         ranks.kill()
         leave(together=False)
@@ -60,26 +60,26 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         raise
 
 
-def _engine(config: EngineConfig, parts: Parts, ranks: Ranks | None = None) -> tuple[Engine, Started]:
-    limits, computing = parts.limits, parts.forward
+def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) -> tuple[Engine, Started]:
+    limits, computing = state.limits, state.forward
     loaded, pages, policies = computing.loaded, computing.pages, computing.policies
-    pool = PagePool(pages.num_pages, config.page_size, HostPages(parts.host_slots) if parts.host_slots else None)
+    pool = PagePool(pages.num_pages, config.page_size, HostPages(state.host_slots) if state.host_slots else None)
     builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(limits.max_model_len), config.page_size)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
-    bands = [mask.band for mask in parts.own]
+    bands = [mask.band for mask in state.own_masks]
     reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     usage = PolicyUsage(policies)
     pairs = PairCount(reach, usage.pairs)
     scheduler = Scheduler(PageAllocator(pool, hasher), limits)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
-    return engine, _started(parts, config)
+    return engine, _started(state, config)
 
 
-def _started(parts: Parts, config: EngineConfig) -> Started:
-    loaded, pages, limits = parts.forward.loaded, parts.forward.pages, parts.limits
+def _started(state: RankState, config: EngineConfig) -> Started:
+    loaded, pages, limits = state.forward.loaded, state.forward.pages, state.limits
     backend, ranks = loaded.patched.backend, loaded.layout.size
     device = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
     return Started(
@@ -88,7 +88,7 @@ def _started(parts: Parts, config: EngineConfig) -> Started:
         kv_tokens=pages.num_tokens,
         page_size=config.page_size,
         page_bytes=ranks * pages.shape.bytes_per_page,
-        host_kv_tokens=parts.host_slots * config.page_size,
+        host_kv_tokens=state.host_slots * config.page_size,
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=_end_tokens(loaded, config.tokenizer_eos_ids),
         model_type=loaded.config.model_type,

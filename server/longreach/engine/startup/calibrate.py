@@ -1,4 +1,8 @@
-"""The largest step, run once before there are requests: what memory it takes, and how large keys and values get."""
+"""Calibration: the largest step, run once before there are requests.
+
+It tells how much memory a step takes beside weights and pages, which is then left free of pages; and how large keys and
+values get, from which the scales of pages of 8-bit floats are made.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from longreach_patches import KVPages, KVScales, LoadedModel, PagedStep, PageSha
 from longreach.engine.device.forward_pass import forward
 
 
-class Rehearsal(NamedTuple):
+class Calibration(NamedTuple):
     """`peak_bytes` that a step takes on a GPU beside weights and pages, and scales for pages of 8-bit floats."""
 
     peak_bytes: int
@@ -20,7 +24,7 @@ class Rehearsal(NamedTuple):
 
 
 @torch.inference_mode()
-def rehearse(loaded: LoadedModel, page_size: int, num_tokens: int, num_rows: int) -> Rehearsal:
+def calibrate(loaded: LoadedModel, page_size: int, num_tokens: int, num_rows: int) -> Calibration:
     """Compute one prompt of `num_tokens`, and sort `num_rows` rows of its logits.
 
     The prompt is made of random tokens, always the same ones: scales, and so answers, do not depend on what is asked.
@@ -57,7 +61,7 @@ def rehearse(loaded: LoadedModel, page_size: int, num_tokens: int, num_rows: int
     del pages
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return Rehearsal(peak, scales)
+    return Calibration(peak, scales)
 
 
 def _first_token(bos: int | list[int] | None) -> int:

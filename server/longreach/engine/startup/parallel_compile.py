@@ -1,8 +1,9 @@
 """The kernels of the start, compiled on all cores before the start launches them one after the other.
 
 Triton compiles a kernel when it is first launched, which takes a core up to some seconds, and a model needs dozens. So
-the steps of the start are computed once with nothing launched, on pages as they are planned to be; what they would
-have launched is compiled on several threads, and is found by the launches that follow.
+the steps of the start (`calibrate`, the captured steps of `device.graphs`, `warmup`) are computed once with nothing
+launched, on pages as they are planned to be. What they would have launched is compiled on several threads, and is found
+by the launches that follow. `warmup_command` fills the same cache ahead of a start, by real launches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from longreach_patches import KVPages, LoadedModel, PageShape
 
 from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.scheduling.limits import Limits
-from longreach.engine.startup.calibrate import rehearse
+from longreach.engine.startup.calibrate import calibrate
 from longreach.engine.startup.warmup import warm
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def compile_kernels(
     num_pages: int,
     limits: Limits,
     *,
-    rehearsed: tuple[int, int] | None,
+    calibrated: tuple[int, int] | None,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs] | None,
 ) -> None:
     """Compile what the start will launch. A kernel that does not compile is logged; the start then fails at it.
@@ -41,7 +42,7 @@ def compile_kernels(
         loaded: the model, on a GPU.
         shape, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
             some kernels by itself.
-        rehearsed: tokens and rows of the step that the start rehearses, or None if it rehearses none.
+        calibrated: tokens and rows of the step that the start calibrates with, or None if it does not calibrate.
         graphs_over: makes the graphs that the start captures, as `StepGraphs.of` does; None if it captures none.
     """
     if loaded.patched.backend.name == "reference":
@@ -50,8 +51,8 @@ def compile_kernels(
     def compute_start() -> None:
         """The pages end with this function: a name that still held them, if only through the last step's closure, would
         take their memory from the real ones."""
-        rehearsal = None if rehearsed is None else rehearse(loaded, shape.page_size, *rehearsed)
-        scales = rehearsal.scales if rehearsal is not None and shape.dtype != loaded.dtype else None
+        calibration = None if calibrated is None else calibrate(loaded, shape.page_size, *calibrated)
+        scales = calibration.scales if calibration is not None and shape.dtype != loaded.dtype else None
         pages = KVPages(shape, num_pages, loaded.device, scales)
         if graphs_over is not None:
             drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)

@@ -57,12 +57,12 @@ def main() -> None:
 
 def _start(first: Join) -> ForwardPass:
     from longreach.engine.device.ranks.process_group import join, on_rank  # torch takes seconds to import
-    from longreach.engine.startup.load import build_parts, share_threads
+    from longreach.engine.startup.start_rank import share_threads, start_rank
 
     config = on_rank(first.config, first.rank)
     joined = join(config, first.rank, first.rendezvous)
     share_threads(joined.layout)
-    return build_parts(config, joined).forward
+    return start_rank(config, joined).forward
 
 
 def _serve(connection: socket.socket, computing: ForwardPass) -> None:

@@ -1,7 +1,10 @@
-"""Steps of the kinds that no graph holds and the rehearsal does not have, run once before there are requests.
+"""The last step of a start: steps of the kinds that no graph holds and calibration does not have, run once.
 
 A kernel is compiled the first time that it is called in a new way, which takes seconds. Whoever is first to read a long
 prompt beside somebody else's answer should not wait for that, nor should the answer.
+
+Most of what is launched here `parallel_compile` has compiled before, on all cores. `warmup_command` is `longreach
+warmup`: a whole start, this step included, and then requests, to fill Triton's cache ahead of a server's start.
 """
 
 from __future__ import annotations

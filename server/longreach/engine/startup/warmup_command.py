@@ -2,8 +2,9 @@
 
 Triton compiles a kernel when it is first launched with a kind of arguments, and keeps the result in a folder
 (`TRITON_CACHE_DIR`) under a hash of the source, the arguments' kinds, the options, the GPU's architecture and Triton's
-version. So a warm-up is a start of the engine, which captures the decode graphs, and then requests of the shapes that
-traffic has; whoever starts with the same folder, GPU and versions finds everything by those hashes.
+version. So this command starts the engine, which compiles what a start needs (`parallel_compile`), captures graphs and
+runs the steps of `warmup`. Then it sends requests of the shapes that traffic has. Whoever starts with the same folder,
+GPU and versions finds everything by those hashes.
 """
 
 from __future__ import annotations
