@@ -24,8 +24,7 @@ from longreach.engine.messages import (
     Updates,
 )
 from longreach.engine.pair_count import PairCount
-from longreach.engine.requests.constraint import Constraint
-from longreach.engine.requests.request import Request
+from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 from longreach.engine.scheduling.scheduler import Scheduler

@@ -70,7 +70,7 @@ class SimulatedRunner:
         self._cost = cost
         self._seconds: float | None = None
         self._contents: dict[int, dict[int, bytes]] = {}  # by page and place in it
-        self._drawn: dict[int, int] = {}  # by row
+        self._drawn: dict[int, int] = {}  # by sequence slot
         # Before a move takes place; it may raise, and then nothing of it does.
         self.before_move: Callable[[PageMoves], None] = lambda moves: None
         self.moves = self.copied = 0
@@ -98,7 +98,7 @@ class SimulatedRunner:
             assert self._arriving.isdisjoint(read), "a step reads a page that is on its way from the host"
             written = chunk.request.pages[chunk.start // self._page_size : -(-chunk.end // self._page_size)]
             assert self._leaving.isdisjoint(written), "a step writes to a page that is on its way to the host"
-            tokens = [self._drawn[chunk.request.row] if token == PENDING else token for token in chunk.token_ids]
+            tokens = [self._drawn[chunk.request.seq_slot] if token == PENDING else token for token in chunk.token_ids]
             as_decode = self._rounds and chunk.as_decodes
             states = [self._write(chunk.request, chunk.start + i, token, as_decode) for i, token in enumerate(tokens)]
             if chunk.num_draws:
@@ -107,7 +107,7 @@ class SimulatedRunner:
         self.after_step(plan)
         for chunk in plan.chunks:
             if chunk.num_draws:
-                self._drawn[chunk.request.row] = drawn[chunk.request.id][-1]
+                self._drawn[chunk.request.seq_slot] = drawn[chunk.request.id][-1]
                 if chunk.request.id in self.broken:
                     drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
                     self.not_numbers.update(chunk.request.pages[chunk.start // self._page_size :])

@@ -52,10 +52,10 @@ def test_who_gives_way_is_not_taken_out_of_a_step_in_flight() -> None:
     plan = scheduler.plan()
     assert plan is not None
     scheduler.advance(plan)
-    assert (scheduler.plan(), batch.row) == (None, 0)
+    assert (scheduler.plan(), batch.seq_slot) == (None, 0)
     scheduler.settle({"batch": [7]})
     assert set(run_step(scheduler)) == {"urgent"}
-    assert batch.row < 0
+    assert batch.seq_slot < 0
     assert [chunk.request.id for chunk in plan.chunks] == ["batch"]
 
 

@@ -69,7 +69,7 @@ def _step(name: str) -> tuple[StepPlan, HostBatch, Limits]:
         prompt = [3 + (7 * index + at) % 40 for at in range(start + length + more)]
         spec = Generate(request_id=str(index), prompt=prompt, max_tokens=2, sampling=Sampling(temperature=0))
         request = Request.of(spec, 1, 0.0)
-        request.row, request.computed = index, start
+        request.seq_slot, request.computed = index, start
         request.hold.pages = list(range(page, page + -(-len(prompt) // PAGE)))
         page += len(request.pages)
         chunks.append(Chunk.of(request, length))
@@ -122,13 +122,13 @@ def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, nam
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     for found, wanted in zip((*pages.keys, *pages.values), (*expected_pages.keys, *expected_pages.values), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    assert [int(row) for row in layout.requests[: batch.num_decodes]] == batch.rows[: batch.num_decodes].tolist()
+    assert [int(row) for row in layout.seq_slots[: batch.num_decodes]] == batch.seq_slots[: batch.num_decodes].tolist()
 
 
 def test_what_no_graph_holds_is_left_alone() -> None:
     plan, batch, _ = _step("two prompts")
     more = Request.of(Generate(request_id="x", prompt=[5] * 9, max_tokens=1, sampling=Sampling()), 1, 0.0)
-    more.row, more.hold.pages = 7, [50]
+    more.seq_slot, more.hold.pages = 7, [50]
     crowded = StepPlan.of([*plan.chunks, Chunk.of(more, 9)])
     assert lay_out(BatchBuilder(8, 64, PAGE).build(crowded)) is None, "three prompts"
     answers = StepPlan(plan.chunks[: batch.num_decodes])

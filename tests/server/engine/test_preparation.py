@@ -13,7 +13,7 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.client import EngineClient
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.messages import Cancel, EngineConfig, Failed, Generate, Sampling
-from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.request import Constraint
 from longreach.engine.sampling.grammar import _KEPT, Grammars
 from longreach.engine.sampling.grammar_threads import Preparation, Prepared
 from longreach.engine.startup import engine_process as process

@@ -177,14 +177,14 @@ def test_a_stopped_engine_is_seen_at_once_and_replaced_in_the_end(model_dir: Pat
 
 SLOW_STEPS = """
 import sys, time
-from longreach.engine.startup import engine_process as process
 from longreach.engine.device import runner
+from longreach.engine.startup import engine_process
 plain = runner.Runner.launch
 def slow(self, plan):
     time.sleep(3)
     return plain(self, plan)
 runner.Runner.launch = slow
-process.main()
+engine_process.main()
 """
 
 

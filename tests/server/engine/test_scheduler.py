@@ -250,7 +250,7 @@ def test_answers_that_outgrow_their_promise_preempt_the_last_comer_once() -> Non
         scheduler.settle(drawn)
         scheduler.check()
         assert not early.preempted
-        if late.row >= 0 and late.preempted:
+        if late.seq_slot >= 0 and late.preempted:
             assert late.hold.reserved + len(late.pages) == 10
     assert preemptions == 1
     assert (early.generated, late.generated) == (30, 30)

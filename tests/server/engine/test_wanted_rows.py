@@ -28,7 +28,7 @@ def batch_of(*chunks: tuple[int, int, int, int], batch_invariant: bool = False) 
             request_id=str(index), prompt=list(range(3, 3 + prompt)), max_tokens=9, sampling=Sampling(temperature=0)
         )
         request = Request.of(of_request, 1, 0.0)
-        request.row, request.computed = index, start
+        request.seq_slot, request.computed = index, start
         if start >= prompt:  # it writes its answer
             request.tokens.extend([3] * (1 + start - prompt))
         request.hold.pages = list(range(page, page + -(-(start + length) // PAGE)))
@@ -40,13 +40,13 @@ def batch_of(*chunks: tuple[int, int, int, int], batch_invariant: bool = False) 
 def test_the_step_of_what_is_wanted() -> None:
     # An answer's token, the middle of a prompt, an answer with two drafts, the end of a prompt.
     batch = batch_of((20, 20, 1, 0), (90, 10, 40, 0), (30, 30, 3, 2), (50, 32, 18, 0))
-    assert batch.rows.tolist() == [0, 2, 1, 3]
+    assert batch.seq_slots.tolist() == [0, 2, 1, 3]
     assert batch.rows_wanted.tolist() == [1, 3, 0, 1]
     alone = batch.of_wanted(lone_as_decodes=True)
     assert alone.cu_seqlens_q.tolist() == [0, 1, 4, 5]
     assert alone.context_lens.tolist() == [21, 33, 50]
     assert alone.positions.tolist() == [20, 30, 31, 32, 49]
-    assert alone.rows.tolist() == [0, 2, 3]
+    assert alone.seq_slots.tolist() == [0, 2, 3]
     assert (alone.page_table == batch.page_table[[0, 1, 3]]).all()
     assert (alone.num_decodes, alone.max_seqlen_q, alone.max_context_len) == (1, 3, 50)
     assert alone.cu_seqlens_q.dtype == alone.context_lens.dtype == np.int32

@@ -22,7 +22,7 @@ class HostGroup:
 
     Attributes:
         policy: theirs.
-        sequences, rows: which of the step's B sequences and T tokens they are.
+        sequences, tokens: which of the step's B sequences and T tokens they are.
         cu_seqlens_q: where each starts, counted from the group's first token.
         num_decodes: leading sequences of one token.
         max_seqlen_q, max_context_len: the longest of each.
@@ -31,7 +31,7 @@ class HostGroup:
 
     policy: AttentionPolicy
     sequences: slice
-    rows: slice
+    tokens: slice
     cu_seqlens_q: Int32
     num_decodes: int
     max_seqlen_q: int
@@ -45,7 +45,7 @@ class HostBatch:
 
     Attributes:
         input_ids, positions, slots: (T,) the tokens, where they sit in their sequence, and where their keys go.
-        rows: (B,) the requests' own rows.
+        seq_slots: (B,) the requests' `seq_slot`.
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
         page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
@@ -58,7 +58,7 @@ class HostBatch:
     input_ids: Int64
     positions: Int64
     slots: Int64
-    rows: Int64
+    seq_slots: Int64
     cu_seqlens_q: Int32
     context_lens: Int32
     page_table: Int32
@@ -76,13 +76,13 @@ class HostBatch:
     @property
     def is_decode_only(self) -> bool:
         """Whether every sequence computes one token, of which it wants the logits."""
-        return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.rows)
+        return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.seq_slots)
 
     @property
     def rows_wanted(self) -> Int64:
         """(B,) of how many of its last tokens each sequence wants the logits."""
         owners = np.searchsorted(self.cu_seqlens_q, self.logit_rows, side="right") - 1
-        return np.bincount(owners, minlength=len(self.rows))
+        return np.bincount(owners, minlength=len(self.seq_slots))
 
     def of_wanted(self, *, lone_as_decodes: bool) -> HostBatch:
         """The step of `logit_rows` alone, of which there must be some; `groups` are not looked at.
@@ -101,7 +101,7 @@ class HostBatch:
             input_ids=self.input_ids[rows],
             positions=self.positions[rows],
             slots=self.slots[rows],
-            rows=self.rows[kept],
+            seq_slots=self.seq_slots[kept],
             cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
             context_lens=self.context_lens[kept],
             page_table=self.page_table[kept],
@@ -116,7 +116,7 @@ class HostBatch:
 class BatchBuilder:
     """Turns plans into arrays; keeps the table of page ids between steps, since little of it changes in one.
 
-    The table has a row for each running request (`Request.row`).
+    The table has a row for each running request, at its `Request.seq_slot`.
     """
 
     def __init__(self, max_num_seqs: int, max_pages: int, page_size: int) -> None:
@@ -137,10 +137,10 @@ class BatchBuilder:
         cu_seqlens_q = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=cu_seqlens_q[1:])
         ends = positions[cu_seqlens_q[1:] - 1].astype(np.int32) + 1
-        rows = np.repeat(np.array([chunk.request.row for chunk in chunks], np.int64), sequences)
+        slots = np.repeat(np.array([chunk.request.seq_slot for chunk in chunks], np.int64), sequences)
         longest = int(ends.max())
         input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
-        pages = self._table[np.repeat(rows, lengths), positions // self._page_size].astype(np.int64)
+        pages = self._table[np.repeat(slots, lengths), positions // self._page_size].astype(np.int64)
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
@@ -148,10 +148,10 @@ class BatchBuilder:
             input_ids=input_ids,
             positions=positions,
             slots=pages * self._page_size + positions % self._page_size,
-            rows=rows,
+            seq_slots=slots,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
-            page_table=self._table[rows, : -(-longest // self._page_size)],
+            page_table=self._table[slots, : -(-longest // self._page_size)],
             logit_rows=np.repeat(np.cumsum(sizes), wanted).astype(np.int64) - before_end,
             num_decodes=_decodes(chunks),
             max_seqlen_q=_longest(chunks),
@@ -160,14 +160,15 @@ class BatchBuilder:
         )
 
     def _update_row(self, request: Request) -> None:
-        # A request that comes back after a preemption may get its old row, but it has another list of pages.
-        if self._pages[request.row] is not request.pages:
-            self._pages[request.row] = request.pages
-            self._filled[request.row] = 0
-        filled, total = self._filled[request.row], len(request.pages)
-        if filled < total:
-            self._table[request.row, filled:total] = request.pages[filled:]
-            self._filled[request.row] = total
+        # A request that comes back after a preemption may get its old slot, but it has another list of pages.
+        slot, pages = request.seq_slot, request.pages
+        if self._pages[slot] is not pages:
+            self._pages[slot] = pages
+            self._filled[slot] = 0
+        filled = self._filled[slot]
+        if filled < len(pages):
+            self._table[slot, filled : len(pages)] = pages[filled:]
+            self._filled[slot] = len(pages)
 
 
 def _decodes(chunks: Sequence[Chunk]) -> int:
@@ -189,7 +190,7 @@ def _groups(plan: StepPlan, cu_seqlens_q: Int32, ends: Int32) -> Iterator[HostGr
         yield HostGroup(
             policy=policy,
             sequences=slice(first, last),
-            rows=slice(int(starts[0]), int(starts[-1])),
+            tokens=slice(int(starts[0]), int(starts[-1])),
             cu_seqlens_q=starts - starts[0],
             num_decodes=_decodes(chunks),
             max_seqlen_q=_longest(chunks),

@@ -72,9 +72,9 @@ def _spread(
     return model.lm_head(wanted)  # as every supported family names it
 
 
-def fill_pending(input_ids: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """input_ids (B,) with the requests' last tokens, `drawn` by `rows` (B,), where the host did not know them."""
-    return torch.where(input_ids < 0, drawn[rows], input_ids)
+def fill_pending(input_ids: torch.Tensor, seq_slots: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """input_ids (B,) with the last token, `drawn` at its `seq_slots` (B,), of each request where it is PENDING."""
+    return torch.where(input_ids < 0, drawn[seq_slots], input_ids)
 
 
 class StepGraphs(NamedTuple):
@@ -135,7 +135,7 @@ class StepGraphs(NamedTuple):
 class ForwardPass:
     """A model, or one rank's part of it, with its pages.
 
-    `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by the requests' rows; rank 0 fills it.
+    `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by their `seq_slot`; rank 0 fills it.
     """
 
     def __init__(
@@ -192,13 +192,13 @@ class ForwardPass:
 
     def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:
         device = self.loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.rows], device)
+        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.seq_slots], device)
         short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, logit_rows, rows = long
+        input_ids, positions, slots, logit_rows, seq_slots = long
         cu_seqlens_q, context_lens, page_table = short
         if batch.has_pending:
             for tokens, sequences in _lone(batch):
-                input_ids[tokens] = fill_pending(input_ids[tokens], rows[sequences], self.drawn)
+                input_ids[tokens] = fill_pending(input_ids[tokens], seq_slots[sequences], self.drawn)
         paged = _on_device(batch, cu_seqlens_q, context_lens, page_table)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
@@ -231,7 +231,7 @@ def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:
         yield slice(batch.num_decodes), slice(batch.num_decodes)
     for group in batch.groups:
         count = group.num_decodes
-        tokens, sequences = group.rows.start, group.sequences.start
+        tokens, sequences = group.tokens.start, group.sequences.start
         yield slice(tokens, tokens + count), slice(sequences, sequences + count)
 
 

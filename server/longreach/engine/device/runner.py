@@ -113,11 +113,11 @@ class Runner:
         """Keep the last token of each request, which the next step may take up before the host knows it."""
         if not self.overlaps or not drawing:
             return
-        rows = np.array([chunk.request.row for chunk in drawing])
+        slots = np.array([chunk.request.seq_slot for chunk in drawing])
         last = np.cumsum([chunk.num_draws for chunk in drawing]) - 1
-        rows, last = upload([rows, last], self._loaded.device)
+        slots, last = upload([slots, last], self._loaded.device)
         # What is not a number ends its request one step late; until then it stands for some token.
-        self._computing.drawn[rows] = tokens[last].clamp(min=0)
+        self._computing.drawn[slots] = tokens[last].clamp(min=0)
 
     def _logits(self, plan: StepPlan, batch: HostBatch) -> tuple[torch.Tensor, StepSamples | None]:
         if self._ranks is None:

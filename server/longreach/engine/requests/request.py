@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from longreach.engine.cost_model import Reach
 from longreach.engine.messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
-from longreach.engine.requests.constraint import Constraint
 from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.prompt_lookup import PromptLookup
@@ -19,6 +22,23 @@ from longreach.engine.requests.token_counts import TokenCounts
 PENDING = -1
 # Queries of the tiles that dynamic policies choose for; a multiple of every kernel's.
 TILE = 128
+
+
+class Constraint(Protocol):
+    """The state of one answer within its grammar, as plain data; `sampling.grammar` has the real one."""
+
+    def mask(self) -> npt.NDArray[np.uint8] | None:
+        """Which tokens may come next, (ceil(V / 8),), the lowest bit first; None after an error."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """The token was drawn; whether the answer is complete, so that nothing may follow."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further."""
+        ...
 
 
 @dataclass(eq=False)
@@ -35,7 +55,8 @@ class Request:
         visible: how much its attention policy lets a query see, for predictions; None for everything.
         visible_to_answer: the same of the tokens of its answer that may not read all keys.
         hold: what it holds of the KV cache; the allocator alone writes to it.
-        row: its own row in the table of page ids while it runs; -1 while it waits.
+        seq_slot: its place among the running requests, in the table of page ids and for the token that it drew last; -1
+            while it waits.
         preempted: it had to give its pages back once.
         waited: seconds from its arrival to its first step, once that has begun.
         scored: of how many of its prompt's first tokens the log-probabilities are, or are being, computed.
@@ -53,7 +74,7 @@ class Request:
     hold: PageHold = field(default_factory=PageHold)
     visible: Reach | None = None
     visible_to_answer: Reach | None = None
-    row: int = -1
+    seq_slot: int = -1
     preempted: bool = False
     waited: float | None = None
     finish_reason: FinishReason | None = None

@@ -67,7 +67,7 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """Where one answer is within its grammar; see `constraint.Constraint`."""
+    """Where one answer is within its grammar; see `request.Constraint`."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from longreach.engine.messages import Failed, Generate
-from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.request import Constraint
 
 logger = logging.getLogger(__name__)
 

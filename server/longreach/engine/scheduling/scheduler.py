@@ -48,7 +48,7 @@ class Scheduler:
         self.waiting: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.preemptions = 0
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._in_flight: list[StepPlan] = []
         self._next = NextInLine()
 
@@ -169,8 +169,8 @@ class Scheduler:
             assert not request.pages, request.id
             assert not request.hold.reserved, request.id
             assert request.id not in self.running, request.id
-        rows = [request.row for request in requests]
-        assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a row is lost or used twice"
+        slots = [request.seq_slot for request in requests]
+        assert sorted(slots + self._free_slots) == list(range(self.limits.max_num_seqs)), "a slot is lost or used twice"
 
     def _streams(self, now: float) -> list[Chunk] | None:
         """The token that each answer wants and the drafts behind it, which leave half of the step to prompts.
@@ -184,7 +184,7 @@ class Scheduler:
         room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
         chunks = []
         for request in requests:
-            if request.row < 0:
+            if request.seq_slot < 0:
                 continue  # preempted
             if not self.allocator.reserve(request, len(request.tokens)):
                 if self._in_flight:
@@ -230,7 +230,7 @@ class Scheduler:
         return True
 
     def _has_room(self, request: Request) -> bool:
-        return bool(self._free_rows) and self.allocator.can_reserve(request, self._first_reservation(request))
+        return bool(self._free_slots) and self.allocator.can_reserve(request, self._first_reservation(request))
 
     def _first_reservation(self, request: Request) -> int:
         """Tokens for which a request has to have room when it is let in."""
@@ -292,17 +292,17 @@ class Scheduler:
         return not waits
 
     def _let_in(self, request: Request) -> bool:
-        """Whether a request runs; one that waited gets a row and its pages, if it can."""
-        if request.row >= 0:
+        """Whether a request runs; one that waited gets a slot and its pages, if it can."""
+        if request.seq_slot >= 0:
             return True
         if self._next.is_blocked:
             return False
-        if not self._free_rows or not self.allocator.reserve(request, self._first_reservation(request)):
+        if not self._free_slots or not self.allocator.reserve(request, self._first_reservation(request)):
             self._next.block(request)
             return False
         del self.waiting[request.id]
         self.running[request.id] = request
-        request.row = self._free_rows.pop()
+        request.seq_slot = self._free_slots.pop()
         return True
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
@@ -312,6 +312,6 @@ class Scheduler:
     def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]
         self.allocator.free(request, keep_until)
-        self._free_rows.append(request.row)
-        request.row = -1
+        self._free_slots.append(request.seq_slot)
+        request.seq_slot = -1
         self._next.unblock()

@@ -34,7 +34,7 @@ from longreach.engine.messages import (
     frame_length,
     to_engine_decoder,
 )
-from longreach.engine.requests.constraint import Constraint
+from longreach.engine.requests.request import Constraint
 from longreach.engine.sampling.grammar_threads import Preparation, Prepared
 from longreach.util.child_process import EXIT_DEVICE_LOST, belong_to_parent, end
 from longreach.util.memory import settle_garbage

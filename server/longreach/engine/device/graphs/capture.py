@@ -11,7 +11,7 @@ from longreach_kernels import DecodeNeeds
 from longreach_patches import PagedStep
 from torch import distributed
 
-# (step, input ids, positions, rows) -> logits; the next is (input ids, rows of requests) -> input ids
+# (step, input ids, positions, rows) -> logits; the next is (input ids, sequence slots) -> input ids
 Forward = Callable[[PagedStep, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts up to a length

@@ -92,7 +92,7 @@ class DecodeGraphs:
             return None
         long = np.zeros((4, size), np.int64)
         long[2, count:] = -1  # padding writes nowhere
-        long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.rows
+        long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
         short = np.zeros((size, batch.page_table.shape[1] + 1), np.int32)
         short[:count, 0] = batch.context_lens
         short[:count, 1:] = batch.page_table

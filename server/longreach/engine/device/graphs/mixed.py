@@ -37,7 +37,7 @@ class Layout:
     Attributes:
         answers, rows: the size, unused rows included.
         input_ids, positions, slots: (rows,) as in `HostBatch`; -1 for the slot of what is not there.
-        requests: (answers,) the rows of the requests that answer.
+        seq_slots: (answers,) those of the requests that answer.
         logit_rows: (answers + PROMPTS,) of the answers' rows, then of the last of each prompt's.
         cu_seqlens_q: (answers + PROMPTS + 1,) where each sequence's tokens start.
         context_lens: (answers + PROMPTS,) as in `HostBatch`, 0 for what is not there.
@@ -50,7 +50,7 @@ class Layout:
     input_ids: Int64
     positions: Int64
     slots: Int64
-    requests: Int64
+    seq_slots: Int64
     logit_rows: Int64
     cu_seqlens_q: Int32
     context_lens: Int32
@@ -61,7 +61,7 @@ class Layout:
 def lay_out(batch: HostBatch) -> Layout | None:
     """Where everything of a step stands in the smallest captured size that holds it; None if none does."""
     count = batch.num_decodes
-    prompts = len(batch.rows) - count
+    prompts = len(batch.seq_slots) - count
     wanted = batch.rows_wanted
     answers = places_for(count)
     beside = len(batch.input_ids) - count
@@ -89,7 +89,7 @@ def lay_out(batch: HostBatch) -> Layout | None:
         input_ids=padded(batch.input_ids, tokens, rows),
         positions=padded(batch.positions, tokens, rows),
         slots=padded(batch.slots, tokens, rows, -1),
-        requests=padded(batch.rows[:count], sequences[:count], answers),
+        seq_slots=padded(batch.seq_slots[:count], sequences[:count], answers),
         logit_rows=np.concatenate([np.arange(answers), last - 1]).astype(np.int64),
         cu_seqlens_q=starts,
         context_lens=padded(batch.context_lens, sequences, answers + PROMPTS),
@@ -140,7 +140,7 @@ class MixedGraphs:
         captured = None if layout is None else self._captured.get((layout.answers, layout.rows))
         if layout is None or captured is None:
             return None
-        long = [layout.input_ids, layout.positions, layout.slots, layout.requests, layout.logit_rows]
+        long = [layout.input_ids, layout.positions, layout.slots, layout.seq_slots, layout.logit_rows]
         short = [layout.cu_seqlens_q, layout.context_lens]
         for target, arrays in ((self._long, long), (self._short, short)):
             packed = torch.from_numpy(np.concatenate(arrays)).pin_memory()
@@ -157,7 +157,7 @@ class MixedGraphs:
     def _step(self, answers: int, rows: int) -> Callable[[], torch.Tensor]:
         sequences = answers + PROMPTS
         long = self._long[: 3 * rows + answers + sequences].split([rows, rows, rows, answers, sequences])
-        input_ids, positions, slots, requests, logit_rows = long
+        input_ids, positions, slots, seq_slots, logit_rows = long
         cu_seqlens, context_lens = self._short[: 2 * sequences + 1].split([sequences + 1, sequences])
         # One prompt that fills its rows, whose keys all come out of page 0 and go nowhere.
         self._long.zero_()
@@ -178,7 +178,7 @@ class MixedGraphs:
         step = PagedStep(self._pages, batch, slots)
 
         def run() -> torch.Tensor:
-            filled = self._fill(input_ids[:answers], requests)
+            filled = self._fill(input_ids[:answers], seq_slots)
             return self._run(step, torch.cat([filled, input_ids[answers:]]), positions, logit_rows)
 
         return run

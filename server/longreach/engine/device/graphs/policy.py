@@ -223,7 +223,7 @@ class PolicyGraphs:
         rows, places, pages = layout.rows, layout.places, batch.page_table.shape[1]
         long = np.zeros((4, rows), np.int64)
         long[2] = -1  # padding writes nowhere
-        long[:, places] = batch.input_ids, batch.positions, batch.slots, batch.rows
+        long[:, places] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
         short = np.zeros((rows, pages + 1), np.int32)
         short[places, 0] = batch.context_lens
         short[places, 1:] = batch.page_table

@@ -147,7 +147,7 @@ class LayerPolicies:
         for group, cu_seqlens_q, sample in zip(
             batch.groups, starts, samples or [None] * len(batch.groups), strict=True
         ):
-            rows = group.rows.start, group.rows.stop
+            rows = group.tokens.start, group.tokens.stop
             if group.policy.is_decode:
                 groups.append(StepGroup(*rows, *self._decodes(group, batch, paged, sample)))
                 continue
@@ -202,9 +202,9 @@ class LayerPolicies:
         Each token is a sequence of its own: keys are chosen for one query, and a token that was drafted, or is computed
         again with others, reads what it would read alone.
         """
-        count = group.rows.stop - group.rows.start
+        count = group.tokens.stop - group.tokens.start
         owners = np.repeat(np.arange(group.sequences.start, group.sequences.stop), np.diff(group.cu_seqlens_q))
-        lengths = (batch.positions[group.rows] + 1).astype(np.int32)
+        lengths = (batch.positions[group.tokens] + 1).astype(np.int32)
         device = paged.context_lens.device
         [owner] = upload([owners], device)
         starts, lens = upload([np.arange(count + 1, dtype=np.int32), lengths], device)
