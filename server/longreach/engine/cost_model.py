@@ -133,12 +133,12 @@ class StepTime:
     An error relative to the measurement cannot exceed 1 where a step took unexpectedly long, so that a kernel's first
     compilation does not distort the fit. Measurements fade within their size class (powers of two of tokens a step):
     an hour of decodes makes nothing of what is known about prefill forgotten. The result depends on the sequence of
-    measurements alone.
+    measurements alone. Before the first one the cost is `assumed`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, assumed: StepCost | None = None) -> None:
         self._moments: dict[int, np.ndarray] = {}  # by size class: sum of outer products of (features, target)
-        self._cost: StepCost | None = StepCost()
+        self._cost: StepCost | None = StepCost() if assumed is None else assumed
         self.caution = 1.0
 
     def judge(self, work: Work, seconds: float) -> None:

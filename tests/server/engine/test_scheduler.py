@@ -38,9 +38,7 @@ def request(name: str, prompt: int, max_tokens: int = 4, arrived: float = 0.0, *
 
 
 def _known_time(seconds_per_token: float = 1.0) -> StepTime:
-    known = StepTime()
-    known._cost = StepCost(0.0, seconds_per_token, 0.0, 0.0)
-    return known
+    return StepTime(StepCost(0.0, seconds_per_token, 0.0, 0.0))
 
 
 def run_step(scheduler: Scheduler, token: int = 7) -> dict[str, int]:
