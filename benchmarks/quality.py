@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from longreach.bench.launch import served
-from longreach.bench.policies import Policy, chosen
+from longreach.bench.policy_sweep import Policy, chosen
 from longreach.bench.recall.client import Server
 from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment

@@ -18,7 +18,7 @@ from longreach.bench.arrivals import arrivals
 from longreach.bench.launch import described, served
 from longreach.bench.load import Load, Report, latency
 from longreach.bench.monitor import is_local
-from longreach.bench.policies import chosen
+from longreach.bench.policy_sweep import chosen
 from longreach.bench.recall.client import Server
 from longreach.bench.recall.run import measured, tokenizer_of
 from longreach.bench.recall.suite import Plan
