@@ -25,9 +25,10 @@ from longreach.bench import shapes
 from longreach.bench.sizes import whole_numbers
 from longreach.bench.summary import environment
 from longreach.engine.engine import Engine
-from longreach.engine.messages import DENSE, AttentionPolicy, DecodeUse, EngineConfig, Failed, Generate, Sampling
+from longreach.engine.messages import DecodeUse, EngineConfig, Failed, Generate, Sampling
 from longreach.engine.startup.build import build_engine
-from longreach.policies import policy_of
+from longreach.policies.parse import policy_of
+from longreach.policies.values import DENSE, AttentionPolicy
 
 _SETTLING = 4  # steps after the last prompt has been read that are not timed
 

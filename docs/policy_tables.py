@@ -12,7 +12,7 @@ from pathlib import Path
 import generated_page
 from longreach.api.endpoints.attention_policies import policy_info
 from longreach.api.schema.answers.objects import PolicyParameter
-from longreach.policies import POLICIES
+from longreach.policies.schemas import SCHEMAS
 from msgspec import UNSET
 
 PAGE = Path(__file__).resolve().parent / "attention-policies.md"
@@ -26,7 +26,7 @@ def render(page: str) -> str:
     if not begin or not end:
         raise ValueError(f"page: needs the lines {BEGIN.strip()} and {END.strip()}")
     lines = ["| policy | parameter | range | default | |", "|---|---|---|---|---|"]
-    for kind in POLICIES:
+    for kind in SCHEMAS:
         info = policy_info(kind)
         lines.append(f"| `{info.policy}` | | | | {' '.join(info.description.split())} |")
         for name, parameter in info.parameters.items():

@@ -13,7 +13,7 @@ import torch
 from longreach_kernels import Causal, Mask, Window, attention
 from longreach_kernels.analysis.io_model import Tiles, flash1, flash1_tiles, flash2, standard
 from longreach_kernels.analysis.work import Work, work
-from longreach_kernels.masks.named import policy_mask
+from longreach_kernels.masks.block_rules import BigBird, LocalGlobal, Strided
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -96,11 +96,9 @@ METHODS: tuple[Method, ...] = (
     Method("FlashAttention-2 (torch)", "Dao 2023", flash_attention_2, _flash2(Causal())),
     _ours("longreach", "Dao 2023, Shah et al. 2024", Causal()),
     _ours("window 1024+4", "Xiao et al. 2023", Window(1024, 4)),
-    _ours("Sparse Transformer", "Child et al. 2019", policy_mask("strided", stride=1024, per_head=False)),
-    _ours("Longformer", "Beltagy et al. 2020", policy_mask("local_global", window=1024, global_tokens=128)),
-    _ours(
-        "BigBird", "Zaheer et al. 2020", policy_mask("bigbird", window=512, global_tokens=128, random_blocks=3, seed=0)
-    ),
+    _ours("Sparse Transformer", "Child et al. 2019", Strided(stride=8)),
+    _ours("Longformer", "Beltagy et al. 2020", LocalGlobal(window=8, global_blocks=1)),
+    _ours("BigBird", "Zaheer et al. 2020", BigBird(window=4, global_blocks=1, random_blocks=3, seed=0)),
     Method("Linformer", "Wang et al. 2020", linformer, causal=False),
     Method("Linear Transformer", "Katharopoulos et al. 2020", linear_transformer, pretrained=True),
     Method("Performer", "Choromanski et al. 2021", performer, pretrained=True),

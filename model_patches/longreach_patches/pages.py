@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.sparse import BLOCK, write_bounds
+from longreach_kernels.sizes import KEY_BLOCK
+from longreach_kernels.sparse import write_bounds
 from transformers import PretrainedConfig
 
 from longreach_patches.families import layer_masks
@@ -57,7 +58,7 @@ class PageShape:
     @property
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together."""
-        tokens = self.page_size * self.num_layers + self.page_size // BLOCK * len(self.bounded)
+        tokens = self.page_size * self.num_layers + self.page_size // KEY_BLOCK * len(self.bounded)
         return 2 * tokens * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
@@ -118,7 +119,7 @@ class KVPages:
         self._storage = _room((shape.num_layers, 2, num_pages, shape.page_size, heads, head_dim), shape.dtype, device)
         self.keys: tuple[torch.Tensor, ...] = tuple(self._storage[:, 0].unbind(0))
         self.values: tuple[torch.Tensor, ...] = tuple(self._storage[:, 1].unbind(0))
-        blocks = shape.page_size // BLOCK
+        blocks = shape.page_size // KEY_BLOCK
         self._bounds = _room((len(shape.bounded), num_pages, blocks, heads, 2, head_dim), shape.dtype, device)
         of_layer = dict(zip(shape.bounded, self._bounds.unbind(0), strict=True))
         self.bounds: tuple[torch.Tensor | None, ...] = tuple(of_layer.get(layer) for layer in range(shape.num_layers))

@@ -16,8 +16,8 @@ import torch
 from longreach_kernels import Causal, Mask, PagedBatch, paged_attention
 from longreach_kernels.masks.block_rules import within_window
 from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import (
-    BLOCK,
     Estimator,
     Target,
     TilePlan,
@@ -88,7 +88,7 @@ class BlockBudget:
     def parts(self) -> tuple[tuple[slice, PagedBatch], ...]:
         """Runs of sequences that are few enough for `SELECTION_BYTES`, each as a batch."""
         whole = self.batch
-        blocks = -(-max(1, whole.max_context_len) // BLOCK)
+        blocks = -(-max(1, whole.max_context_len) // KEY_BLOCK)
         count = max(1, SELECTION_BYTES // (_BLOCK_BYTES * self.heads * blocks))
         return tuple(
             (

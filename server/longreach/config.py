@@ -18,9 +18,10 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from longreach.allowed_hosts import Hosts
-from longreach.engine.messages import AttentionPolicy, EngineConfig
+from longreach.engine.messages import EngineConfig
 from longreach.errors import ConfigError, quoted
-from longreach.policies import policy_of
+from longreach.policies.parse import policy_of
+from longreach.policies.values import AttentionPolicy
 
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
@@ -343,9 +344,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Settings:
-        if self.default_policy.decode_budget is not None and not self.page_bounds:
-            problem = "--attention: a decode_budget needs bounds of the keys; add --page-bounds"
-            raise PydanticCustomError("bounds", "{problem}", {"problem": problem})
+        try:
+            self.default_policy.check_bounds(self.page_bounds)
+        except ValueError as error:
+            raise PydanticCustomError("bounds", "--attention: {problem}", {"problem": str(error)}) from None
         return self
 
     @property

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from longreach.policies import BY_NAME
+from longreach.policies.schemas import BY_NAME
+from longreach.policies.values import Dynamic
 
 from benchmarks import answers_report, quality_report
 from tests.documented import ROOT
@@ -28,14 +29,14 @@ def picked(policy: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("policy", ["window", "a_shape", "strided", "local_global", "bigbird"])
 def test_a_pattern_begins_with_the_parameters_that_the_curves_pick(policy: str) -> None:
-    parameters = dict(BY_NAME[policy].model_validate({"policy": policy}).resolve().parameters)
+    parameters = BY_NAME[policy].model_validate({"policy": policy}).model_dump()
     found = picked(policy)
     assert found
     assert found.items() <= parameters.items()
 
 
 def test_dynamic_begins_with_the_target_that_the_answers_pick() -> None:
-    parameters = dict(BY_NAME["dynamic"].model_validate({"policy": "dynamic"}).resolve().parameters)
+    parameters = Dynamic().parameters
     recall, estimator = parameters["recall"], parameters["estimator"]
     assert estimator == "auto"  # which in the embedded model is moments
     assert answers_report.pick(result("dynamic-thousand-h100")) == f"Moments(block=64), Recall(share={recall})"

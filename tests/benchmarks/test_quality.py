@@ -122,10 +122,11 @@ def test_what_came_too_late_is_named(result: dict[str, Any]) -> None:
 
 
 def test_every_policy_of_the_server_has_settings_that_it_takes() -> None:
-    from longreach.policies import POLICIES, policy_of
+    from longreach.policies.parse import policy_of
+    from longreach.policies.schemas import SCHEMAS
 
     names = {policy_of(text if text == "dense" else json.loads(text)).name() for text in quality.SETTINGS}
-    assert names == {kind.name() for kind in POLICIES}
+    assert names == {kind.name() for kind in SCHEMAS}
 
 
 def test_a_long_list_has_a_short_label() -> None:

@@ -7,7 +7,6 @@ import torch
 from longreach_kernels import Causal, Window, attention
 from longreach_kernels.analysis.work import work
 from longreach_kernels.masks.block_rules import (
-    BLOCK,
     BigBird,
     LocalGlobal,
     Strided,
@@ -17,10 +16,11 @@ from longreach_kernels.masks.block_rules import (
 )
 from longreach_kernels.masks.draw import coverage
 from longreach_kernels.masks.patterns import local_global, strided, vertical_slash
-from longreach_kernels.masks.tile_counts import TILE, sampled_coverage, tile_count
+from longreach_kernels.masks.tile_counts import sampled_coverage, tile_count
 from longreach_kernels.masks.tile_lists import tile_lists
+from longreach_kernels.sizes import TILE
 
-LENGTH = 11 * BLOCK + 37
+LENGTH = 11 * TILE + 37
 RULES = {
     "strided": Strided(3),
     "strided by head": Strided(3, per_head=True),
@@ -60,10 +60,10 @@ def test_a_rule_is_causal_shows_each_query_itself_and_the_blocks_of_its_row(rule
     assert not seen.triu(1).any()
     assert seen.diagonal(dim1=1, dim2=2).all()
     for head in range(rule.heads):
-        for i in (0, 4, LENGTH // BLOCK):
-            last = seen[head, min((i + 1) * BLOCK, LENGTH) - 1, : i * BLOCK + 1 : BLOCK]
+        for i in (0, 4, LENGTH // TILE):
+            last = seen[head, min((i + 1) * TILE, LENGTH) - 1, : i * TILE + 1 : TILE]
             assert rule.row(i, head).tolist() == last.nonzero().flatten().tolist()
-    near = (rule.local - 1) * BLOCK + 1
+    near = (rule.local - 1) * TILE + 1
     band = everything(Window(near))
     assert (seen | ~band).all()
     assert rule.contains_window(near)
@@ -71,7 +71,7 @@ def test_a_rule_is_causal_shows_each_query_itself_and_the_blocks_of_its_row(rule
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("chunk", [(0, LENGTH), (5 * BLOCK, 300), (513, 1), (700, 345)])
+@pytest.mark.parametrize("chunk", [(0, LENGTH), (5 * TILE, 300), (513, 1), (700, 345)])
 def test_lists_of_a_chunk_hold_the_rows_of_the_whole(rule, chunk):
     start, length = chunk
     lists = tile_lists(rule, length, start + length, 64, 64)

@@ -3,7 +3,7 @@
 A `BlockSparse` layout takes memory quadratic in a length that has to be known. A rule is computed where it is asked
 for, and says the same of a pair of positions whatever the length of the sequence and wherever a chunk of it begins. The
 patterns are those of `longreach_kernels.masks.patterns`, all causal, and a query always sees the keys of its own block
-up to itself. Blocks are of `BLOCK` positions, counted from position 0.
+up to itself. Blocks are of `TILE` positions, counted from position 0.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.masks.mask import Mask, _NamedMask
-
-BLOCK = 128
+from longreach_kernels.sizes import TILE
 
 
 def _at_least(name: str, value: int, least: int) -> None:
@@ -44,11 +43,11 @@ class BlockRule(_NamedMask):
 
     def contains_window(self, size: int) -> bool:
         """Whether every query sees at least its last ``size`` keys, itself counted."""
-        return size <= (self.local - 1) * BLOCK + 1
+        return size <= (self.local - 1) * TILE + 1
 
     def sees(self, q: Tensor, k: Tensor, head: Tensor | int = 0) -> Tensor:
         """See `Mask.sees`. Queries at negative positions see nothing."""
-        i, j = q.long() // BLOCK, k.long() // BLOCK
+        i, j = q.long() // TILE, k.long() // TILE
         head = head if self.heads > 1 else 0
         outer = min(i.ndim, j.ndim) > 1 and i.shape[-1] == j.shape[-2] == 1
         seen = self._outer(i, j, head) if outer and i.numel() and j.numel() else self.visible(i, j, head)
@@ -71,7 +70,7 @@ class BlockRule(_NamedMask):
     def tile_state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """See `Mask.tile_state`. Takes the more time the more blocks a tile holds."""
         (q0, q1), (k0, k1) = q.long()[:, None].unbind(-1), k.long()[None].unbind(-1)
-        rows, columns = (q0 // BLOCK, q1 // BLOCK), (k0 // BLOCK, k1 // BLOCK)
+        rows, columns = (q0 // TILE, q1 // TILE), (k0 // TILE, k1 // TILE)
         head = torch.arange(self.heads, device=q.device)[:, None, None]
         shape = self.heads, q.shape[0], k.shape[0]
         some = torch.zeros(shape, dtype=torch.bool, device=q.device)
@@ -234,9 +233,9 @@ class VerticalSlash(BlockRule):
         for name in ("verticals", "slashes"):
             if any(not isinstance(x, int) or x < 0 for x in getattr(self, name)):
                 raise ValueError(f"{name}: must be ints of at least 0")
-        columns = sorted({position // BLOCK for position in self.verticals})
+        columns = sorted({position // TILE for position in self.verticals})
         # A diagonal crosses at most two blocks of a row of blocks.
-        diagonals = sorted({0} | {n for d in self.slashes for n in (d // BLOCK, -(-d // BLOCK))})
+        diagonals = sorted({0} | {n for d in self.slashes for n in (d // TILE, -(-d // TILE))})
         object.__setattr__(self, "_columns", torch.tensor(columns, dtype=torch.int64))
         object.__setattr__(self, "_diagonals", torch.tensor(diagonals, dtype=torch.int64))
         super().__post_init__()

@@ -12,11 +12,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from longreach_kernels.masks.block_rules import BLOCK, BlockRule
+from longreach_kernels.masks.block_rules import BlockRule
 from longreach_kernels.masks.mask import Band, Mask
 from longreach_kernels.masks.tile_ranges import key_ranges
-
-TILE = 128
+from longreach_kernels.sizes import TILE
 
 _SLAB_TILES = 1 << 20  # tiles looked at together
 _SLAB_PAIRS = 1 << 22  # pairs looked at together
@@ -112,7 +111,7 @@ def _count_tiles(mask: Mask, q: Tensor) -> tuple[int, int]:
 
 def _pairs_of(mask: Mask, q: Tensor, k: Tensor, head: Tensor) -> Tensor:
     """Visible pairs of each tile, int64 (n,)."""
-    if isinstance(mask, BlockRule) and BLOCK == TILE:
+    if isinstance(mask, BlockRule):
         # The tile is in one block and not hidden, and it is partial: it is cut by the diagonal alone.
         rows = q[:, :1] + torch.arange(TILE)
         seen = (torch.minimum(rows, k[:, 1:]) - k[:, :1] + 1).clamp(min=0)

@@ -7,14 +7,13 @@ beside the pages; what they leave out has a bound, `BlockChoice.missed`.
 """
 
 from longreach_kernels.sparse.decode.attend import BlockChoice, block_attention, keys_read, select_blocks
-from longreach_kernels.sparse.decode.bounds import BLOCK, new_bounds, write_bounds
+from longreach_kernels.sparse.decode.bounds import new_bounds, write_bounds
 from longreach_kernels.sparse.select.estimators import Antidiagonal, Estimator, Moments, Pooled
 from longreach_kernels.sparse.select.kept_mass import kept_mass, kept_share
 from longreach_kernels.sparse.select.select_tiles import TilePlan, choose_tiles, plan_tiles, select_tiles
 from longreach_kernels.sparse.select.targets import Density, Recall, Speedup, Target, Threshold
 
 __all__ = [
-    "BLOCK",
     "Antidiagonal",
     "BlockChoice",
     "Density",

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from longreach.chat.conversation import ChatClient, ChatError, Finished, Message, Reading, Words
 from longreach.errors import quoted
-from longreach.policies import policy_of
+from longreach.policies.parse import policy_of
 
 COMMANDS = ("/file ", "/policy ", "/clear", "/help", "/quit")
 HELP = """\

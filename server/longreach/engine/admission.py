@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from longreach.engine.cost_model import Reach, StepCost
+from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import QueueFullError
 from longreach.engine.messages import Update
+from longreach.policies.visible import Visible
 
 # Unless told otherwise, prompts may wait that fill the KV cache so many times.
 _QUEUED_CACHES = 4
@@ -45,7 +46,7 @@ class _Prompt:
     It waits until one of them has `started`."""
 
     tokens: int
-    reach: Reach | None
+    visible: Visible | None
     computed: int = 0
     started: bool = False
     shared: bool = False
@@ -149,15 +150,15 @@ class Admission:
     def _seconds(self, prompt: _Prompt) -> float:
         if not prompt.unread:
             return 0.0
-        return self.cost.prefill_seconds(prompt.computed, prompt.tokens, self._chunk, prompt.reach)
+        return self.cost.prefill_seconds(prompt.computed, prompt.tokens, self._chunk, prompt.visible)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def enter(self, places: Mapping[str, Place], reach: Reach | None = None, caller: str = "") -> None:
+    def enter(self, places: Mapping[str, Place], visible: Visible | None = None, caller: str = "") -> None:
         """Let requests of one `caller` wait, by their ids: all of them or none. An empty queue takes any one prompt.
 
-        `reach` is what their attention policy lets a query see.
+        `visible` is what their attention policy lets a query see.
 
         Raises:
             QueueFullError: they may not; says after how many seconds all prompts that are here should have been read.
@@ -165,7 +166,7 @@ class Admission:
         readers = {name: (place.copy_of if self._shares_prompts else None) or name for name, place in places.items()}
         lengths = {name: places[name].prompt_tokens for name, reader in readers.items() if name == reader}
         self._check(caller, len(places), [*lengths.values()])
-        prompts = {name: _Prompt(tokens, reach) for name, tokens in lengths.items()}
+        prompts = {name: _Prompt(tokens, visible) for name, tokens in lengths.items()}
         for name, reader in readers.items():
             assert name not in self._entries, f"request id {name} is in use"
             prompt = prompts[reader]

@@ -13,10 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from longreach.engine.admission import Admission, Place, most_queued_tokens
 from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
 from longreach.engine.messages import (
-    DENSE,
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
-    AttentionPolicy,
     Cancel,
     EngineConfig,
     Failed,
@@ -33,7 +31,7 @@ from longreach.engine.messages import (
     frame_length,
     from_engine_decoder,
 )
-from longreach.engine.requests.policy_cost import reach_of
+from longreach.policies.values import DENSE, AttentionPolicy
 from longreach.util.descriptors import require_descriptors
 from longreach.util.safe_path import environment, module_command
 
@@ -171,7 +169,7 @@ class EngineClient:
         Raises:
             QueueFullError: too much is waiting.
         """
-        self._admission.enter(places, reach_of(attention, self.info.dense_share), caller)
+        self._admission.enter(places, attention.visible().beside_dense(self.info.dense_share), caller)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give back the places of requests, as far as they still have any."""

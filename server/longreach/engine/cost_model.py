@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
+
+from longreach.policies.visible import Visible
 
 # What the four kinds of work cost in relation to each other before anything is measured: a step's fixed cost is that
 # of 2**8 tokens, 2**22 pairs or 2**17 keys, about as in an 8B model on one GPU; and the first of them, in seconds.
@@ -30,26 +31,6 @@ _MOST_CAUTION = 2.0
 _CALMING = 0.05
 
 
-class Reach(NamedTuple):
-    """How many keys a query sees under an attention policy, about: `base` and `share` of those at or before it, or all
-    of them where they are fewer or the query stands below position `whole`."""
-
-    base: float
-    share: float
-    whole: int = 0
-
-    def keys(self, end: int) -> int:
-        """Keys that the query before position `end` sees."""
-        return end if end <= self.whole else min(end, round(self.base + self.share * end))
-
-    def pairs(self, start: int, end: int) -> int:
-        """Pairs of the queries `start` to `end`."""
-        turn = end if self.share >= 1 else max(int(self.base / (1 - self.share)), self.whole)
-        turn = min(max(turn, start), end)
-        grown = (turn - start) * (start + turn + 1) / 2
-        return round(grown + (end - turn) * (self.base + self.share * (turn + end + 1) / 2))
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one or more steps compute; see the module's formula for the four counts."""
@@ -60,23 +41,23 @@ class Work:
     keys: int = 0
 
     @classmethod
-    def of_chunk(cls, start: int, length: int, reach: Reach | None = None) -> Work:
+    def of_chunk(cls, start: int, length: int, visible: Visible | None = None) -> Work:
         """Tokens `start` to `start + length` of one sequence, each of which attends to itself and all before it, or to
-        as much of that as `reach` says."""
+        as much of that as `visible` says."""
         end = start + length
-        if reach is not None:
-            return cls(0, length, reach.pairs(start, end), length + reach.keys(start))
+        if visible is not None:
+            return cls(0, length, visible.pairs(start, end), length + visible.keys(start))
         return cls(0, length, length * (start + end + 1) // 2, end)
 
     @classmethod
-    def of_step(cls, chunks: Iterable[tuple[int, int, Reach | None]]) -> Work:
-        """One step of chunks, each given as (start, length, reach)."""
+    def of_step(cls, chunks: Iterable[tuple[int, int, Visible | None]]) -> Work:
+        """One step of chunks, each given as (start, length, visible)."""
         tokens = pairs = keys = 0
-        for start, length, reach in chunks:  # in plain numbers: this runs once a step for every request
+        for start, length, visible in chunks:  # in plain numbers: this runs once a step for every request
             tokens += length
-            if reach is not None:
-                pairs += reach.pairs(start, start + length)
-                keys += length + reach.keys(start)
+            if visible is not None:
+                pairs += visible.pairs(start, start + length)
+                keys += length + visible.keys(start)
                 continue
             pairs += length * (2 * start + length + 1) // 2
             keys += start + length
@@ -105,25 +86,25 @@ class StepCost(msgspec.Struct, frozen=True):
             + self.per_key * work.keys
         )
 
-    def longest_chunk(self, start: int, limit: int, seconds: float, reach: Reach | None = None) -> int:
+    def longest_chunk(self, start: int, limit: int, seconds: float, visible: Visible | None = None) -> int:
         """The most tokens from `start` on, at most `limit`, that add at most `seconds` to a step; 0 if none fits."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if self.seconds(Work.of_chunk(start, middle, reach)) <= seconds:
+            if self.seconds(Work.of_chunk(start, middle, visible)) <= seconds:
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def prefill_seconds(self, start: int, end: int, chunk: int, reach: Reach | None = None) -> float:
+    def prefill_seconds(self, start: int, end: int, chunk: int, visible: Visible | None = None) -> float:
         """Predicted time to compute tokens `start` to `end` of one prompt in steps of `chunk` tokens, alone."""
-        whole = Work.of_chunk(start, end - start, reach)
+        whole = Work.of_chunk(start, end - start, visible)
         steps = -(-(end - start) // chunk)
         # Every step reads the keys so far: `steps` times about the mean of first and last.
         keys = steps * (start + end) // 2
-        if reach is not None:
-            keys = steps * (reach.keys(start) + reach.keys(end)) // 2
+        if visible is not None:
+            keys = steps * (visible.keys(start) + visible.keys(end)) // 2
         return self.seconds(Work(steps, whole.tokens, whole.pairs, keys))
 
 

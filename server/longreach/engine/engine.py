@@ -220,7 +220,8 @@ class Engine:
 
     def _use(self, request: Request, length: int) -> AttentionUse | None:
         """What the prompt of a request, of which `length` tokens were known before, was computed with; told once."""
-        if request.is_dense or self._usage is None or length != request.prompt_tokens or request.known == length:
+        dense = request.spec.attention.is_dense
+        if dense or self._usage is None or length != request.prompt_tokens or request.known == length:
             return None
         use = self._usage.of_prompt(request, request.measured.take_kept())
         if use.policy.is_dynamic:

@@ -13,6 +13,7 @@ import msgspec
 
 from longreach.engine.cost_model import StepCost
 from longreach.engine.errors import FailureKind
+from longreach.policies.values import DENSE, AttentionPolicy
 
 FinishReason = Literal["stop", "length"]
 
@@ -20,8 +21,6 @@ _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 
 HEARTBEAT_SECONDS = 0.25
-
-_DECODE = "decode"
 
 # A colder request is greedy. Logits near 100 are 2**-17 (0.8e-5) apart in float32: at lower temperatures rounding, and
 # not the model, would decide which of the likeliest tokens is drawn.
@@ -67,44 +66,6 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tensor_parallel_size: int = 1
     context_parallel_size: int = 1
     batch_invariant: bool = False
-
-
-class AttentionPolicy(msgspec.Struct, frozen=True):
-    """Which keys a query sees in a request: a policy's name, and its parameters in the order of its schema.
-
-    Names, parameters and their bounds are those of `longreach.policies`. Equal policies are equal values.
-    """
-
-    name: str = "dense"
-    parameters: tuple[tuple[str, bool | int | float | str | tuple[int, ...]], ...] = ()
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether the prompt itself decides which keys its queries see."""
-        return self.name == "dynamic"
-
-    @property
-    def decode_budget(self) -> int | None:
-        """Keys that a token of the answer reads at most in each KV head of a layer; None for all."""
-        return dict(self.parameters).get("decode_budget")  # pyright: ignore[reportReturnType]
-
-    @property
-    def of_answer(self) -> AttentionPolicy:
-        """What the tokens of an answer are computed under that may not read all keys; no request names this one."""
-        return AttentionPolicy(_DECODE, (("decode_budget", self.decode_budget or 0),))
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether this is some policy's `of_answer`."""
-        return self.name == _DECODE
-
-    @property
-    def key(self) -> str:
-        """The policy as a string: equal for equal policies, and for no others."""
-        return repr((self.name, self.parameters))
-
-
-DENSE = AttentionPolicy()
 
 
 class Sampling(msgspec.Struct, frozen=True):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
-MAX_PROMPT_TOKENS = 2**24
-
 
 class StrictModel(BaseModel):
     """A JSON object with known members of exact types."""

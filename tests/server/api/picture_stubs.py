@@ -6,7 +6,7 @@ import os
 import signal
 
 from longreach.api.schema.answers.objects import MaskPicture
-from longreach.engine.messages import AttentionPolicy
+from longreach.policies.values import AttentionPolicy
 
 
 def killed_at_work(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:

@@ -16,29 +16,34 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from longreach import policies
+from longreach import sizes
 from longreach.api.service import mask_pictures
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.config import load_settings
-from longreach.engine.messages import (
-    DENSE,
-    LENGTH_BYTES,
-    AttentionPolicy,
-    Generate,
-    encode_frame,
-    to_engine_decoder,
-)
+from longreach.engine.messages import LENGTH_BYTES, Generate, encode_frame, to_engine_decoder
 from longreach.errors import ConfigError, OverloadedError
-from longreach_kernels import sparse as dynamic
+from longreach.policies.masks import mask_of
+from longreach.policies.parse import policy_of
+from longreach.policies.schemas import SCHEMAS, PolicySchema
+from longreach.policies.values import (
+    DENSE,
+    AttentionPolicy,
+    Dynamic,
+    LocalGlobal,
+    SparseDecode,
+    StepPolicy,
+    Strided,
+    VerticalSlash,
+    Window,
+)
+from longreach_kernels import sizes as kernel_sizes
 from longreach_kernels.analysis.work import work
-from longreach_kernels.masks import block_rules
-from longreach_kernels.masks.named import policy_mask
 from longreach_kernels.sparse.select.select_tiles import DENSE_BELOW
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.picture_stubs import drawn_at_once, killed_at_work
 
-WINDOW = AttentionPolicy("window", (("size", 100), ("sinks", 2)))
+WINDOW = Window(size=100, sinks=2)
 
 
 @pytest.mark.parametrize("asked", ["window:100:2", {"policy": "window", "size": 100, "sinks": 2}])
@@ -55,15 +60,15 @@ def test_sizes_of_block_patterns_take_effect_in_whole_blocks(server: LiveServer)
     server.complete(attention={"policy": "local_global", "window": 129, "global_tokens": 0})
     server.complete(attention={"policy": "vertical_slash", "verticals": [9, 3, 9], "slashes": []})
     assert [request.attention for request in server.engine.requests] == [
-        AttentionPolicy("local_global", (("window", 256), ("global_tokens", 0))),
-        AttentionPolicy("vertical_slash", (("verticals", (3, 9)), ("slashes", ()))),
+        LocalGlobal(window=256, global_tokens=0),
+        VerticalSlash(verticals=(3, 9), slashes=()),
     ]
 
 
 def test_a_dynamic_policy_has_one_target_and_a_default(server: LiveServer) -> None:
     for asked in ("dynamic", "dynamic:0.9", {"policy": "dynamic", "density": 0.3, "estimator": "pooled"}):
         assert server.complete(attention=asked).status_code == 200
-    assert [dict(request.attention.parameters) for request in server.engine.requests] == [
+    assert [request.attention.parameters for request in server.engine.requests] == [
         {"recall": 0.95, "estimator": "auto", "dense_below": 8192},
         {"recall": 0.9, "estimator": "auto", "dense_below": 8192},
         {"density": 0.3, "estimator": "pooled", "dense_below": 8192},
@@ -75,7 +80,7 @@ def test_the_server_s_default_is_for_requests_that_name_none(make_server: Callab
         for asked in (None, "dense", {"policy": "dense"}, "strided:128"):
             server.complete(attention=asked)
         server.complete()
-        strided = AttentionPolicy("strided", (("stride", 128), ("per_head", False)))
+        strided = Strided(stride=128, per_head=False)
         assert [request.attention for request in server.engine.requests] == [WINDOW, DENSE, DENSE, strided, WINDOW]
         assert server.http.get("/v1/attention/policies").json()["default"] == "window:100:2"
 
@@ -106,7 +111,7 @@ NAMES = "dense, window, a_shape, strided, local_global, bigbird, vertical_slash,
         ({"policy": "dynamic", "decode_budget": 31}, "attention.decode_budget", "must be from 32 to 16777216, got 31"),
         ({"policy": "dynamic", "decode_budget": 64.5}, "attention.decode_budget", "must be a valid integer"),
         ("dynamic:0.9:16", "attention.decode_budget", "must be from 32 to 16777216, got 16"),
-        ("dynamic:0.9:64", "attention.decode_budget", "it has to be started with --page-bounds"),
+        ("dynamic:0.9:64", "attention.decode_budget", "needs bounds of the keys; start the server with --page-bounds"),
         (
             {"policy": "dynamic", "estimator": "guess"},
             "attention.estimator",
@@ -142,10 +147,10 @@ def test_a_default_that_cannot_be_is_refused_by_the_flag() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             load_settings(attention=value)
-    with pytest.raises(ConfigError, match="--attention: a decode_budget needs bounds of the keys; add --page-bounds"):
+    with pytest.raises(ConfigError, match=r"--attention: a decode budget needs .* with --page-bounds"):
         load_settings(attention="dynamic:0.9:512")
     budgeted = load_settings(attention="dynamic:0.9:520", page_bounds=True)
-    assert budgeted.default_policy.decode_budget == 512
+    assert budgeted.default_policy.answer_budget == 512
     assert budgeted.engine_config().page_bounds
     with pytest.raises(ConfigError, match="--attention-dense-layers: give numbers of layers"):
         load_settings(attention_dense_layers="first")
@@ -202,10 +207,10 @@ def mask(server: LiveServer, **query: object) -> Any:
 
 def test_a_picture_tells_what_the_kernels_would_visit(server: LiveServer) -> None:
     told = mask(server, policy="strided", stride=512, length=5000).json()
-    drawn = policy_mask("strided", stride=512, per_head=False)
+    drawn = mask_of(Strided(stride=512))
     tiles = {"tile_q": 128, "tile_k": 128}
     exact = work(drawn, 5000, 5000, 64, **tiles)
-    causal = work(policy_mask("dense"), 5000, 5000, 64, **tiles)
+    causal = work(mask_of(DENSE), 5000, 5000, 64, **tiles)
     assert (told["policy"], told["parameters"], told["length"]) == ("strided", {"stride": 512, "per_head": False}, 5000)
     assert (told["tiles_visited"], told["tiles_total"], told["block"]) == (exact.tiles, causal.tiles, 128)
     assert told["density"] == pytest.approx(exact.pairs / causal.pairs)
@@ -333,19 +338,33 @@ def test_a_picture_without_a_process_is_refused_and_the_next_is_drawn(
     assert mask(server, policy="dense", length=3).status_code == 200
 
 
-@pytest.mark.parametrize("kind", policies.POLICIES)
-def test_every_policy_travels_to_the_engine_and_stays_itself(kind: type[policies.Policy]) -> None:
-    policy = policies.policy_of(kind.name()).resolve()
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_every_policy_travels_to_the_engine_and_stays_itself(schema: type[PolicySchema]) -> None:
+    policy = policy_of(schema.name()).resolve()
     sent = Generate(request_id="a", prompt=[1], max_tokens=1, attention=policy)
     assert to_engine_decoder.decode(encode_frame(sent)[LENGTH_BYTES:]) == sent
-    if not policy.is_dynamic:
-        policy_mask(policy.name, **dict(policy.parameters))
+    assert policy.is_dynamic or mask_of(policy).heads >= 1
 
 
 def test_sizes_are_those_of_the_kernels() -> None:
-    assert policies.BLOCK == block_rules.BLOCK
-    assert policies.KEYS == dynamic.BLOCK
-    assert policies.DynamicPolicy.model_fields["dense_below"].default == DENSE_BELOW
+    assert (sizes.TILE, sizes.KEY_BLOCK) == (kernel_sizes.TILE, kernel_sizes.KEY_BLOCK)
+    assert Dynamic().dense_below == DENSE_BELOW
+
+
+def test_an_a_shape_is_a_window_with_its_own_defaults(server: LiveServer) -> None:
+    server.complete(attention="a_shape")
+    server.complete(attention={"policy": "a_shape", "sinks": 7, "window": 300})
+    assert [request.attention for request in server.engine.requests] == [
+        Window(size=8192, sinks=1024),
+        Window(size=300, sinks=7),
+    ]
+
+
+def test_no_request_can_name_what_the_tokens_of_a_sparse_answer_are_computed_under() -> None:
+    sent = msgspec.msgpack.encode(SparseDecode(64))
+    with pytest.raises(msgspec.ValidationError, match="sparse_decode"):
+        msgspec.msgpack.decode(sent, type=AttentionPolicy)
+    assert msgspec.msgpack.decode(sent, type=StepPolicy) == SparseDecode(64)
 
 
 def test_masks_are_drawn_for_callers_in_turn_and_not_for_those_who_have_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
+from longreach.policies.masks import mask_of
+from longreach.policies.values import LocalGlobal
 from longreach_kernels import Causal, Window
 from longreach_kernels.analysis.work import work
-from longreach_kernels.masks.named import policy_mask
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.api.embedded import GROUP, EmbeddedServer
@@ -45,7 +46,7 @@ def usages(embedded: EmbeddedServer, **fields: Any) -> Iterator[tuple[str, dict[
 
 
 def test_usage_says_what_a_policy_left_out_at_every_endpoint(embedded: EmbeddedServer) -> None:
-    mask = policy_mask("local_global", window=256, global_tokens=128)
+    mask = mask_of(LocalGlobal(window=256, global_tokens=128))
     for where, usage in usages(embedded, attention=SPARSE):
         told, length = usage["attention"], usage.get("prompt_tokens") or usage["input_tokens"]
         assert (told["policy"], told["parameters"]) == (

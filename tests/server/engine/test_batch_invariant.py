@@ -21,10 +21,11 @@ from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.messages import DENSE, AttentionPolicy, Failed, Generate, Sampling
+from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.requests.request import Request
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.policies.values import DENSE, AttentionPolicy, Strided
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.kernels.rowwise import rowwise
@@ -34,7 +35,7 @@ from tests.server.engine.simulation import SimulatedRunner, expected_stream
 from tests.server.engine.test_logprobs import scores
 
 VOCABULARY = 3
-STRIDED = AttentionPolicy("strided", (("stride", 512), ("per_head", False)))
+STRIDED = Strided(stride=512, per_head=False)
 DOCUMENTS = [[1, 2, 0, 0, 1] * 8, [1] * 30, [1, 2, 0] * 10]
 
 

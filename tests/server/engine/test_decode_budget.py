@@ -12,11 +12,12 @@ import torch
 from longreach.config import EMBEDDED_MODEL
 from longreach.engine.device.policies import mass_samples as kept_mass
 from longreach.engine.engine import Engine
-from longreach.engine.messages import DENSE, DecodeUse, EngineConfig, Failed, Generate
+from longreach.engine.messages import DecodeUse, EngineConfig, Failed, Generate
 from longreach.engine.startup.build import build_engine
-from longreach.policies import policy_of
+from longreach.policies.parse import policy_of
+from longreach.policies.values import DENSE, SparseDecode
 from longreach_kernels import PagedBatch
-from longreach_kernels.sparse import BLOCK
+from longreach_kernels.sizes import KEY_BLOCK
 from longreach_patches import policy_step
 
 from tests.server.engine.conftest import ids, save_model
@@ -57,7 +58,7 @@ def assert_bounds(engine: Engine) -> None:
     pages, cache = engine._runner._computing.pages, engine.scheduler.allocator._pool.cache  # type: ignore[attr-defined]
     [layer] = pages.shape.bounded
     named = sorted(cache._digest_of)
-    blocks = pages.keys[layer][named].float().unflatten(1, (-1, BLOCK))
+    blocks = pages.keys[layer][named].float().unflatten(1, (-1, KEY_BLOCK))
     expected = torch.stack([blocks.amin(2), blocks.amax(2)], 3)
     assert torch.equal(pages.bounds[layer][named].float(), expected)
 
@@ -76,7 +77,7 @@ def test_steps_that_choose_keys_are_not_captured_as_dense_ones(model_dir: Path) 
     policies: Any = build(model_dir)._policies
     lens, table = torch.tensor([5, 7], dtype=torch.int32), torch.zeros((2, 1), dtype=torch.int32)
     batch = PagedBatch(torch.arange(3, dtype=torch.int32), lens, table, max_seqlen_q=1, max_context_len=7)
-    dense, chosen = policies.answers(DENSE, 4, batch), policies.answers(budget(64).of_answer, 4, batch, measured=True)
+    dense, chosen = policies.answers(DENSE, 4, batch), policies.answers(SparseDecode(64), 4, batch, measured=True)
     assert (dense.start, dense.end, dense.budget, dense.sample) == (4, 6, None, None)
     assert (chosen.budget.tokens, chosen.masks, chosen.sample.rows.tolist()) == (64, None, [0, 1])
     assert policies.answers(budget(64), 4, batch) is None
@@ -101,8 +102,8 @@ def test_what_is_read_and_saved_is_counted(model_dir: Path) -> None:
     use = uses["a"]
     assert use is not None
     lengths = range(LENGTH + 1, LENGTH + 21)  # the last token is drawn and never computed
-    read = [7 * BLOCK + (length - 1) % BLOCK + 1 for length in lengths]  # seven whole blocks, and the last one
-    blocks = sum(-(-length // BLOCK) for length in lengths)
+    read = [7 * KEY_BLOCK + (length - 1) % KEY_BLOCK + 1 for length in lengths]  # seven whole blocks, and the last one
+    blocks = sum(-(-length // KEY_BLOCK) for length in lengths)
     assert use.queries == 20
     assert use.keys == 2 * sum(lengths)  # of two heads in the one layer that sees everything
     assert use.keys_read == 2 * sum(read)
@@ -252,7 +253,7 @@ def test_on_a_gpu_bounds_are_there_and_a_budget_that_holds_all_keys_is_dense_to_
         assert len(cache._digest_of) == 8, "the page that the answer filled is among them"
         for layer in pages.shape.bounded:
             named = sorted(cache._digest_of)
-            blocks = pages.keys[layer][named].float().unflatten(1, (-1, BLOCK))
+            blocks = pages.keys[layer][named].float().unflatten(1, (-1, KEY_BLOCK))
             assert torch.equal(pages.bounds[layer][named].float(), torch.stack([blocks.amin(2), blocks.amax(2)], 3))
         scores = [score for update in updates["a"] for score in update.logprobs]
         found.append((tokens["a"], scores, updates["a"][-1].decode))
@@ -267,7 +268,7 @@ def test_on_a_gpu_bounds_are_there_and_a_budget_that_holds_all_keys_is_dense_to_
 def test_many_tokens_are_chosen_for_in_parts(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [spec(f"r{n}", budget(128), prompt=ids(400 + n, seed=n), max_tokens=12) for n in range(5)]
     whole, uses = run(build(model_dir), *requests)
-    monkeypatch.setattr(policy_step, "SELECTION_BYTES", 2 * 24 * 4 * -(-420 // BLOCK))  # for about two tokens
+    monkeypatch.setattr(policy_step, "SELECTION_BYTES", 2 * 24 * 4 * -(-420 // KEY_BLOCK))  # for about two tokens
     parts, told = run(build(model_dir), *requests)
     assert parts == whole
     assert all(alike(told[name], use) for name, use in uses.items())

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from longreach.engine.messages import DENSE, AttentionPolicy, AttentionUse, Failed
-from longreach.policies import policy_of
+from longreach.engine.messages import AttentionUse, Failed
+from longreach.policies.parse import policy_of
+from longreach.policies.values import DENSE, AttentionPolicy
 from longreach_kernels import Causal, Window
 from longreach_kernels.masks.tile_counts import tile_count
 from longreach_kernels.sparse import Antidiagonal, Density, Moments, Pooled, Recall, Speedup

@@ -12,7 +12,7 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Generate, Sampling, Updates
 from longreach.engine.startup.build import build_engine
-from longreach.policies import policy_of
+from longreach.policies.parse import policy_of
 
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
 MAX_TOKENS = 48

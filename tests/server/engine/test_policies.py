@@ -11,11 +11,13 @@ import torch
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.device.policies.mass_samples import sampled
 from longreach.engine.engine import Engine
-from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
 from longreach.engine.startup.build import build_engine
-from longreach_kernels import Causal, Window
+from longreach.policies.masks import mask_of
+from longreach.policies.values import DENSE, AttentionPolicy, BigBird, LocalGlobal, Strided, VerticalSlash, Window
+from longreach_kernels import Causal
+from longreach_kernels import Window as WindowMask
 from longreach_kernels.analysis.work import work
-from longreach_kernels.masks.named import policy_mask
 from longreach_patches import PageShape
 from transformers import AutoModelForCausalLM
 
@@ -26,13 +28,13 @@ LENGTH = 700
 
 SHAPE = PageShape(num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float32, page_size=16)
 POLICIES = {
-    "window": AttentionPolicy("window", (("size", 100), ("sinks", 3))),
-    "a-shape": AttentionPolicy("a_shape", (("sinks", 50), ("window", 30))),
-    "strided": AttentionPolicy("strided", (("stride", 256), ("per_head", False))),
-    "strided by head": AttentionPolicy("strided", (("stride", 384), ("per_head", True))),
-    "local and global": AttentionPolicy("local_global", (("window", 128), ("global_tokens", 128))),
-    "bigbird": AttentionPolicy("bigbird", (("window", 128), ("global_tokens", 128), ("random_blocks", 1), ("seed", 3))),
-    "vertical-slash": AttentionPolicy("vertical_slash", (("verticals", (140,)), ("slashes", (0, 300)))),
+    "window": Window(size=100, sinks=3),
+    "many sinks": Window(size=30, sinks=50),
+    "strided": Strided(stride=256, per_head=False),
+    "strided by head": Strided(stride=384, per_head=True),
+    "local and global": LocalGlobal(window=128, global_tokens=128),
+    "bigbird": BigBird(window=128, global_tokens=128, random_blocks=1, seed=3),
+    "vertical-slash": VerticalSlash(verticals=(140,), slashes=(0, 300)),
 }
 
 
@@ -56,7 +58,7 @@ def spec(name: str, attention: AttentionPolicy, length: int = LENGTH, **more: ob
 def eager_tokens(model_dir: Path, one: Generate) -> list[int]:
     """What transformers' eager attention generates under the masks, written out whole."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
-    mask = policy_mask(one.attention.name, **dict(one.attention.parameters))
+    mask = mask_of(one.attention)
     tokens = list(one.prompt)
     for _ in range(one.max_tokens):
         at = torch.arange(len(tokens))
@@ -64,7 +66,7 @@ def eager_tokens(model_dir: Path, one: Generate) -> list[int]:
         seen = seen.repeat_interleave(4 // mask.heads, 0) if mask.heads > 1 else seen[None]
         bias = {
             kind: torch.zeros(seen.shape).masked_fill(~(seen & own.allowed(at, at)), float("-inf"))[None]
-            for kind, own in (("full_attention", Causal()), ("sliding_attention", Window(200)))
+            for kind, own in (("full_attention", Causal()), ("sliding_attention", WindowMask(200)))
         }
         with torch.no_grad():
             logits = model(torch.tensor([tokens]), attention_mask=bias, use_cache=False).logits
@@ -111,7 +113,7 @@ def test_pages_are_shared_within_a_policy_and_never_across(long_model_dir: Path)
             assert engine.submit(one) is None
             tokens, updates, _ = drain(engine)
             found[name, turn] = tokens[one.request_id], updates[one.request_id][-1].cached
-    other = AttentionPolicy("window", (("size", 101), ("sinks", 3)))
+    other = Window(size=101, sinks=3)
     engine.submit(spec("other", other))
     assert drain(engine)[1]["other"][-1].cached == 0
     for name in ("window", "strided"):
@@ -185,8 +187,8 @@ def test_pairs_are_counted_as_they_are_computed(long_model_dir: Path, policy: At
     engine.submit(spec("a", policy, 600, max_tokens=60))
     drain(engine)
     at = torch.arange(659)
-    mask = policy_mask(policy.name, **dict(policy.parameters)).allowed(at, at)
-    own = Causal().allowed(at, at), Window(200).allowed(at, at)
+    mask = mask_of(policy).allowed(at, at)
+    own = Causal().allowed(at, at), WindowMask(200).allowed(at, at)
     heads = mask.shape[0] if mask.dim() == 3 else 1
     assert engine.stats.causal_pairs == 2 * int(own[0].sum())
     assert engine.stats.computed_pairs * heads == sum(int((mask & layer).sum()) for layer in own)
@@ -197,9 +199,11 @@ def dense_mass(model_dir: Path, one: Generate, positions: list[int]) -> torch.Te
     (positions, heads), in the one layer that the policy changes."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager", dtype=torch.float64).eval()
     at = torch.arange(len(one.prompt))
-    mask = policy_mask(one.attention.name, **dict(one.attention.parameters)).allowed(at, at)
+    mask = mask_of(one.attention).allowed(at, at)
     own = Causal().allowed(at, at)
-    window = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~(mask & Window(200).allowed(at, at)), -math.inf)
+    window = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(
+        ~(mask & WindowMask(200).allowed(at, at)), -math.inf
+    )
     bias = {
         "sliding_attention": window[None, None],
         "full_attention": torch.zeros(own.shape, dtype=torch.float64).masked_fill(~own, -math.inf)[None, None],
@@ -213,7 +217,7 @@ def dense_mass(model_dir: Path, one: Generate, positions: list[int]) -> torch.Te
 
 def test_kept_mass_is_that_of_dense_attention_in_fp64(long_model_dir: Path) -> None:
     """Of the layers, the policy changes the second alone: the first one's window is within the policy's."""
-    one = spec("a", AttentionPolicy("window", (("size", 210), ("sinks", 3))))
+    one = spec("a", Window(size=210, sinks=3))
     found = []
     for tokens in (1024, 130):
         engine = build(long_model_dir, max_batched_tokens=tokens)
@@ -241,10 +245,10 @@ def test_what_is_reported_is_the_work_of_the_masks(long_model_dir: Path, policy:
     use = next(update.attention for update in drain(engine)[1]["a"] if update.tokens)
     assert use is not None
     tile = {"tile_q": 128, "tile_k": 128}
-    mask = policy_mask(policy.name, **dict(policy.parameters))
+    mask = mask_of(policy)
     heads = [h * mask.heads // 4 for h in range(4)]
-    seen = [work(own & mask, LENGTH, LENGTH, 16, head=h, **tile) for own in (Causal(), Window(200)) for h in heads]
-    dense = [work(own, LENGTH, LENGTH, 16, **tile) for own in (Causal(), Window(200)) for h in heads]
+    seen = [work(own & mask, LENGTH, LENGTH, 16, head=h, **tile) for own in (Causal(), WindowMask(200)) for h in heads]
+    dense = [work(own, LENGTH, LENGTH, 16, **tile) for own in (Causal(), WindowMask(200)) for h in heads]
     assert (use.tiles, use.pairs) == (sum(w.tiles for w in seen), sum(w.pairs for w in seen))
     assert (use.dense_tiles, use.dense_pairs) == (sum(w.tiles for w in dense), sum(w.pairs for w in dense))
     skipped = use.dense_tiles - use.tiles

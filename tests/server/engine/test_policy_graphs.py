@@ -17,23 +17,22 @@ from longreach.engine.device.graphs.capture import Captured
 from longreach.engine.device.graphs.policy import STEPS_BEFORE, PolicyGraphs, Replayed
 from longreach.engine.device.ranks.process_group import Joined, layout_of
 from longreach.engine.engine import Engine
-from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Generate, Sampling
+from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup import build as building
 from longreach.engine.startup.start_rank import start_rank
+from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, SparseDecode, Strided, Window
 from longreach_kernels.needs import DecodeNeeds
 from longreach_patches import PagedStep
 
 from tests.server.engine.conftest import ids, save_model
 from tests.server.engine.driving import drain
 
-WINDOW = AttentionPolicy("window", (("size", 40), ("sinks", 3)))
-A_SHAPE = AttentionPolicy("a_shape", (("sinks", 20), ("window", 30)))
-NARROW = AttentionPolicy("window", (("size", 18), ("sinks", 0)))
-STRIDED = AttentionPolicy("strided", (("stride", 256), ("per_head", False)))
-DYNAMIC = AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "pooled"), ("dense_below", 2048)))
-BUDGET = AttentionPolicy(
-    "dynamic", (("recall", 0.9), ("decode_budget", 96), ("estimator", "pooled"), ("dense_below", 2048))
-)
+WINDOW = Window(size=40, sinks=3)
+BOTH_ENDS = Window(size=30, sinks=20)
+NARROW = Window(size=18, sinks=0)
+STRIDED = Strided(stride=256, per_head=False)
+DYNAMIC = Dynamic(recall=0.9, estimator="pooled", dense_below=2048)
+BUDGET = Dynamic(recall=0.9, decode_budget=96, estimator="pooled", dense_below=2048)
 
 Run = Callable[[], torch.Tensor]
 
@@ -143,7 +142,7 @@ def test_dense_requests_and_windows_answer_beside_each_other(
     requests = [
         spec("a", DENSE),
         spec("b", WINDOW, 91),
-        spec("c", A_SHAPE, 300, tokens=40),
+        spec("c", BOTH_ENDS, 300, tokens=40),
         spec("d", WINDOW, 17),
         spec("e", WINDOW, 200),
         spec("f", NARROW, 120),
@@ -158,8 +157,8 @@ def test_dense_requests_and_windows_answer_beside_each_other(
         assert plain.submit(request) is None
         assert drain(plain)[0][request.request_id] == together[0][request.request_id]
     combinations = graphs.by_policy.captured
-    assert ((DENSE, 1), (A_SHAPE, 1), (NARROW, 1), (WINDOW, 4)) in combinations
-    assert ((A_SHAPE, 1),) in combinations, "when the others had ended"
+    assert ((DENSE, 1), (NARROW, 1), (BOTH_ENDS, 1), (WINDOW, 4)) in combinations
+    assert ((BOTH_ENDS, 1),) in combinations, "when the others had ended"
     assert len(captured) >= len(combinations) == 2
     assert len(graphs.replayed) >= 14 + 26 - 3 * (STEPS_BEFORE + 1)
 
@@ -195,7 +194,7 @@ def test_the_least_recently_used_graphs_are_dropped(long_model_dir: Path, monkey
     captured = pretend(monkeypatch)
     monkeypatch.setattr(policy_graphs, "MOST_ROWS", 2)
     engine, graphs = build(long_model_dir)
-    policies = [AttentionPolicy("window", (("size", 30 + i), ("sinks", 0))) for i in range(3)]
+    policies = [Window(size=30 + i, sinks=0) for i in range(3)]
     for index, policy in enumerate((*policies[:2], policies[0], policies[2])):
         assert engine.submit(spec(str(index), policy)) is None
         assert drain(engine)[2] == []
@@ -245,7 +244,7 @@ def test_answers_within_a_budget_replay_and_tell_what_they_missed(
         assert failed == []
         uses.append({name: (tokens[name], news[-1].decode) for name, news in updates.items()})
     [kinds] = {groups for groups in graphs.by_policy.captured if len(groups) == 3}
-    assert dict(kinds) == {DENSE: 1, WINDOW: 1, BUDGET.of_answer: 4}
+    assert dict(kinds) == {DENSE: 1, WINDOW: 1, SparseDecode(96): 4}
     assert captured.count(6) == 2, "without and with measurements"
     assert len(graphs.replayed) > 60
     for name, (tokens, use) in uses[0].items():
@@ -307,7 +306,7 @@ def test_a_graph_computes_what_the_step_does_to_the_bit(
         max_num_seqs=8,
     )
     engine, _ = building.build_engine(config)
-    policies = (DENSE, WINDOW, A_SHAPE, WINDOW, WINDOW)
+    policies = (DENSE, WINDOW, BOTH_ENDS, WINDOW, WINDOW)
     for index, policy in enumerate(policies):
         assert engine.submit(spec(str(index), policy, length=60 + 50 * index, tokens=20)) is None
     tokens, _, failed = drain(engine)

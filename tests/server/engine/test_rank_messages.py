@@ -12,9 +12,10 @@ import pytest
 from longreach.engine.device.batch_builder import HostBatch, HostGroup
 from longreach.engine.device.ranks.rank_messages import Compute, Join, Move, ToRank, encode, receive
 from longreach.engine.kv_cache.offload_index import PageMoves
-from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig
+from longreach.engine.messages import EngineConfig
+from longreach.policies.values import DENSE, Dynamic, SparseDecode, VerticalSlash
 
-POLICY = AttentionPolicy("x", (("a", (1, 2)), ("b", True), ("c", 0.5), ("d", "e"), ("f", 3)))
+POLICIES = DENSE, VerticalSlash(verticals=(1, 2)), Dynamic(density=0.5, decode_budget=64), SparseDecode(64)
 
 
 def batch(tokens: int) -> HostBatch:
@@ -22,8 +23,8 @@ def batch(tokens: int) -> HostBatch:
     long = [rng.integers(-1, 2**40, tokens) for _ in range(5)]
     short = [rng.integers(0, 2**30, tokens, np.int32) for _ in range(3)]
     groups = tuple(
-        HostGroup(policy, slice(i, i + 1), slice(i, 2 * i + 3), short[i], i, 2, 3, short[i + 1])
-        for i, policy in enumerate((DENSE, POLICY))
+        HostGroup(policy, slice(i, i + 1), slice(i, 2 * i + 3), short[i % 3], i, 2, 3, short[(i + 1) % 3])
+        for i, policy in enumerate(POLICIES)
     )
     table = rng.integers(0, 9, (3, tokens), np.int32)
     return HostBatch(*long[:4], short[0], short[1], table, long[4], 2, 9, tokens, groups)

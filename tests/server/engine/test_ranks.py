@@ -21,17 +21,18 @@ from longreach.config import EMBEDDED_MODEL
 from longreach.engine.client import EngineClient
 from longreach.engine.engine import Engine
 from longreach.engine.errors import EngineDeadError, EngineStartError
-from longreach.engine.messages import DENSE, AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Update, Updates
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Update, Updates
 from longreach.engine.startup.build import build_engine
 from longreach.plan_command import forecast
+from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, Strided, Window
 
 MAX_TOKENS = 24
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
 POLICIES = {
     "dense": DENSE,
-    "window": AttentionPolicy("window", (("size", 300), ("sinks", 4))),
-    "strided by head": AttentionPolicy("strided", (("stride", 384), ("per_head", True))),
-    "dynamic": AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "antidiagonal"), ("dense_below", 2048))),
+    "window": Window(size=300, sinks=4),
+    "strided by head": Strided(stride=384, per_head=True),
+    "dynamic": Dynamic(recall=0.9, estimator="antidiagonal", dense_below=2048),
 }
 
 

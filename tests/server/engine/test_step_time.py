@@ -6,10 +6,9 @@ import random
 
 import pytest
 from longreach.engine.cost_model import StepCost, StepTime, Work
-from longreach.engine.requests.policy_cost import reach_of
-from longreach.policies import policy_of
+from longreach.policies.masks import mask_of
+from longreach.policies.parse import policy_of
 from longreach_kernels import Window
-from longreach_kernels.masks.named import policy_mask
 from longreach_kernels.masks.tile_counts import tile_count
 
 # About what an 8B model costs on one H200: 5 ms a step, 24 us a token, 0.9 ns a pair, 31 ns a cached key.
@@ -95,24 +94,23 @@ def test_a_whole_prefill_is_predicted_as_its_steps_are() -> None:
     )
 
 
-def test_a_reach_is_what_its_policy_lets_a_query_see() -> None:
+def test_what_is_visible_is_what_a_policy_s_mask_lets_a_query_see() -> None:
     asked = ("window:3000:50", "a_shape", "strided:1024", "strided:512:true", "local_global", "bigbird")
     for text in asked:
         policy = policy_of(text).resolve()
-        reach = reach_of(policy, 0.0)
-        mask = policy_mask(policy.name, **dict(policy.parameters))
-        assert reach is not None
+        visible, mask = policy.visible(), mask_of(policy)
         for start, end in ((0, 2000), (0, 60_000), (50_000, 52_000)):
             exact = tile_count(mask, start, end).pairs / mask.heads
-            assert reach.pairs(start, end) == pytest.approx(exact, rel=0.15), text
-        assert reach.keys(40_000) == pytest.approx(tile_count(mask, 39_999, 40_000).pairs / mask.heads, rel=0.15), text
+            assert visible.pairs(start, end) == pytest.approx(exact, rel=0.15), text
+        exact = tile_count(mask, 39_999, 40_000).pairs / mask.heads
+        assert visible.keys(40_000) == pytest.approx(exact, rel=0.15), text
 
 
-def test_layers_that_stay_dense_count_in_a_reach() -> None:
+def test_layers_that_stay_dense_count_in_what_is_visible() -> None:
     window = policy_of("window:1000:0").resolve()
-    assert reach_of(policy_of("dense").resolve(), 0.0) is None
-    assert reach_of(window, 1.0) is None
-    quarter = reach_of(window, 0.25)
+    assert policy_of("dense").resolve().visible().beside_dense(0.0) is None
+    assert window.visible().beside_dense(1.0) is None
+    quarter = window.visible().beside_dense(0.25)
     assert quarter is not None
     assert quarter.pairs(0, 50_000) == pytest.approx(
         0.25 * Work.of_chunk(0, 50_000).pairs + 0.75 * tile_count(Window(1000), 0, 50_000).pairs,
@@ -121,23 +119,22 @@ def test_layers_that_stay_dense_count_in_a_reach() -> None:
 
 
 def test_the_queries_that_a_dynamic_policy_leaves_alone_count_as_dense() -> None:
-    reach = reach_of(policy_of({"policy": "dynamic", "density": 0.25, "dense_below": 8192}).resolve(), 0.0)
+    visible = policy_of({"policy": "dynamic", "density": 0.25, "dense_below": 8192}).resolve().visible()
     dense = Work.of_chunk(0, 8192).pairs
-    assert reach is not None
-    assert reach.pairs(0, 8192) == dense
-    assert reach.keys(8192) == 8192
-    assert reach.keys(8200) == 2050
+    assert visible.pairs(0, 8192) == dense
+    assert visible.keys(8192) == 8192
+    assert visible.keys(8200) == 2050
     beyond = 0.25 * (Work.of_chunk(0, 60_000).pairs - dense)
-    assert reach.pairs(0, 60_000) == pytest.approx(dense + beyond, rel=1e-6)
-    assert reach.pairs(5000, 60_000) == pytest.approx(dense + beyond - Work.of_chunk(0, 5000).pairs, rel=1e-6)
+    assert visible.pairs(0, 60_000) == pytest.approx(dense + beyond, rel=1e-6)
+    assert visible.pairs(5000, 60_000) == pytest.approx(dense + beyond - Work.of_chunk(0, 5000).pairs, rel=1e-6)
 
 
 def test_what_a_policy_leaves_out_is_not_predicted() -> None:
-    reach = reach_of(policy_of("window:1024:0").resolve(), 0.0)
-    assert GPU.prefill_seconds(0, 131_072, 8192, reach) < 0.5 * GPU.prefill_seconds(0, 131_072, 8192)
-    assert GPU.longest_chunk(100_000, 8192, 0.1, reach) > GPU.longest_chunk(100_000, 8192, 0.1)
-    assert Work.of_step([(9, 4, reach)]) == Work.of_step([(9, 4, None)])
-    assert Work.of_chunk(50_000, 8, reach).keys == 1024 + 8
+    visible = policy_of("window:1024:0").resolve().visible()
+    assert GPU.prefill_seconds(0, 131_072, 8192, visible) < 0.5 * GPU.prefill_seconds(0, 131_072, 8192)
+    assert GPU.longest_chunk(100_000, 8192, 0.1, visible) > GPU.longest_chunk(100_000, 8192, 0.1)
+    assert Work.of_step([(9, 4, visible)]) == Work.of_step([(9, 4, None)])
+    assert Work.of_chunk(50_000, 8, visible).keys == 1024 + 8
 
 
 def test_late_steps_make_cautious_at_once_and_steps_in_time_slowly_calm() -> None:

@@ -12,8 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from longreach_kernels.backends.cpu.forward import SPARSE_TILE, OneHead, visible_ranges
+from longreach_kernels.backends.cpu.forward import OneHead, visible_ranges
 from longreach_kernels.masks.mask import Mask
+from longreach_kernels.sizes import TILE
 
 # Queries (of a group together) and keys of a tile.
 _ROWS = 512
@@ -44,7 +45,7 @@ def _sequence(
             _sequence(q[own], k[kv], v[kv], grad[own], lse[own], delta[own], one_grads, one, scale, softcap)
         return
     dq, dk, dv = grads
-    tile = max(1, _ROWS // group) if mask.band is not None else SPARSE_TILE
+    tile = max(1, _ROWS // group) if mask.band is not None else TILE
     offset = num_keys - num_queries
     for start in range(0, num_queries, tile):
         end = min(start + tile, num_queries)

@@ -27,6 +27,7 @@ from longreach_kernels.masks.tile_lists import TileLists
 from longreach_kernels.masks.tile_ranges import TileRange, key_ranges
 from longreach_kernels.merging import merge
 from longreach_kernels.needs import DecodeNeeds
+from longreach_kernels.sizes import TILE
 
 # Rows of one call, a group's queries together. The kernel takes its widest query block from 768 rows on.
 _ROWS = 1024
@@ -34,9 +35,6 @@ _ROWS = 1024
 _MIN_WINDOW_TILE = 256
 # Runs of consecutive pages are read in place, one call each; beyond this many the pages are copied together first.
 _MAX_RUNS = 8
-
-# Queries and keys of a tile where a mask has no closed form.
-SPARSE_TILE = 128
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -131,13 +129,13 @@ def visible_ranges(mask: Mask, q_start: int, q_end: int, num_keys: int) -> Seque
         return key_ranges(mask, q_start, q_end, num_keys, 1)
     if num_keys == 0:
         return ()
-    edges = torch.arange(0, num_keys, SPARSE_TILE)
-    edges = torch.stack([edges, (edges + SPARSE_TILE).clamp(max=num_keys) - 1], dim=1)
+    edges = torch.arange(0, num_keys, TILE)
+    edges = torch.stack([edges, (edges + TILE).clamp(max=num_keys) - 1], dim=1)
     some, every = mask.tile_state(torch.tensor([[q_start, q_end - 1]]), edges)
     state = (some[0, 0].int() + (some & every)[0, 0].int()).tolist()  # 0 none, 1 partial, 2 full
     ranges: list[TileRange] = []
     for i, kind in enumerate(state):
-        start, end = i * SPARSE_TILE, min((i + 1) * SPARSE_TILE, num_keys)
+        start, end = i * TILE, min((i + 1) * TILE, num_keys)
         if kind and ranges and ranges[-1].end == start and ranges[-1].partial == (kind == 1):
             ranges[-1] = TileRange(ranges[-1].start, end, kind == 1)
         elif kind:
@@ -198,7 +196,7 @@ def _sequence(
     tile = max(1, _ROWS // group)
     band = mask.band
     if band is None:
-        tile = min(tile, SPARSE_TILE)
+        tile = min(tile, TILE)
     elif band.window is not None:
         tile = min(tile, max(_MIN_WINDOW_TILE, band.window))
     offset = keys.length - num_queries
@@ -321,7 +319,7 @@ def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int
 
 def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
     """Queries and keys of a tile of the lists that suit `paged_attention`; it takes others too."""
-    return SPARSE_TILE, SPARSE_TILE
+    return TILE, TILE
 
 
 def write_pages(

@@ -15,7 +15,7 @@ from torch import Tensor
 from longreach_kernels.backends.resolve import resolve_backend
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import check_inputs, check_softcap, kv_scale_of, kv_scales_of, scale_of
-from longreach_kernels.sparse.decode.bounds import BLOCK
+from longreach_kernels.sizes import KEY_BLOCK
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ def keys_read(context_len: int, budget: int) -> int:
 
     All blocks but a sequence's last are full, and the last one is always read.
     """
-    count = -(-context_len // BLOCK)
-    return min(count, budget // BLOCK) * BLOCK - (count * BLOCK - context_len)
+    count = -(-context_len // KEY_BLOCK)
+    return min(count, budget // KEY_BLOCK) * KEY_BLOCK - (count * KEY_BLOCK - context_len)
 
 
 @torch.no_grad()
@@ -82,8 +82,8 @@ def select_blocks(
         raise ValueError(f"bounds: needs (num_pages, blocks, Hkv, 2, {q.shape[2]}), got {tuple(bounds.shape)}")
     if bounds.device != q.device:
         raise ValueError(f"bounds: needs the device of q, {q.device}, got {bounds.device}")
-    if budget < 2 * BLOCK:
-        raise ValueError(f"budget: must be at least {2 * BLOCK} tokens, the first and the last block, got {budget}")
+    if budget < 2 * KEY_BLOCK:
+        raise ValueError(f"budget: must be at least {2 * KEY_BLOCK} tokens, the first and the last block, got {budget}")
     factor = scale_of(q, scale)
     check_softcap(softcap)
     kv_heads = bounds.shape[2]
@@ -94,7 +94,7 @@ def select_blocks(
 
         logits, best = scores(q, bounds, batch, factor, softcap, k_scale)
         blocks, rows, tokens, skipped = choose(
-            logits, best, batch, min(budget // BLOCK, logits.shape[2]), bounds.shape[1]
+            logits, best, batch, min(budget // KEY_BLOCK, logits.shape[2]), bounds.shape[1]
         )
         return BlockChoice(blocks, tokens, skipped, rows)
     logits = products_on_cpu(q, bounds, batch) * factor
@@ -104,10 +104,10 @@ def select_blocks(
         logits = torch.where(logits == float("-inf"), logits, softcap * torch.tanh(logits / softcap))
 
     limit = logits.shape[2]
-    room = min(budget // BLOCK, limit)
+    room = min(budget // KEY_BLOCK, limit)
     number = torch.arange(limit, device=q.device)
     lengths = batch.context_lens.long()
-    count = (lengths + BLOCK - 1) // BLOCK
+    count = (lengths + KEY_BLOCK - 1) // KEY_BLOCK
     forced = (number == 0) | (number == count[:, None] - 1)
     exists = number < count[:, None]
     best = logits.unflatten(1, (kv_heads, -1)).amax(2)
@@ -117,11 +117,11 @@ def select_blocks(
 
     read = torch.zeros(*best.shape[:2], limit + 1, dtype=torch.bool, device=q.device).scatter(-1, chosen, True)
     unread = (exists[:, None] & ~read[..., :limit]).repeat_interleave(q.shape[1] // kv_heads, 1)
-    size = (lengths[:, None] - number * BLOCK).clamp(1, BLOCK).log()
+    size = (lengths[:, None] - number * KEY_BLOCK).clamp(1, KEY_BLOCK).log()
     weights = torch.where(unread, logits + size[:, None], float("-inf"))
     kept = torch.minimum(count, torch.full_like(count, room))
     # `keys_read`, on the device.
-    tokens = torch.where(count > 0, kept * BLOCK - (count * BLOCK - lengths), 0)
+    tokens = torch.where(count > 0, kept * KEY_BLOCK - (count * KEY_BLOCK - lengths), 0)
     return BlockChoice(chosen.int(), tokens.int(), weights.logsumexp(-1), _rows(batch, chosen, bounds.shape[1]))
 
 
@@ -156,8 +156,8 @@ def block_attention(
     """
     check_inputs(q, k_pages, v_pages, "k_pages", "v_pages", dims=3, head_axis=1)
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
-        if not pages.is_contiguous() or pages.shape[1] % BLOCK:
-            raise ValueError(f"{name}: needs contiguous pages of a multiple of {BLOCK} tokens, got {pages.shape}")
+        if not pages.is_contiguous() or pages.shape[1] % KEY_BLOCK:
+            raise ValueError(f"{name}: needs contiguous pages of a multiple of {KEY_BLOCK} tokens, got {pages.shape}")
     if choice.blocks.shape[:2] != (batch.size, k_pages.shape[2]) or q.shape[:1] != (batch.size,):
         raise ValueError(
             f"choice: is of {tuple(choice.blocks.shape[:2])} sequences and heads, "
@@ -198,11 +198,11 @@ def _by_head(
         choice.lengths,
         choice.rows.flatten(1),
         max_seqlen_q=1,
-        max_context_len=room * BLOCK,
+        max_context_len=room * KEY_BLOCK,
     )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    k_blocks, v_blocks = (x.view(-1, BLOCK, *x.shape[2:]) for x in (k_pages, v_pages))
+    k_blocks, v_blocks = (x.view(-1, KEY_BLOCK, *x.shape[2:]) for x in (k_pages, v_pages))
     options = options | {"sink_logits": sink_logits, "kv_scales": kv_scales, "pages_of_head": room}
     paged_decode(q, k_blocks, v_blocks, out, lse, chosen, Full(), **options)
     return out, lse
@@ -227,10 +227,10 @@ def _on_cpu(
     rows = choice.rows.long()
     heads = torch.arange(k_pages.shape[2])[:, None]
     for b, length in enumerate(choice.lengths.tolist()):
-        count = -(-length // BLOCK)
+        count = -(-length // KEY_BLOCK)
         pieces = []
         for i, pages in enumerate((k_pages, v_pages)):
-            blocks = pages.view(-1, BLOCK, *pages.shape[2:])[rows[b, :, :count], :, heads]  # (Hkv, count, 16, D)
+            blocks = pages.view(-1, KEY_BLOCK, *pages.shape[2:])[rows[b, :, :count], :, heads]  # (Hkv, count, 16, D)
             piece = blocks.flatten(1, 2)[:, :length].to(q.dtype)
             pieces.append(piece if kv_scales is None else piece * kv_scales[i].to(q.dtype)[:, None, None])
         if length:
@@ -249,10 +249,10 @@ def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
         batch: of decodes.
     """
     blocks_of_page, kv_heads = bounds.shape[1], bounds.shape[2]
-    limit = -(-max(1, batch.max_context_len) // BLOCK)
+    limit = -(-max(1, batch.max_context_len) // KEY_BLOCK)
     products = torch.full((*q.shape[:2], limit), float("-inf"))
     for b, length in enumerate(batch.context_lens.tolist()):
-        count = -(-length // BLOCK)
+        count = -(-length // KEY_BLOCK)
         pages = batch.page_table[b, : -(-count // blocks_of_page)].long()
         own = bounds[pages].flatten(0, 1)[:count].float().repeat_interleave(q.shape[1] // kv_heads, 1)
         products[b, :, :count] = (q[b].float()[:, None] * own).amax(2).sum(-1).T

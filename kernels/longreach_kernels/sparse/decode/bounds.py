@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.backends.resolve import resolve_backend
-
-BLOCK = 16
+from longreach_kernels.sizes import KEY_BLOCK
 
 
 def new_bounds(k_pages: Tensor) -> Tensor:
@@ -21,9 +20,9 @@ def new_bounds(k_pages: Tensor) -> Tensor:
         ValueError: the page size is not a multiple of 16.
     """
     num_pages, page_size, heads, head_dim = k_pages.shape
-    if page_size % BLOCK:
-        raise ValueError(f"k_pages: bounds need pages of a multiple of {BLOCK} tokens, got {page_size}")
-    shape = (num_pages, page_size // BLOCK, heads, 2, head_dim)
+    if page_size % KEY_BLOCK:
+        raise ValueError(f"k_pages: bounds need pages of a multiple of {KEY_BLOCK} tokens, got {page_size}")
+    shape = (num_pages, page_size // KEY_BLOCK, heads, 2, head_dim)
     return torch.zeros(shape, dtype=k_pages.dtype, device=k_pages.device)
 
 
@@ -44,7 +43,7 @@ def write_bounds(k_pages: Tensor, bounds: Tensor, slots: Tensor, *, backend: str
     if not k_pages.is_contiguous() or k_pages.dim() != 4:
         raise ValueError(f"k_pages: needs a contiguous (num_pages, page_size, Hkv, D), got {tuple(k_pages.shape)}")
     num_pages, page_size, heads, head_dim = k_pages.shape
-    shape = (num_pages, page_size // BLOCK, heads, 2, head_dim)
+    shape = (num_pages, page_size // KEY_BLOCK, heads, 2, head_dim)
     if bounds.shape != shape or bounds.dtype != k_pages.dtype or not bounds.is_contiguous():
         raise ValueError(f"bounds: needs {k_pages.dtype} {shape}, as new_bounds() makes, got {tuple(bounds.shape)}")
     if slots.dtype != torch.int64 or slots.dim() != 1 or slots.device != k_pages.device:
@@ -57,20 +56,20 @@ def write_bounds(k_pages: Tensor, bounds: Tensor, slots: Tensor, *, backend: str
         return
     from longreach_kernels.sparse.decode.bounds_kernel import launch_bounds
 
-    launch_bounds(k_pages, bounds, slots, BLOCK)
+    launch_bounds(k_pages, bounds, slots, KEY_BLOCK)
 
 
 def _last_of_runs(slots: Tensor) -> Tensor:
     """Which slots are the last written of their block: the next one does not go on in it."""
     following = torch.cat([slots[1:], slots.new_full((1,), -1)])
-    return (slots >= 0) & ((following != slots + 1) | ((slots + 1) % BLOCK == 0))
+    return (slots >= 0) & ((following != slots + 1) | ((slots + 1) % KEY_BLOCK == 0))
 
 
 def _write_on_cpu(k_pages: Tensor, bounds: Tensor, slots: Tensor) -> None:
     ends = slots[_last_of_runs(slots)]
-    block = ends // BLOCK
-    keys = k_pages.view(-1, BLOCK, *k_pages.shape[2:])[block].float()  # (n, 16, Hkv, D)
-    written = (torch.arange(BLOCK) <= (ends % BLOCK)[:, None])[..., None, None]
+    block = ends // KEY_BLOCK
+    keys = k_pages.view(-1, KEY_BLOCK, *k_pages.shape[2:])[block].float()  # (n, 16, Hkv, D)
+    written = (torch.arange(KEY_BLOCK) <= (ends % KEY_BLOCK)[:, None])[..., None, None]
     least = keys.masked_fill(~written, float("inf")).amin(1)
     greatest = keys.masked_fill(~written, float("-inf")).amax(1)
     bounds.view(-1, *bounds.shape[2:])[block] = torch.stack([least, greatest], 2).to(bounds.dtype)

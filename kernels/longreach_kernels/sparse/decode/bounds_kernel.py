@@ -43,7 +43,7 @@ def bounds_kernel(
 
 
 def launch_bounds(k_pages: Tensor, bounds: Tensor, slots: Tensor, block: int) -> None:
-    """As `page_bounds.write_bounds`, whose arguments have been checked; ``block`` is its BLOCK."""
+    """As `page_bounds.write_bounds`, whose arguments have been checked; ``block`` is KEY_BLOCK."""
     heads, head_dim = k_pages.shape[2:]
     launch(
         bounds_kernel,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longreach_kernels.backends.triton.config import launch
 from longreach_kernels.batch import PagedBatch
-from longreach_kernels.sparse.decode.bounds import BLOCK
+from longreach_kernels.sizes import KEY_BLOCK
 
 _WIDEST = 4096  # blocks that are looked at together
 
@@ -161,7 +161,7 @@ def choose(
     lengths = torch.empty(size, dtype=torch.int32, device=device)
     skipped = torch.empty((size, heads), dtype=torch.float32, device=device)
     width = min(_WIDEST, max(256, triton.next_power_of_2(limit)))
-    options = {"KV_HEADS": kv_heads, "BLOCK_SIZE": BLOCK, "WIDTH": width, "num_warps": max(4, width // 256)}
+    options = {"KV_HEADS": kv_heads, "BLOCK_SIZE": KEY_BLOCK, "WIDTH": width, "num_warps": max(4, width // 256)}
     launch(
         choose_kernel,
         (kv_heads, size),

@@ -12,7 +12,7 @@ from torch import Tensor
 from longreach_kernels.backends.triton.arguments import padded
 from longreach_kernels.backends.triton.config import cdiv, launch
 from longreach_kernels.batch import PagedBatch
-from longreach_kernels.sparse.decode.bounds import BLOCK
+from longreach_kernels.sizes import KEY_BLOCK
 
 
 @triton.jit(
@@ -86,7 +86,7 @@ def scores(
         k_scale: (Hkv,) fp32, of fp8 pages.
     """
     kv_heads, head_dim = bounds.shape[2], q.shape[2]
-    limit = cdiv(max(1, batch.max_context_len), BLOCK)
+    limit = cdiv(max(1, batch.max_context_len), KEY_BLOCK)
     found = torch.empty((*q.shape[:2], limit), dtype=torch.float32, device=q.device)
     best = torch.empty((q.shape[0], kv_heads, limit), dtype=torch.float32, device=q.device)
     block_n = 32
@@ -112,7 +112,7 @@ def scores(
         HEAD_DIM=head_dim,
         BLOCK_D=padded(head_dim),
         BLOCK_N=block_n,
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=KEY_BLOCK,
         BLOCKS_OF_PAGE=bounds.shape[1],
         SCALED=k_scale is not None,
         SOFTCAP=softcap is not None,

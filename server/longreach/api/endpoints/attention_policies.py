@@ -19,7 +19,8 @@ from longreach.api.schema.requests.parse import as_api_error
 from longreach.api.service.mask_pictures import MAX_LENGTH
 from longreach.api.service.service import Service
 from longreach.errors import InvalidRequestError, quoted
-from longreach.policies import POLICIES, DynamicPolicy, Policy, policy_with
+from longreach.policies.parse import policy_with
+from longreach.policies.schemas import SCHEMAS, PolicySchema
 
 router = APIRouter()
 
@@ -31,7 +32,7 @@ def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any
     return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
-def _in_url(kind: type[Policy]) -> dict[str, Any]:
+def _in_url(kind: type[PolicySchema]) -> dict[str, Any]:
     """A policy as parameters of a URL, where a list is a text with commas."""
     schema = kind.model_json_schema()
     for name, field in schema["properties"].items():
@@ -53,7 +54,7 @@ _MASK["openapi_extra"]["parameters"] = [
         "required": True,
         "style": "form",
         "explode": True,
-        "schema": {"oneOf": [_in_url(kind) for kind in POLICIES if kind is not DynamicPolicy]},
+        "schema": {"oneOf": [_in_url(kind) for kind in SCHEMAS if not kind.VALUE.is_dynamic]},
         "description": "A policy's name as `policy`, and its own parameters.",
     },
     _query(
@@ -69,9 +70,7 @@ _MASK["openapi_extra"]["parameters"] = [
 async def list_policies(request: Request) -> Response:
     """The attention policies that a request may name, with their parameters."""
     default: Service = request.app.state.service
-    return json_response(
-        AttentionPolicies("list", [policy_info(kind) for kind in POLICIES], default.settings.attention)
-    )
+    return json_response(AttentionPolicies("list", [policy_info(kind) for kind in SCHEMAS], default.settings.attention))
 
 
 @router.get("/v1/attention/mask", **_MASK)
@@ -89,21 +88,21 @@ async def draw_mask(request: Request) -> Response:
     if name is None:
         raise _refused("policy", "is required")
     try:
-        policy = policy_with(name, asked)
+        policy = policy_with(name, asked).resolve()
     except ValidationError as error:
         raise as_api_error(error.errors(include_url=False)) from None
     except PydanticCustomError as error:
         raise _refused("policy", error.message()) from None
-    if isinstance(policy, DynamicPolicy):
+    if policy.is_dynamic:
         raise _refused("policy", "dynamic chooses by the prompt: what it left out is told with each answer, in `usage`")
-    drawing = service.masks.draw(policy.resolve(), int(length), request.state.record.caller)
+    drawing = service.masks.draw(policy, int(length), request.state.record.caller)
     told, png = await race(drawing, until_gone(request.receive), service.until_cut())
     if shape == "png" or _wants_png(request):
         return Response(png, media_type="image/png")
     return json_response(told)
 
 
-def policy_info(kind: type[Policy]) -> PolicyInfo:
+def policy_info(kind: type[PolicySchema]) -> PolicyInfo:
     """A policy as its schema describes it."""
     schema = kind.model_json_schema()
     parameters = {name: _parameter(field) for name, field in schema["properties"].items() if name != "policy"}

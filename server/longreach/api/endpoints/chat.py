@@ -39,7 +39,7 @@ from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.schema.requests.formats import NamedTool
 from longreach.api.service.service import Service
 from longreach.errors import InvalidRequestError
-from longreach.policies import POLICIES
+from longreach.policies.schemas import SCHEMAS
 from longreach.text.answer_format import Call, Part
 from longreach.text.tokenizer import Tokenizer
 
@@ -47,7 +47,7 @@ router = APIRouter()
 
 
 @router.post(
-    "/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk, nested=POLICIES)
+    "/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True, chunk=ChatChunk, nested=SCHEMAS)
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer the last message of a chat, in one answer or as a stream of events."""

@@ -32,7 +32,7 @@ from longreach.api.schema.answers.objects import (
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.engine.messages import Logprob
 from longreach.errors import InvalidRequestError
-from longreach.policies import POLICIES
+from longreach.policies.schemas import SCHEMAS
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.work_pool import WorkPool
 
@@ -42,7 +42,7 @@ router = APIRouter()
 _MAX_WHOLE_SCORED = 65536
 
 
-@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True, nested=POLICIES))
+@router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True, nested=SCHEMAS))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, in one answer or as a stream of events."""
     call = await receive(request, CompletionRequest)

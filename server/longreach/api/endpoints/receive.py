@@ -14,8 +14,8 @@ from longreach.api.http.sse import race, until_gone
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 from longreach.api.service.service import Engine, Service
+from longreach.sizes import MAX_PROMPT_TOKENS
 from longreach.text.tokenizer import Tokenizer
-from longreach.util.strict_models import MAX_PROMPT_TOKENS
 
 M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest)
 T = TypeVar("T")

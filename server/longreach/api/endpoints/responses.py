@@ -39,14 +39,14 @@ from longreach.api.schema.answers.responses import (
 )
 from longreach.api.schema.requests.responses import InputMessage, ResponseRequest
 from longreach.engine.messages import FinishReason, Sampling
-from longreach.policies import POLICIES
+from longreach.policies.schemas import SCHEMAS
 
 router = APIRouter()
 
 
 @router.post(
     "/v1/responses",
-    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage, *POLICIES)),
+    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage, *SCHEMAS)),
 )
 async def create_response(request: Request) -> Response:
     """Answer a text or a chat, in one answer or as a stream of events."""

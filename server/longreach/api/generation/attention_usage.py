@@ -18,7 +18,7 @@ def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]
         return UNSET
     dense_pairs = sum(use.dense_pairs for use in uses)
     parameters: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in uses[0].policy.parameters
+        name: list(value) if isinstance(value, tuple) else value for name, value in uses[0].policy.parameters.items()
     }
     return AttentionUsage(
         policy=uses[0].policy.name,

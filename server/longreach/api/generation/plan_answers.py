@@ -15,6 +15,7 @@ from longreach.config import Settings
 from longreach.engine.admission import Place, most_queued_tokens
 from longreach.engine.messages import Generate, Started
 from longreach.errors import ContextLengthError, InvalidRequestError
+from longreach.policies.values import AttentionPolicy
 from longreach.text.stop import Stops
 
 
@@ -97,12 +98,7 @@ def make_asks(
     ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
     speculate = service.settings.speculate if asked.speculate is None else asked.speculate
     attention = service.settings.default_policy if asked.attention is None else asked.attention.resolve()
-    if attention.decode_budget is not None and not info.page_bounds:
-        raise InvalidRequestError(
-            "`attention.decode_budget`: this server keeps no bounds of keys; it has to be started with --page-bounds.",
-            param="attention.decode_budget",
-            code="invalid_value",
-        )
+    _check_bounds(attention, info)
     prepared = Stops([*asked.stop, *stops])
     asks = [
         Ask(
@@ -144,6 +140,14 @@ def make_asks(
     engine.admit(places, attention, record.caller)
     record.at_end.callback(engine.release, places)
     return asks
+
+
+def _check_bounds(attention: AttentionPolicy, info: Started) -> None:
+    param = "attention.decode_budget"
+    try:
+        attention.check_bounds(info.page_bounds)
+    except ValueError as error:
+        raise InvalidRequestError(f"`{param}`: {error}.", param=param, code="invalid_value") from None
 
 
 def _readers(prompts: Sequence[Sequence[int]], *, apart: bool) -> list[int]:

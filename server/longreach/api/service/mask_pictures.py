@@ -17,12 +17,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from longreach.api.schema.answers.objects import MaskPicture
 from longreach.api.service.turns import TooManyWaitingError, Turns
-from longreach.engine.messages import AttentionPolicy
 from longreach.errors import OverloadedError, UnavailableError
+from longreach.policies.values import AttentionPolicy
+from longreach.sizes import TILE
 from longreach.util.descriptors import require_descriptors
 from longreach.util.safe_path import environment
 
@@ -136,11 +136,11 @@ def _leave_signals_to_the_owner() -> None:
 def picture(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
     """Draw and count a policy's mask; runs in the process of its own."""
     from longreach_kernels.masks.draw import grey_png
-    from longreach_kernels.masks.named import policy_mask
-    from longreach_kernels.masks.tile_counts import TILE, sampled_coverage, tile_count
+    from longreach_kernels.masks.tile_counts import sampled_coverage, tile_count
 
-    parameters: dict[str, Any] = dict(policy.parameters)
-    mask = policy_mask(policy.name, **parameters)
+    from longreach.policies.masks import mask_of
+
+    mask = mask_of(policy)
     tiles = -(-length // TILE)
     rows = min(_COUNTED_ROWS, _COUNTED_TILES // tiles)
     count = tile_count(mask, 0, length, most_rows=rows)
@@ -149,7 +149,7 @@ def picture(policy: AttentionPolicy, length: int) -> tuple[MaskPicture, bytes]:
     share = count.tiles / count.causal_tiles
     told = MaskPicture(
         policy=policy.name,
-        parameters=parameters,
+        parameters=policy.parameters,
         length=length,
         block=TILE,
         exact=tiles <= rows,

@@ -23,9 +23,10 @@ from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
 from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Sampling, Started, Stats, Update
+from longreach.engine.messages import EngineConfig, Generate, Sampling, Started, Stats, Update
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
+from longreach.policies.values import AttentionPolicy
 from longreach.text.end_tokens import end_token_ids
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.shared_bytes import SharedBytes

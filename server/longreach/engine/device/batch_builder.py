@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from longreach.engine.messages import AttentionPolicy
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.policies.values import StepPolicy
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ class HostGroup:
         prompt_lens: tokens of each sequence's prompt.
     """
 
-    policy: AttentionPolicy
+    policy: StepPolicy
     sequences: slice
     tokens: slice
     cu_seqlens_q: Int32

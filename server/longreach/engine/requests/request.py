@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from longreach.engine.cost_model import Reach
-from longreach.engine.messages import DENSE, AttentionPolicy, FinishReason, Generate, Logprob
+from longreach.engine.messages import FinishReason, Generate, Logprob
 from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.prompt_lookup import PromptLookup
 from longreach.engine.requests.sparse_decode_stats import AnswerReads
 from longreach.engine.requests.token_counts import TokenCounts
+from longreach.policies.values import SparseDecode, StepPolicy
+from longreach.policies.visible import Visible
 
 # Stands in `Request.tokens` for a token that a step in flight draws.
 PENDING = -1
-# Queries of the tiles that dynamic policies choose for; a multiple of every kernel's.
-TILE = 128
 
 
 class Constraint(Protocol):
@@ -52,7 +50,7 @@ class Request:
     Attributes:
         pending: how many tokens at the end are still being drawn.
         arrived: when it came, in seconds on the engine's clock.
-        visible: how much its attention policy lets a query see, for predictions; None for everything.
+        visible: how many keys its attention policy lets a query see, for predictions; None for all.
         visible_to_answer: the same of the tokens of its answer that may not read all keys.
         hold: what it holds of the KV cache; the allocator alone writes to it.
         seq_slot: its place among the running requests, in the table of page ids and for the token that it drew last; -1
@@ -72,8 +70,8 @@ class Request:
     pending: int = 0
     computed: int = 0
     hold: PageHold = field(default_factory=PageHold)
-    visible: Reach | None = None
-    visible_to_answer: Reach | None = None
+    visible: Visible | None = None
+    visible_to_answer: Visible | None = None
     seq_slot: int = -1
     preempted: bool = False
     waited: float | None = None
@@ -89,7 +87,7 @@ class Request:
     def of(cls, spec: Generate, seed: int, arrived: float = 0.0) -> Request:
         """A request of which nothing is computed yet; `seed` is used for sampling if the caller gave none."""
         own = spec.sampling.seed
-        budget = spec.attention.decode_budget
+        budget = spec.attention.answer_budget
         measured = Measurements(reads=None if budget is None else AnswerReads(budget))
         return cls(spec, seed if own is None else own, list(spec.prompt), arrived, measured=measured)
 
@@ -98,39 +96,28 @@ class Request:
         """The caller's id."""
         return self.spec.request_id
 
-    @cached_property
-    def is_dense(self) -> bool:
-        """Whether its queries see all that the model's own masks let through."""
-        return self.spec.attention == DENSE
+    def foresee(self, dense_share: float) -> None:
+        """Note how many keys its queries see, where `dense_share` of the full layers see all whatever its policy is."""
+        self.visible = self.spec.attention.visible().beside_dense(dense_share)
+        if self.reads is not None:
+            self.visible_to_answer = SparseDecode(self.reads.budget).visible().beside_dense(dense_share)
 
-    def policy_at(self, position: int) -> AttentionPolicy:
-        """What the query at `position` is computed under: what is behind a prompt that chose its keys sees all, or as
-        much as its budget lets it read."""
-        if self.is_dense:
-            return DENSE
-        if not self.spec.attention.is_dynamic or position < self.prompt_tokens:
-            return self.spec.attention
-        return DENSE if self.reads is None or position < self.reads.budget else self._answer_policy
-
-    @cached_property
-    def _answer_policy(self) -> AttentionPolicy:
-        return self.spec.attention.of_answer
+    def policy_at(self, position: int) -> StepPolicy:
+        """What the query at `position` is computed under."""
+        return self.spec.attention.at(position, self.prompt_tokens)
 
     def policy_ends(self, start: int) -> float:
         """The first position behind `start` that is computed under another policy than `start` itself.
 
-        A chunk ends there at the latest. It is infinite for a request without a decode budget: what follows a prompt
-        whose keys are chosen then sees everything, in any chunk.
+        A chunk ends there at the latest; infinite where there is none.
         """
-        if self.reads is None:
-            return math.inf
-        borders = (self.prompt_tokens, max(self.prompt_tokens, self.reads.budget))
+        borders = self.spec.attention.borders(self.prompt_tokens)
         return next((border for border in borders if start < border), math.inf)
 
     @property
     def needs_whole_tiles(self) -> bool:
         """Whether its next token belongs to a prompt of which each tile of queries has its keys chosen."""
-        return self.spec.attention.is_dynamic and self.computed < self.prompt_tokens
+        return self.spec.attention.query_tile > 1 and self.computed < self.prompt_tokens
 
     @property
     def reads(self) -> AnswerReads | None:

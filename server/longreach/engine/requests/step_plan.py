@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from longreach.engine.cost_model import Reach, Work
-from longreach.engine.messages import DENSE, AttentionPolicy
+from longreach.engine.cost_model import Work
 from longreach.engine.requests.prompt_lookup import standing
 from longreach.engine.requests.request import Request
+from longreach.policies.values import SparseDecode, StepPolicy
+from longreach.policies.visible import Visible
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,17 @@ class Chunk:
         return self.length if self.as_decodes else 1
 
     @property
-    def policy(self) -> AttentionPolicy:
+    def policy(self) -> StepPolicy:
         """The attention policy that it is computed under."""
         return self.request.policy_at(self.start)
 
     @property
-    def reach(self) -> Reach | None:
-        """How much its policy lets a query see, about; None for everything."""
-        if self.request.is_dense or (policy := self.policy) == DENSE:
+    def visible(self) -> Visible | None:
+        """How many keys its policy lets a query see, about; None for all."""
+        policy = self.policy
+        if policy.is_dense:
             return None
-        return self.request.visible_to_answer if policy.is_decode else self.request.visible
+        return self.request.visible_to_answer if isinstance(policy, SparseDecode) else self.request.visible
 
     @property
     def end(self) -> int:
@@ -104,7 +106,7 @@ class StepPlan:
     @property
     def work(self) -> Work:
         """What the step costs, as the model of step time counts it."""
-        return Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in self.chunks)
+        return Work.of_step((chunk.start, chunk.length, chunk.visible) for chunk in self.chunks)
 
     @property
     def num_decodes(self) -> int:
@@ -120,10 +122,10 @@ class StepPlan:
     @property
     def is_dense(self) -> bool:
         """Whether no chunk has a policy that is not dense."""
-        return all(chunk.request.is_dense or chunk.policy == DENSE for chunk in self.chunks)
+        return all(chunk.policy.is_dense for chunk in self.chunks)
 
     @property
-    def groups(self) -> list[tuple[AttentionPolicy, tuple[Chunk, ...]]]:
+    def groups(self) -> list[tuple[StepPolicy, tuple[Chunk, ...]]]:
         """The chunks of each policy, in order."""
         by_policy = groupby(self.chunks, key=lambda chunk: chunk.policy)
         return [(policy, tuple(chunks)) for policy, chunks in by_policy]
@@ -137,8 +139,6 @@ class StepPlan:
 def _place(chunk: Chunk) -> tuple[Any, ...]:
     """Where a chunk stands in a step. Of prompts the longest is last: prefill kernels begin with the last sequence, and
     a long one begun late would be computed beside nothing."""
-    policy = DENSE if chunk.request.is_dense else chunk.policy
+    policy = chunk.policy
     within = 0 if chunk.as_decodes else chunk.end
-    if policy == DENSE:
-        return False, not chunk.as_decodes, within
-    return True, policy.name, policy.parameters, not chunk.as_decodes, within
+    return not policy.is_dense, policy.key, not chunk.as_decodes, within

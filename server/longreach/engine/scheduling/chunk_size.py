@@ -23,10 +23,11 @@ from typing import NamedTuple
 
 from longreach.engine.cost_model import StepCost, StepTime, Work
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
-from longreach.engine.requests.request import TILE, Request
+from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.step_sizes import cut, places_for
+from longreach.sizes import LEAST_TILED_STEP, TILE
 
 # A step's prediction may be off by so much before the bound on inter-token delay is missed.
 _HEADROOM = 0.95
@@ -60,7 +61,7 @@ class StepBudget:
         places = places_for(len(streams))
         seconds = math.inf
         if not all(chunk.request.spec.flexible for chunk in streams):
-            work = Work.of_step((chunk.start, chunk.length, chunk.reach) for chunk in streams)
+            work = Work.of_step((chunk.start, chunk.length, chunk.visible) for chunk in streams)
             seconds = seconds_for_prompts(work, step_time.cost, limits.max_itl) / step_time.caution
         return cls(
             tokens=limits.max_batched_tokens - sum(chunk.length for chunk in streams),
@@ -137,8 +138,10 @@ class ChunkSizer:
         """
         if request.needs_whole_tiles:
             return TILE
-        whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= 4 * TILE
-        return TILE if whole_tiles and not request.is_dense and request.spec.prompt_logprobs is None else 1
+        whole_tiles = self.limits.batch_invariant and self.limits.max_batched_tokens >= LEAST_TILED_STEP
+        return (
+            TILE if whole_tiles and not request.spec.attention.is_dense and request.spec.prompt_logprobs is None else 1
+        )
 
 
 def seconds_for_prompts(streams: Work, cost: StepCost, max_itl: float) -> float:

@@ -23,7 +23,6 @@ from __future__ import annotations
 from longreach.engine.cost_model import StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import PageMoves
-from longreach.engine.requests.policy_cost import reach_of
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
@@ -75,9 +74,7 @@ class Scheduler:
             )
         if request.max_length > self.allocator.num_tokens:
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
-        request.visible = reach_of(request.spec.attention, self.limits.dense_share)
-        if request.reads is not None:
-            request.visible_to_answer = reach_of(request.spec.attention.of_answer, self.limits.dense_share)
+        request.foresee(self.limits.dense_share)
         self.allocator.hash(request)
         self.waiting[request.id] = request
         self._next.unblock()

@@ -6,13 +6,14 @@ is place for as many as the next of a few numbers of them.
 
 from __future__ import annotations
 
-_TILE = 128
-_OFTEN = (*range(_TILE, 1025, _TILE), 1280, 1536, 1792, 2048)
+from longreach.sizes import TILE
+
+_OFTEN = (*range(TILE, 1025, TILE), 1280, 1536, 1792, 2048)
 # Answers that a step has places for, and the rows that it may have then: answers and prompts. Steps with more of either
 # are not captured. Many answers are rarer, and each graph takes part of a second at the start.
 SIZES = {8: _OFTEN, 32: _OFTEN, 64: _OFTEN, 128: (512, 1024, 1536, 2048)}
 # Fewer tokens beside answers take a GPU as long.
-LEAST_CHUNK = _TILE - 32
+LEAST_CHUNK = TILE - 32
 
 _MOST = _OFTEN[-1]
 # A prompt's chunk is cut to a whole size of the step, unless fewer tokens were left of it.
@@ -33,7 +34,7 @@ def cut(places: int, taken: int, most: int) -> int:
     """How many tokens of a prompt a step should read, at most `most`, beside `taken` rows, places included: as many as
     fill a captured size, or whole tiles where the step is larger than all of them."""
     if taken + most >= _MOST:
-        whole = most - (taken + most) % _TILE
+        whole = most - (taken + most) % TILE
         return whole if whole >= _LEAST_CUT else most
     sizes = SIZES.get(places, _OFTEN)
     return max((size - taken for size in sizes if taken + _LEAST_CUT <= size <= taken + most), default=most)

@@ -70,9 +70,9 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     if config.prefix_cache:
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
     bands = [mask.band for mask in state.own_masks]
-    reach = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
+    visible = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     usage = PolicyUsage(policies)
-    pairs = PairCount(reach, usage.pairs)
+    pairs = PairCount(visible, usage.pairs)
     scheduler = Scheduler(PageAllocator(pool, hasher), limits)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
     return engine, _started(state, config)

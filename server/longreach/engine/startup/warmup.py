@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.sparse import BLOCK
+from longreach_kernels.sizes import KEY_BLOCK
 from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup
 
 from longreach.engine.device.forward_pass import forward
@@ -82,6 +82,6 @@ def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> N
     num_pages = -(-context // pages.shape.page_size)
     table = torch.zeros((tokens, num_pages), dtype=torch.int32, device=loaded.device)
     batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=context, num_decodes=tokens)
-    budget = BlockBudget(2 * BLOCK, frozenset(pages.shape.bounded), batch, heads)
+    budget = BlockBudget(2 * KEY_BLOCK, frozenset(pages.shape.bounded), batch, heads)
     groups = (StepGroup(0, tokens, batch, budget=budget),)
     forward(loaded, PagedStep(pages, batch, slots, groups), input_ids, positions, rows)

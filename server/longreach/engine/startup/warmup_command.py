@@ -17,21 +17,20 @@ from pathlib import Path
 import torch
 from longreach_kernels import resolve_backend
 from longreach_kernels.backends.resolve import interpreting
-from longreach_kernels.masks.tile_counts import TILE
 from longreach_patches import resolve_device
 
 from longreach.engine.engine import Engine
-from longreach.engine.messages import AttentionPolicy, EngineConfig, Failed, Generate, Sampling, Started
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Started
 from longreach.engine.startup.build import build_engine
+from longreach.policies.values import Dynamic
+from longreach.sizes import LEAST_TILED_STEP, TILE
 
 # Compiled code depends on whether a size is 1, or divisible by 16, and on no more of it.
 _LENGTHS = (1, 15, 16, 100, 129, 1024)
 _ANSWER = 6
 _CROWD = 3
 _BUDGET = 64
-_BUDGETED = AttentionPolicy(
-    "dynamic", (("recall", 0.95), ("decode_budget", _BUDGET), ("estimator", "auto"), ("dense_below", 0))
-)
+_BUDGETED = Dynamic(recall=0.95, decode_budget=_BUDGET, dense_below=0)
 _SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0.8, top_p=0.9, top_k=40, seed=1),
@@ -118,7 +117,7 @@ def exercise(engine: Engine, started: Started) -> int:
     shortest = min(64, longest)
     _run(engine, [request(shortest, logprobs=2, prompt_logprobs=2), request(shortest, speculate=4)])
     # Without whole tiles in pages and steps a dynamic prompt is refused.
-    if started.page_bounds and started.page_size % TILE == 0 and started.max_batched_tokens >= 4 * TILE:
+    if started.page_bounds and started.page_size % TILE == 0 and started.max_batched_tokens >= LEAST_TILED_STEP:
         for length in (length for length in lengths if length > _BUDGET):
             _run(engine, [request(length, attention=_BUDGETED) for _ in range(2)])
     return sent

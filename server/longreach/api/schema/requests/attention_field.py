@@ -7,18 +7,19 @@ from typing import Annotated
 from pydantic import PlainValidator
 
 from longreach.api.schema.requests.fields import described
-from longreach.policies import POLICIES, SHORT_FORM, Policy, policy_of
+from longreach.policies.parse import SHORT_FORM, policy_of
+from longreach.policies.schemas import SCHEMAS, PolicySchema
 
 
-def _optional(value: object) -> Policy | None:
+def _optional(value: object) -> PolicySchema | None:
     return None if value is None else policy_of(value)
 
 
 _SCHEMA = {
     "anyOf": [
-        *({"$ref": f"#/components/schemas/{kind.__name__}"} for kind in POLICIES),
+        *({"$ref": f"#/components/schemas/{kind.__name__}"} for kind in SCHEMAS),
         {"type": "string", "pattern": f"^{SHORT_FORM.pattern}$"},
         {"type": "null"},
     ]
 }
-Attention = Annotated[Policy | None, PlainValidator(_optional), described(_SCHEMA)]
+Attention = Annotated[PolicySchema | None, PlainValidator(_optional), described(_SCHEMA)]

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic_core import core_schema
 
-from longreach.util.strict_models import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
+from longreach.sizes import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
 from longreach.util.strict_models import StrictModel as StrictModel
 from longreach.util.strict_models import invalid as invalid
 

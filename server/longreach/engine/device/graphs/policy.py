@@ -33,8 +33,8 @@ from longreach.engine.device.graphs.capture import (
 )
 from longreach.engine.device.graphs.decode import contexts_for
 from longreach.engine.device.policies.mass_samples import is_sampled
-from longreach.engine.messages import DENSE, AttentionPolicy
 from longreach.engine.scheduling.limits import Limits
+from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.util.transfer import upload
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Answers(Protocol):
     """As `LayerPolicies.answers`."""
 
     def __call__(
-        self, policy: AttentionPolicy, start: int, batch: PagedBatch, *, measured: bool = False
+        self, policy: StepPolicy, start: int, batch: PagedBatch, *, measured: bool = False
     ) -> StepGroup | None: ...
 
 
@@ -73,7 +73,7 @@ class Layout:
         places: (B,) the rows of the step's sequences.
     """
 
-    groups: tuple[tuple[AttentionPolicy, int], ...]
+    groups: tuple[tuple[StepPolicy, int], ...]
     places: Int64
 
     @property
@@ -84,7 +84,7 @@ class Layout:
     @property
     def chooses_keys(self) -> bool:
         """Whether answers among them read a budget of keys."""
-        return any(policy.is_decode for policy, _ in self.groups)
+        return any(isinstance(policy, SparseDecode) for policy, _ in self.groups)
 
 
 def lay_out(batch: HostBatch) -> Layout | None:
@@ -94,7 +94,7 @@ def lay_out(batch: HostBatch) -> Layout | None:
     groups, places, start = [], [], 0
     for group in batch.groups:
         lengths = batch.context_lens[group.sequences]
-        if group.policy != DENSE and (lengths <= group.prompt_lens).any():
+        if not group.policy.is_dense and (lengths <= group.prompt_lens).any():
             return None  # at a prompt's last token is measured what its policy keeps
         size = 1 << (len(lengths) - 1).bit_length()
         groups.append((group.policy, size))
@@ -106,7 +106,8 @@ def lay_out(batch: HostBatch) -> Layout | None:
 def _is_measured(batch: HostBatch) -> bool:
     """Whether it is the turn of an answer to have measured what its budget keeps."""
     return any(
-        group.policy.is_decode and is_sampled(group.prompt_lens, batch.context_lens[group.sequences] - 1).any()
+        isinstance(group.policy, SparseDecode)
+        and is_sampled(group.prompt_lens, batch.context_lens[group.sequences] - 1).any()
         for group in batch.groups
     )
 
@@ -164,7 +165,7 @@ class PolicyGraphs:
         self._rows = torch.arange(most, device=self._device)
         places = (most, -(-limits.max_model_len // pages.shape.page_size))
         self._table = torch.zeros(places, dtype=torch.int32, device=self._device)
-        self._known: OrderedDict[tuple[tuple[tuple[AttentionPolicy, int], ...], int], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[tuple[tuple[StepPolicy, int], ...], int], _Known] = OrderedDict()
         self._pool: Any = None
 
     def use(self, pool: Any) -> None:
@@ -202,7 +203,7 @@ class PolicyGraphs:
         return Replayed(captured.logits[places], step.last)
 
     @property
-    def captured(self) -> list[tuple[tuple[AttentionPolicy, int], ...]]:
+    def captured(self) -> list[tuple[tuple[StepPolicy, int], ...]]:
         """The combinations that have a graph, the least recently used first."""
         return [groups for (groups, _), known in self._known.items() if known.captured]
 

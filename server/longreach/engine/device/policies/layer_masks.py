@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from longreach_kernels import Mask, PagedBatch
 from longreach_kernels.masks.block_rules import for_heads
-from longreach_kernels.masks.named import policy_mask
-from longreach_kernels.masks.tile_counts import TILE
 from longreach_kernels.sparse import (
     Antidiagonal,
     Density,
@@ -22,8 +19,11 @@ from longreach_kernels.sparse import (
 )
 from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, TileChoice, chosen_layers, masks_under
 
-from longreach.engine.device.batch_builder import HostBatch, HostGroup
-from longreach.engine.messages import DENSE, AttentionPolicy, Generate
+from longreach.engine.device.batch_builder import HostBatch, HostGroup, Int32
+from longreach.engine.messages import Generate
+from longreach.policies.masks import mask_of
+from longreach.policies.values import Dynamic, SparseDecode, StepPolicy
+from longreach.sizes import LEAST_TILED_STEP, TILE
 from longreach.util.transfer import upload
 
 # Policies come from callers: so many are remembered, with what was made of them.
@@ -33,8 +33,6 @@ _ESTIMATORS = {"antidiagonal": Antidiagonal(), "moments": Moments(), "pooled": P
 # "auto" in layers with rotary positions and without. Rotated keys differ from one to the next, and their mean says
 # little; where nothing is rotated a query looks for what a key says, and single keys matter.
 _AUTO = {True: "antidiagonal", False: "moments"}
-# A dynamic policy needs a step to hold some whole tiles beside the answers that are being written.
-_LEAST_STEP = 4 * TILE
 
 
 class LayerPolicies:
@@ -57,7 +55,7 @@ class LayerPolicies:
         dense_layers: Sequence[int] = (),
         *,
         tile: tuple[int, int] = (TILE, TILE),
-        step_tokens: int = _LEAST_STEP,
+        step_tokens: int = LEAST_TILED_STEP,
         part: range | None = None,
         rotary: Sequence[bool] | None = None,
     ) -> None:
@@ -71,7 +69,7 @@ class LayerPolicies:
         self._step_tokens = step_tokens
         self._dense_layers = frozenset(layer % len(own) for layer in dense_layers)
         self._full = frozenset(chosen_layers(own))
-        self._known: OrderedDict[AttentionPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
+        self._known: OrderedDict[StepPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
 
     @property
     def dense_share(self) -> float:
@@ -86,7 +84,10 @@ class LayerPolicies:
         """
         if spec.attention.is_dynamic:
             self._check_dynamic(spec)
-            return
+        try:
+            spec.attention.check_bounds(bool(self.shape.bounded))
+        except ValueError as error:
+            raise ValueError(f"`attention.decode_budget`: {error}") from None
         told_apart = max(mask.heads for mask in self.masks(spec.attention))
         if self.heads % told_apart:
             raise ValueError(
@@ -105,24 +106,20 @@ class LayerPolicies:
                 f"`attention`: dynamic needs KV pages of whole tiles; this server's --page-size is "
                 f"{self.shape.page_size}, a multiple of {TILE} would do"
             )
-        if self._step_tokens < _LEAST_STEP:
+        if self._step_tokens < LEAST_TILED_STEP:
             raise ValueError(
                 f"`attention`: dynamic reads a prompt in whole tiles; this server's --max-batched-tokens is "
-                f"{self._step_tokens}, {_LEAST_STEP} would do"
-            )
-        if spec.attention.decode_budget is not None and not self.shape.bounded:
-            raise ValueError(
-                "`attention.decode_budget`: this server keeps no bounds of keys; start it with --page-bounds"
+                f"{self._step_tokens}, {LEAST_TILED_STEP} would do"
             )
 
-    def masks(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
+    def masks(self, policy: StepPolicy) -> tuple[Mask, ...]:
         """What each layer computes, first to last, where no tiles are chosen."""
-        return self.own if _keeps_masks(policy) else self._under(policy)[0]
+        return self._under(policy)[0] if policy.has_mask else self.own
 
-    def _under(self, policy: AttentionPolicy) -> tuple[tuple[Mask, ...], tuple[Mask, ...]]:
+    def _under(self, policy: StepPolicy) -> tuple[tuple[Mask, ...], tuple[Mask, ...]]:
         """What each layer computes under a static policy, for all heads and for this rank's."""
         if policy not in self._known:
-            mask = policy_mask(policy.name, **dict(policy.parameters))
+            mask = mask_of(policy)
             everywhere = here = masks_under(mask, self.own, self._dense_layers)
             if mask.heads > 1 and len(self._part) < self.heads:
                 here = masks_under(for_heads(mask, self._part, self.heads), self.own, self._dense_layers)
@@ -148,8 +145,8 @@ class LayerPolicies:
             batch.groups, starts, samples or [None] * len(batch.groups), strict=True
         ):
             rows = group.tokens.start, group.tokens.stop
-            if group.policy.is_decode:
-                groups.append(StepGroup(*rows, *self._decodes(group, batch, paged, sample)))
+            if isinstance(group.policy, SparseDecode):
+                groups.append(StepGroup(*rows, *self._decodes(group, group.policy, batch, paged, sample)))
                 continue
             alone = PagedBatch(
                 cu_seqlens_q=cu_seqlens_q,
@@ -163,39 +160,44 @@ class LayerPolicies:
                     tuple(batch.context_lens[group.sequences].tolist()),
                 ),
             )
-            masks = None if group.policy == DENSE else self._own_heads(group.policy)
-            choice = self._choice(group, device) if chooses_tiles(group.policy) else None
+            policy = group.policy
+            masks = None if policy.is_dense else self._own_heads(policy)
+            choice = None
+            if isinstance(policy, Dynamic) and policy.chooses_tiles:
+                choice = self._choice(policy, group.prompt_lens, device)
             groups.append(StepGroup(*rows, alone, masks, sample, choice))
         return tuple(groups)
 
-    def answers(
-        self, policy: AttentionPolicy, start: int, batch: PagedBatch, *, measured: bool = False
-    ) -> StepGroup | None:
+    def answers(self, policy: StepPolicy, start: int, batch: PagedBatch, *, measured: bool = False) -> StepGroup | None:
         """Answers under a policy as the rows from `start` on of a step that is captured, for this rank's heads; with
         `measured` what each of them keeps within a budget of keys is looked at, too.
 
         None if a layer needs lists of tiles, which are made on the host.
         """
         rows = start, start + batch.size
-        if policy.is_decode:
+        if isinstance(policy, SparseDecode):
             every = torch.arange(batch.size, device=batch.context_lens.device)
             sample = MassSample(every, batch) if measured else None
             return StepGroup(*rows, batch, sample=sample, budget=self._budget(policy, batch))
         if policy.is_dynamic:
             return None
-        masks = self.own if policy == DENSE else self._own_heads(policy)
+        masks = self._own_heads(policy)
         return None if any(mask.band is None for mask in masks) else StepGroup(*rows, batch, masks)
 
-    def _budget(self, policy: AttentionPolicy, batch: PagedBatch) -> BlockBudget:
-        assert policy.decode_budget is not None
-        return BlockBudget(policy.decode_budget, self.chosen, batch, len(self._part))
+    def _budget(self, policy: SparseDecode, batch: PagedBatch) -> BlockBudget:
+        return BlockBudget(policy.budget, self.chosen, batch, len(self._part))
 
-    def _own_heads(self, policy: AttentionPolicy) -> tuple[Mask, ...]:
+    def _own_heads(self, policy: StepPolicy) -> tuple[Mask, ...]:
         """What each layer computes for this rank's heads."""
-        return self.own if _keeps_masks(policy) else self._under(policy)[1]
+        return self._under(policy)[1] if policy.has_mask else self.own
 
     def _decodes(
-        self, group: HostGroup, batch: HostBatch, paged: PagedBatch, sample: MassSample | None
+        self,
+        group: HostGroup,
+        policy: SparseDecode,
+        batch: HostBatch,
+        paged: PagedBatch,
+        sample: MassSample | None,
     ) -> tuple[PagedBatch, None, MassSample | None, None, BlockBudget]:
         """Batch, masks, sample, choice and budget of a group that reads a budget of keys.
 
@@ -217,25 +219,14 @@ class LayerPolicies:
             num_decodes=count,
             known_lengths=((1,) * count, tuple(lengths.tolist())),
         )
-        return alone, None, sample, None, self._budget(group.policy, alone)
+        return alone, None, sample, None, self._budget(policy, alone)
 
-    def _choice(self, group: HostGroup, device: torch.device) -> TileChoice:
-        parameters: dict[str, Any] = dict(group.policy.parameters)
-        [target] = [kind(parameters[name]) for name, kind in _TARGETS.items() if name in parameters]
-        [lengths] = upload([group.prompt_lens], device)
-        named = parameters["estimator"]
+    def _choice(self, policy: Dynamic, prompt_lens: Int32, device: torch.device) -> TileChoice:
+        given = ((kind, getattr(policy, name)) for name, kind in _TARGETS.items())
+        target = next(kind(value) for kind, value in given if value is not None)
+        [lengths] = upload([prompt_lens], device)
+        named = policy.estimator
         estimators = {
             layer: _ESTIMATORS[_AUTO[self._rotary[layer]] if named == "auto" else named] for layer in self.chosen
         }
-        return TileChoice(target, estimators, lengths, parameters["dense_below"])
-
-
-def _keeps_masks(policy: AttentionPolicy) -> bool:
-    """Whether each layer's mask is its own under a policy, keys being chosen or not."""
-    return policy == DENSE or policy.is_dynamic or policy.is_decode
-
-
-def chooses_tiles(policy: AttentionPolicy) -> bool:
-    """Whether tiles of a prompt are chosen. Nothing has to be estimated to choose all of them: a recall of 1 is dense
-    attention, for prompts of which only the answers read less."""
-    return policy.is_dynamic and dict(policy.parameters).get("recall") != 1
+        return TileChoice(target, estimators, lengths, policy.dense_below)

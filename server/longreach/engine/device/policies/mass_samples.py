@@ -14,14 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_kernels.sparse import BLOCK, keys_read
+from longreach_kernels.sizes import KEY_BLOCK
+from longreach_kernels.sparse import keys_read
 from longreach_patches import MassSample, PagedStep, StepMeasurements
 
 from longreach.engine.device.batch_builder import HostBatch, HostGroup
-from longreach.engine.messages import DENSE
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.sparse_decode_stats import TokenRead
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.policies.values import SparseDecode
 from longreach.util.transfer import OnItsWay, upload
 
 # Queries of a prompt, evenly spread, and its last one.
@@ -147,9 +148,9 @@ def _asked(group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch) -> _G
     firsts = accumulate((chunk.num_sequences for chunk in chunks), initial=0)
     for index, chunk in zip(firsts, chunks, strict=False):
         request = chunk.request
-        if chunk.policy.is_decode:
+        if isinstance(chunk.policy, SparseDecode):
             found = _uncounted(chunk)
-        elif chunk.policy == DENSE or request.generated:
+        elif chunk.policy.is_dense or request.generated:
             continue
         else:
             found = sampled(request.prompt_tokens, chunk.start, chunk.end)
@@ -211,7 +212,7 @@ def _count_reads(chunks: tuple[Chunk, ...], missed: list[list[float]], drawn: di
             stands += len(chunk.standing(drawn[chunk.request.id])) - 1
         lengths = range(chunk.start + 1, chunk.start + stands + 1)
         tokens = [
-            TokenRead(keys_read(length, reads.budget), -(-length // BLOCK), mean, most)
+            TokenRead(keys_read(length, reads.budget), -(-length // KEY_BLOCK), mean, most)
             for length, (mean, most) in zip(lengths, missed[first : first + stands], strict=True)
         ]
         reads.add(chunk.start, tokens)

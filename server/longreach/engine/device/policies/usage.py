@@ -12,13 +12,15 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from longreach_kernels import Mask
-from longreach_kernels.masks.block_rules import BLOCK, BlockRule
-from longreach_kernels.masks.tile_counts import TILE, TileCount, tile_count
+from longreach_kernels.masks.block_rules import BlockRule
+from longreach_kernels.masks.tile_counts import TileCount, tile_count
 from longreach_kernels.sparse import keys_read
 
-from longreach.engine.device.policies.layer_masks import LayerPolicies, chooses_tiles
-from longreach.engine.messages import AttentionPolicy, AttentionUse, DecodeUse, KeptMass
+from longreach.engine.device.policies.layer_masks import LayerPolicies
+from longreach.engine.messages import AttentionUse, DecodeUse, KeptMass
 from longreach.engine.requests.request import Request
+from longreach.policies.values import SparseDecode, StepPolicy
+from longreach.sizes import TILE
 
 
 class PolicyUsage:
@@ -31,11 +33,11 @@ class PolicyUsage:
         self._chosen = policies.chosen
         self.heads = policies.heads
 
-    def pairs(self, policy: AttentionPolicy, start: int, end: int) -> float:
+    def pairs(self, policy: StepPolicy, start: int, end: int) -> float:
         """Pairs that the queries at positions `start` to `end` compute, over all layers, as a mean of the heads."""
-        if (budget := policy.decode_budget) is not None and policy.is_decode:
+        if isinstance(policy, SparseDecode):
             rest = Counter(mask for index, mask in enumerate(self._own) if index not in self._chosen)
-            read = sum(keys_read(position + 1, budget) for position in range(start, end))
+            read = sum(keys_read(position + 1, policy.budget) for position in range(start, end))
             return len(self._chosen) * read + sum(n * _pairs(mask, start, end) for mask, n in rest.items())
         return sum(layers * _pairs(mask, start, end) for mask, layers in Counter(self._policies.masks(policy)).items())
 
@@ -97,7 +99,7 @@ class PolicyUsage:
         ends = np.minimum(np.arange(request.cached, request.prompt_tokens, tile_q) + tile_q, request.prompt_tokens)
         everything = int((-(-ends // tile_k)).sum()) * len(layers) * self.heads
         tiles = request.measured.visited * (self.heads // self._shape.num_kv_heads)
-        if not chooses_tiles(request.spec.attention):
+        if not request.spec.attention.chooses_tiles:
             tiles = everything
         # How many pairs causality hides in the chosen tiles is not known on the host: they count as the mean tile does.
         pairs = rest.pairs + round((dense.pairs - rest.pairs) * (tiles / everything if everything else 1.0))
@@ -118,7 +120,7 @@ def _kept_mass(kept: list[npt.NDArray[np.float32]]) -> KeptMass | None:
 
 def _pairs(mask: Mask, start: int, end: int) -> float:
     if end == start + 1 and isinstance(mask, BlockRule):  # an answer's next token: most often in the block of its last
-        return _blocks_before(mask, start // BLOCK) * BLOCK / mask.heads + start % BLOCK + 1
+        return _blocks_before(mask, start // TILE) * TILE / mask.heads + start % TILE + 1
     return tile_count(mask, start, end).pairs / mask.heads
 
 

@@ -1,0 +1,8 @@
+"""Sizes that several modules go by."""
+
+from __future__ import annotations
+
+# Queries and keys of a tile: of block patterns, of what dynamic policies choose, and of what is counted.
+TILE = 128
+# Keys whose bounds are kept together, and that a token of an answer reads or leaves out together (`sparse.decode`).
+KEY_BLOCK = 16
