@@ -53,6 +53,7 @@ class ProcessorSeconds:
         """Add up what was told, here or by a worker."""
         for name, value in report.user_properties:
             if name == PROPERTY and report.when == "teardown":
+                assert isinstance(value, float)
                 self._files[report.nodeid.partition("::")[0]] += value
                 self._tiers[next((tier for tier in TIERS if tier in report.keywords), "no tier")] += value
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton import knobs
 
 _INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _LOOP_END = re.compile(r"^@!?U?P\d+ BRA (0x[0-9a-f]+)")
@@ -31,7 +32,7 @@ def kept(kernel: Any, find: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """
     files = Path(__file__), Path(find.__code__.co_filename)
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    path = Path(triton.knobs.cache.dir) / f"facts-{kernel.hash}-{code}.json"
+    path = Path(knobs.cache.dir) / f"facts-{kernel.hash}-{code}.json"
     if path.is_file():
         return json.loads(path.read_text())
     found = find(kernel)
