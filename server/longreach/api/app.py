@@ -36,7 +36,6 @@ from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
-from longreach.api.service.metered_engine import current_record
 from longreach.api.service.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
@@ -117,7 +116,6 @@ class RequestMiddleware:
         request_id, address = request_id_from(headers.get(b"x-request-id")), network_of(scope.get("client"))
         record = RequestRecord(request_id, scope["method"][:16], path, address)
         scope.setdefault("state", {})["record"] = record
-        current_record.set(record)
         trace.get_current_span().set_attribute("longreach.request_id", record.request_id)
 
         body_bytes = 0

@@ -23,10 +23,11 @@ from longreach import __version__
 from longreach.api.app import create_app
 from longreach.api.http.connection_limits import ConnectionLimits, LimitedProtocol
 from longreach.api.http.listener import Listener
+from longreach.api.service.engine_protocol import StartEngine
 from longreach.api.service.first_request import first_request
 from longreach.api.service.output_pipe import LOG_FORMAT, unblocked_output
 from longreach.api.service.reload import Reload
-from longreach.api.service.service import Phase, Service, StartEngine, wait_any
+from longreach.api.service.service import Phase, Service, wait_any
 from longreach.api.service.supervisor import keep_running
 from longreach.config import Settings, is_loopback
 from longreach.engine.client import EngineClient

@@ -12,6 +12,7 @@ from longreach.api import server as server_module
 from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.engine.client import EngineClient
+from longreach.engine.messages import EngineConfig
 
 from tests.server.api.conftest import eventually
 
@@ -20,7 +21,12 @@ GROUP = "embedded server"
 
 
 class EmbeddedServer:
-    """As `LiveServer`, with the embedded model on the CPU; leaving it asserts that it was one engine throughout."""
+    """As `LiveServer`, with the embedded model on the CPU; leaving it asserts that it was one engine throughout.
+
+    `engine` is the client of the engine's process, without the measurements around it.
+    """
+
+    engine: EngineClient
 
     def __init__(self, **settings: Any) -> None:
         self.service = Service(load_settings(port=0, device="cpu", **settings))
@@ -50,20 +56,17 @@ class EmbeddedServer:
         assert pid == self._pid
 
     @property
-    def engine(self) -> EngineClient:
-        """The engine's owner."""
-        engine = self.service._engine
-        assert isinstance(engine, EngineClient)
-        return engine
-
-    @property
     def idle(self) -> bool:
         """Whether no request is in the engine."""
         return not self.engine.requests_in_flight
 
     def _run(self, listener: Any) -> None:
+        async def start(config: EngineConfig) -> EngineClient:
+            self.engine = await EngineClient.start(config)
+            return self.engine
+
         async def live() -> None:
-            await self.service.load()
+            await self.service.load(start)
             await self._server.serve([listener])
             await self.service.stop()
 

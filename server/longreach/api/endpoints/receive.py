@@ -13,7 +13,8 @@ from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.sse import race, until_gone
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
-from longreach.api.service.service import Engine, Service
+from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
 from longreach.text.tokenizer import Tokenizer
 
@@ -29,7 +30,7 @@ class Call(Generic[M]):
     request: Request
     service: Service
     record: RequestRecord
-    engine: Engine
+    engine: MeteredEngine
     tokenizer: Tokenizer
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:

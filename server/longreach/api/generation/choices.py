@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from longreach.api.generation.text_stream import Ask, TextDelta, generate_text
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.service.service import Engine
+from longreach.api.service.metered_engine import MeteredEngine
 from longreach.engine.messages import FinishReason, Logprob
 from longreach.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class Answer:
 
 
 def run_choices(
-    engine: Engine, tokenizer: Tokenizer, asks: Sequence[Ask], record: RequestRecord
+    engine: MeteredEngine, tokenizer: Tokenizer, asks: Sequence[Ask], record: RequestRecord
 ) -> AsyncGenerator[tuple[int, TextDelta], None]:
     """Run all answers at once and yield their deltas with their numbers, as they come.
 

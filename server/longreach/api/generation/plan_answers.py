@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from longreach.api.generation.text_stream import Ask
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.sampling import SamplingFields
-from longreach.api.service.service import Engine, Service
+from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.service import Service
 from longreach.config import Settings
 from longreach.engine.admission import Place, most_queued_tokens
 from longreach.engine.messages import Generate, Started
@@ -54,7 +55,7 @@ def make_asks(
     *,
     param: str,
     answer_id: str,
-    engine: Engine,
+    engine: MeteredEngine,
     service: Service,
     record: RequestRecord,
     max_tokens: int,

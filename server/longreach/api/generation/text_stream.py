@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.service.service import Engine
+from longreach.api.service.metered_engine import MeteredEngine
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.messages import FinishReason, Generate, Logprob, Update
 from longreach.errors import InvalidRequestError
@@ -59,7 +59,7 @@ class TextDelta:
 
 
 async def generate_text(
-    engine: Engine, tokenizer: Tokenizer, ask: Ask, record: RequestRecord
+    engine: MeteredEngine, tokenizer: Tokenizer, ask: Ask, record: RequestRecord
 ) -> AsyncGenerator[TextDelta, None]:
     """Run one request and yield its text; exactly the last delta has a finish reason.
 
@@ -72,7 +72,7 @@ async def generate_text(
         InvalidRequestError: its grammar cannot be followed.
     """
     writer = _Writer(ask, tokenizer, record)
-    async with contextlib.aclosing(_updates(engine, ask)) as updates:
+    async with contextlib.aclosing(_updates(engine, ask, record)) as updates:
         async for update in updates:
             if ask.leads:
                 record.progressed(ask.request.request_id, update.computed, update.cached)
@@ -88,9 +88,9 @@ async def generate_text(
     raise RequestFailedError("the engine's updates ended without a finish reason", "internal")
 
 
-async def _updates(engine: Engine, ask: Ask) -> AsyncGenerator[Update, None]:
+async def _updates(engine: MeteredEngine, ask: Ask, record: RequestRecord) -> AsyncGenerator[Update, None]:
     try:
-        async with contextlib.aclosing(engine.generate(ask.request)) as updates:
+        async with contextlib.aclosing(engine.generate(ask.request, record.started)) as updates:
             async for update in updates:
                 yield update
     except RequestFailedError as error:

@@ -17,7 +17,8 @@ from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.sse import EventStream, race, until_gone
 from longreach.api.schema.answers.objects import CachedTokens, PromptProgress, Usage
 from longreach.api.schema.requests.sampling import ChoiceFields
-from longreach.api.service.service import Engine, Service
+from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.service import Service
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -52,7 +53,7 @@ def usage_of(record: RequestRecord) -> Usage:
 class StreamExtras:
     """What chunks carry beside text, as the request's `stream_options` and `return_progress` say."""
 
-    def __init__(self, asked: ChoiceFields, record: RequestRecord, engine: Engine, asks: Sequence[Ask]) -> None:
+    def __init__(self, asked: ChoiceFields, record: RequestRecord, engine: MeteredEngine, asks: Sequence[Ask]) -> None:
         options = asked.stream_options
         self.last_usage = options is not None and options.include_usage
         self._continuous = options is not None and options.continuous_usage_stats

@@ -1,45 +1,78 @@
-"""An engine that is watched: what each request to it took goes to the metrics and, as spans, to the traces."""
+"""An engine that is measured: what each request to it took goes to the metrics and, as spans, to the traces."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from opentelemetry import trace
 
-from longreach.api.http.request_log import RequestRecord
-from longreach.engine.messages import Generate, Update
+from longreach.api.service.engine_protocol import EngineProtocol
+from longreach.engine.admission import Place
+from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Stats, Update
 from longreach.metrics import Metrics, Timeline
-
-if TYPE_CHECKING:
-    from longreach.api.service.service import Engine
-
-# The HTTP request that a task works for.
-current_record: contextvars.ContextVar[RequestRecord] = contextvars.ContextVar("current_record")
 
 _tracer = trace.get_tracer("longreach")
 
 
-class MeteredEngine:
-    """Does what its engine does, and measures it."""
+class MeteredEngine(EngineProtocol):
+    """Does what its engine does, and measures the requests that go through `generate`."""
 
-    def __init__(self, engine: Engine, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: EngineProtocol, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._engine, name)
+    @property
+    def info(self) -> Started:
+        """As `EngineProtocol.info`."""
+        return self._engine.info
 
-    async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
-        """As `Engine.generate`."""
+    @property
+    def stats(self) -> Stats:
+        """As `EngineProtocol.stats`."""
+        return self._engine.stats
+
+    @property
+    def alive(self) -> bool:
+        """As `EngineProtocol.alive`."""
+        return self._engine.alive
+
+    @property
+    def responsive(self) -> bool:
+        """As `EngineProtocol.responsive`."""
+        return self._engine.responsive
+
+    @property
+    def unread_tokens(self) -> int:
+        """As `EngineProtocol.unread_tokens`."""
+        return self._engine.unread_tokens
+
+    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = DENSE, caller: str = "") -> None:
+        """As `EngineProtocol.admit`."""
+        self._engine.admit(places, attention, caller)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """As `EngineProtocol.release`."""
+        self._engine.release(request_ids)
+
+    def seconds_to_read(self, request_id: str) -> float | None:
+        """As `EngineProtocol.seconds_to_read`."""
+        return self._engine.seconds_to_read(request_id)
+
+    async def stop(self) -> None:
+        """As `EngineProtocol.stop`."""
+        await self._engine.stop()
+
+    async def generate(self, request: Generate, arrived: float | None = None) -> AsyncGenerator[Update, None]:
+        """As `EngineProtocol.generate`.
+
+        `arrived` is when the HTTP request came in, by the engine's clock; without it, times count from this call.
+        """
         sent = self._clock()
-        record = current_record.get(None)
-        line = Timeline(len(request.prompt), request.max_tokens, sent if record is None else record.started, sent)
+        line = Timeline(len(request.prompt), request.max_tokens, sent if arrived is None else arrived, sent)
         reason = "error"
         try:
             async with contextlib.aclosing(self._engine.generate(request)) as updates:
@@ -49,7 +82,8 @@ class MeteredEngine:
                         reason = update.finish_reason
                     yield update
         except GeneratorExit:
-            if reason == "error":  # closed by its reader before the end: who was not cancelled has found a stop string
+            # The reader closed the stream before its end. Unless its task was cancelled, it found a stop string.
+            if reason == "error":
                 task = asyncio.current_task()
                 reason = "abort" if task is not None and task.cancelling() else "stop"
             raise

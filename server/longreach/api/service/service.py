@@ -8,8 +8,8 @@ import enum
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol, cast
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -17,13 +17,13 @@ from longreach import hub
 from longreach.api.generation.chat_prompt import Chat
 from longreach.api.generation.grammar_compiler import GrammarCompiler, Kind
 from longreach.api.http.auth import ApiKeys
+from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
-from longreach.engine.admission import Place
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import EngineConfig, Generate, Sampling, Started, Stats, Update
+from longreach.engine.messages import Sampling, Started, Stats
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
 from longreach.policies.values import AttentionPolicy
@@ -39,49 +39,6 @@ _READING_THREADS = 2
 _ENCODING_THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
-class Engine(Protocol):
-    """What the API needs of an engine; `EngineClient` documents it."""
-
-    info: Started
-    stats: Stats
-    on_death: Callable[[], None] | None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the engine runs and is reachable."""
-        ...
-
-    @property
-    def responsive(self) -> bool:
-        """Whether the engine has given a sign of life of late."""
-        ...
-
-    @property
-    def unread_tokens(self) -> int:
-        """Prompt tokens of its requests that are not computed yet."""
-        ...
-
-    def admit(self, places: Mapping[str, Place], attention: AttentionPolicy = ..., caller: str = ...) -> None:
-        """Take a place for each request of one caller, by its id, or raise a `QueueFullError`."""
-        ...
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Give back the places that requests still have."""
-        ...
-
-    def seconds_to_read(self, request_id: str) -> float | None:
-        """Predicted time to read the rest of a request's prompt, or None before there is a basis."""
-        ...
-
-    def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
-        """Yield the updates of one request; closing the generator cancels it."""
-        ...
-
-    async def stop(self) -> None:
-        """End the engine."""
-        ...
-
-
 class Formed(Protocol):
     """A request whose answer may have to follow a grammar."""
 
@@ -94,9 +51,6 @@ class Formed(Protocol):
     def form_field(self) -> str:
         """The field that it comes from."""
         ...
-
-
-StartEngine = Callable[[EngineConfig], Awaitable[Engine]]
 
 
 class Phase(enum.Enum):
@@ -127,7 +81,7 @@ class Service:
         self._engine_config = settings.engine_config()
         self._draining = False
         self._gave_up = False
-        self._engine: Engine | None = None
+        self._engine: MeteredEngine | None = None
         self._tokenizer: Tokenizer | None = None
         self._chat: Chat | None = None
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
@@ -164,7 +118,7 @@ class Service:
         )
         self.attach(await start_engine(self._engine_config), tokenizer, chat)
 
-    def attach(self, engine: Engine, tokenizer: Tokenizer, chat: Chat) -> None:
+    def attach(self, engine: StartedEngine, tokenizer: Tokenizer, chat: Chat) -> None:
         """Take requests from now on."""
         self._tokenizer, self._chat = tokenizer, chat
         self._adopt(engine)
@@ -179,10 +133,10 @@ class Service:
         await self._engine.stop()
         self._adopt(await start_engine(self._engine_config))
 
-    def _adopt(self, engine: Engine) -> None:
+    def _adopt(self, engine: StartedEngine) -> None:
         self.died.clear()
         engine.on_death = self.died.set
-        self._engine = engine
+        self._engine = MeteredEngine(engine, self.metrics)
 
     def give_up(self) -> None:
         """There will be no other engine."""
@@ -229,7 +183,7 @@ class Service:
         """Prompt tokens of open requests that are not computed yet; 0 without an engine."""
         return self._engine.unread_tokens if self._engine is not None and self._engine.alive else 0
 
-    def require_ready(self) -> tuple[Engine, Tokenizer]:
+    def require_ready(self) -> tuple[MeteredEngine, Tokenizer]:
         """The engine and the tokenizer.
 
         Raises:
@@ -239,8 +193,7 @@ class Service:
         if phase is Phase.READY:
             assert self._engine is not None
             assert self._tokenizer is not None
-            # It passes on what it does not have itself, which a type checker does not see.
-            return cast("Engine", MeteredEngine(self._engine, self.metrics)), self._tokenizer
+            return self._engine, self._tokenizer
         if phase is Phase.LOADING:
             raise UnavailableError("The model is still loading.", code="loading", retry_after=_RETRY_WHILE_LOADING)
         if phase is Phase.RESTARTING:

@@ -8,7 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from longreach.api.service.service import Service, StartEngine
+from longreach.api.service.engine_protocol import StartEngine
+from longreach.api.service.service import Service
 from longreach.engine.errors import EngineDeadError, EngineStartError, HostShortageError
 
 log = logging.getLogger(__name__)
