@@ -23,7 +23,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A finished call of a function; `arguments` is a JSON object in a string."""
 
     name: str
@@ -35,21 +35,21 @@ class Call:
 class Part:
     """A piece of an answer: words, reasoning, or one call."""
 
-    kind: Literal["content", "reasoning", "call"]
+    kind: Literal["content", "reasoning", "tool_call"]
     text: str = ""
-    call: Call | None = None
+    tool_call: ToolCall | None = None
 
 
 class AnswerFormat:
     """How one model marks the parts of its answers; loaded by `AnswerFormat.load`.
 
     Attributes:
-        has_calls: calls of functions can be told from words.
+        has_tool_calls: calls of functions can be told from words.
     """
 
     def __init__(self, template: dict[str, Any] | None) -> None:
         self._template: Any = None
-        self.has_calls = False
+        self.has_tool_calls = False
         if template is not None:
             from transformers.utils.chat_parsing.response_templates import load_response_template  # takes a second
 
@@ -57,7 +57,7 @@ class AnswerFormat:
                 self._template = load_response_template(template)
             except (ValueError, TypeError, KeyError) as error:
                 raise TokenizerError(f"the tokenizer's response_template cannot be used: {error}") from error
-            self.has_calls = "tool_calls" in self._template.fields
+            self.has_tool_calls = "tool_calls" in self._template.fields
 
     @classmethod
     def load(cls, model: str, chat_templates: Iterable[str]) -> AnswerFormat:
@@ -97,7 +97,7 @@ class AnswerReader:
     def __init__(self, parser: ResponseParser | None) -> None:
         self._parser = parser
         self._starting = True  # blank space before the first word of a field is not passed on
-        self._call_text = ""  # of the call that is being written
+        self._tool_call_text = ""  # of the call that is being written
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain after another piece of text."""
@@ -117,7 +117,7 @@ class AnswerReader:
             return self._parts(advance(self._parser))
         except ValueError:  # from the contents of a call; the parser cannot go on behind it
             self._parser = None
-            words, self._call_text = self._call_text + text, ""
+            words, self._tool_call_text = self._tool_call_text + text, ""
             return [Part("content", words)] if words else []
 
     def _parts(self, events: list[dict[str, Any]]) -> list[Part]:
@@ -125,14 +125,14 @@ class AnswerReader:
         for event in events:
             kind = _kind(event["field"])
             if event["type"] == "region_open":
-                self._starting, self._call_text = True, ""
-            elif event["type"] == "region_chunk" and kind == "call":
-                self._call_text += event["text"]
+                self._starting, self._tool_call_text = True, ""
+            elif event["type"] == "region_chunk" and kind == "tool_call":
+                self._tool_call_text += event["text"]
             elif event["type"] == "region_chunk" and (text := self._trimmed(event["text"])):
                 parts.append(Part(kind, text))
-            elif event["type"] == "region_close" and kind == "call":
-                parts += _calls(event["value"]) or [Part("content", self._call_text)]
-                self._call_text = ""
+            elif event["type"] == "region_close" and kind == "tool_call":
+                parts += _tool_calls(event["value"]) or [Part("content", self._tool_call_text)]
+                self._tool_call_text = ""
         return parts
 
     def _trimmed(self, text: str) -> str:
@@ -142,7 +142,7 @@ class AnswerReader:
         return text
 
 
-def new_call_id() -> str:
+def new_tool_call_id() -> str:
     """An id for a call."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
@@ -177,11 +177,11 @@ def shared_marks(chat_template: str) -> dict[str, Any] | None:
     return {"start_anchor": anchors, "fields": fields | {"content": {}}}
 
 
-def _kind(field: str) -> Literal["content", "reasoning", "call"]:
-    return "reasoning" if field in _REASONING else "call" if field == "tool_calls" else "content"
+def _kind(field: str) -> Literal["content", "reasoning", "tool_call"]:
+    return "reasoning" if field in _REASONING else "tool_call" if field == "tool_calls" else "content"
 
 
-def _calls(value: object) -> list[Part]:
+def _tool_calls(value: object) -> list[Part]:
     """The calls in a parsed field, of those that have the form of one."""
     parts = []
     for entry in value if isinstance(value, list) else [value]:
@@ -189,5 +189,5 @@ def _calls(value: object) -> list[Part]:
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             arguments = function.get("arguments", {})
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            parts.append(Part("call", call=Call(function["name"], text, new_call_id())))
+            parts.append(Part("tool_call", tool_call=ToolCall(function["name"], text, new_tool_call_id())))
     return parts

@@ -16,7 +16,7 @@ import httpx2
 import openai
 import pytest
 from longreach.api import server as server_module
-from longreach.api.generation.chat_prompt import Chat
+from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.text.answer_format import AnswerFormat, shared_marks

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from longreach.api.generation import grammar_compiler as grammars
-from longreach.api.generation.grammar_compiler import GrammarCompiler, Kind
+from longreach.api.service import grammar_compiler as grammars
+from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
 
 from tests.server.api.test_chat import schema_of

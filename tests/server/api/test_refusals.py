@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from longreach.api.generation.chat_prompt import Chat
+from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.text.tokenizer import Tokenizer

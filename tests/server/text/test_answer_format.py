@@ -30,8 +30,8 @@ def read(
     parts: list[Part] = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
     joined: list[tuple[str, object]] = []
     for part in parts:
-        if part.call is not None:
-            joined.append(("call", (part.call.name, json.loads(part.call.arguments))))
+        if part.tool_call is not None:
+            joined.append(("call", (part.tool_call.name, json.loads(part.tool_call.arguments))))
         elif joined and joined[-1][0] == part.kind:
             joined[-1] = part.kind, str(joined[-1][1]) + part.text
         else:
@@ -82,11 +82,11 @@ def test_a_call_that_is_none_is_words(text: str) -> None:
 def test_a_model_without_marks_answers_in_words() -> None:
     plain = AnswerFormat(None)
     assert plain.is_plain
-    assert not plain.has_calls
+    assert not plain.has_tool_calls
     assert read(plain, "<think>x</think>") == [("content", "<think>x</think>")]
     assert shared_marks("{{ messages }}") is None
     assert shared_marks("<think>") is not None
-    assert not AnswerFormat(shared_marks("<think>")).has_calls
+    assert not AnswerFormat(shared_marks("<think>")).has_tool_calls
 
 
 def test_a_tokenizers_own_response_template_goes_first(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
-from longreach.api.generation.chat_answer import ChatReader, ForcedCalls, PartReader
-from longreach.api.generation.chat_prompt import call_schema
+from longreach.api.generation.chat_answer import ChatReader, ForcedToolCalls, PartReader, tool_call_schema
 from longreach.api.generation.choices import run_choices
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.logprob_objects import chat_logprobs
@@ -40,7 +39,7 @@ from longreach.api.schema.requests.formats import NamedTool
 from longreach.api.service.service import Service
 from longreach.errors import InvalidRequestError
 from longreach.policies.schemas import SCHEMAS
-from longreach.text.answer_format import Call, Part
+from longreach.text.answer_format import Part, ToolCall
 from longreach.text.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -95,10 +94,10 @@ async def _form(
     chat, forced = service.chat, asked.forced
     if forced is not None:
         named = isinstance(asked.tool_choice, NamedTool)
-        schema = call_schema(forced, named, asked.parallel_tool_calls)
+        schema = tool_call_schema(forced, named, asked.parallel_tool_calls)
         grammar = await service.grammars.compile("json_schema", schema, "tools", caller)
-        return (lambda: ForcedCalls(forced[0].name if named else None)), grammar
-    if asked.offered and not chat.format.has_calls:
+        return (lambda: ForcedToolCalls(forced[0].name if named else None)), grammar
+    if asked.offered and not chat.format.has_tool_calls:
         raise InvalidRequestError(
             "`tools`: how this model writes calls is not known, since its tokenizer has no response_template; "
             "force one by `tool_choice`.",
@@ -196,9 +195,9 @@ class _ChatCompletion:
         reader = self._readers[index]
         found = []
         for part in self._parts(index, delta):
-            if part.kind == "call" and part.call is not None:
-                call = _tool_call(part.call, index=reader.calls_told)
-                reader.calls_told += 1
+            if part.kind == "tool_call" and part.tool_call is not None:
+                call = _tool_call_object(part.tool_call, index=reader.tool_calls_sent)
+                reader.tool_calls_sent += 1
                 found.append(ChatDelta(tool_calls=[call]))
             elif part.kind == "reasoning":
                 found.append(ChatDelta(reasoning_content=part.text))
@@ -212,7 +211,7 @@ class _ChatCompletion:
         reader = self._readers[index]
         if reader.is_over:
             return "tool_calls"
-        if delta.finish_reason == "stop" and reader.has_calls:
+        if delta.finish_reason == "stop" and reader.has_tool_calls:
             return "tool_calls"
         return delta.finish_reason
 
@@ -221,9 +220,9 @@ class _ChatCompletion:
         return ChatChoice(
             index=index,
             message=ChatMessage(
-                content=draft.content if draft.content or not draft.calls else None,
+                content=draft.content if draft.content or not draft.tool_calls else None,
                 reasoning_content=draft.reasoning or UNSET,
-                tool_calls=[_tool_call(call) for call in draft.calls] or UNSET,
+                tool_calls=[_tool_call_object(call) for call in draft.tool_calls] or UNSET,
             ),
             logprobs=chat_logprobs(self._tokenizer, draft.logprobs) if self._asked.logprobs else None,
             finish_reason=draft.finish_reason,
@@ -246,19 +245,19 @@ class _Draft:
     def __init__(self) -> None:
         self.content = ""
         self.reasoning = ""
-        self.calls: list[Call] = []
+        self.tool_calls: list[ToolCall] = []
         self.logprobs: list = []
         self.finish_reason: FinishReason | None = None
 
     def add(self, part: Part) -> None:
-        if part.kind == "call" and part.call is not None:
-            self.calls.append(part.call)
+        if part.kind == "tool_call" and part.tool_call is not None:
+            self.tool_calls.append(part.tool_call)
         elif part.kind == "reasoning":
             self.reasoning += part.text
         else:
             self.content += part.text
 
 
-def _tool_call(call: Call, index: int | None = None) -> ChatToolCall:
+def _tool_call_object(call: ToolCall, index: int | None = None) -> ChatToolCall:
     function = FunctionCall(name=call.name, arguments=call.arguments)
     return ChatToolCall(index=UNSET if index is None else index, id=call.id, type="function", function=function)

@@ -14,10 +14,10 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from longreach import hub
-from longreach.api.generation.chat_prompt import Chat
-from longreach.api.generation.grammar_compiler import GrammarCompiler, Kind
 from longreach.api.http.auth import ApiKeys
+from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
+from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.sampling_defaults import sampling_defaults

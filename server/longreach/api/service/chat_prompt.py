@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
-from longreach.api.schema.requests.formats import Function, Tool
+from longreach.api.schema.requests.formats import Tool
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
@@ -56,22 +55,6 @@ class Chat:
             **marks.guard(dict(variables)),
         )
         return guarded, unguarded(guarded)
-
-
-def call_schema(functions: list[Function], named: bool, parallel: bool) -> dict[str, Any]:
-    """The JSON schema of an answer that has to call: one function's arguments, or a list of calls."""
-    if named:
-        return functions[0].parameters or {"type": "object"}
-    one_of = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": function.name}, "parameters": function.parameters or {"type": "object"}},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
-    return {"type": "array", "items": {"anyOf": one_of}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
 
 
 def _unsupported(param: str, why: str) -> InvalidRequestError:

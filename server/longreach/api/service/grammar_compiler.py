@@ -120,7 +120,7 @@ class GrammarCompiler:
         try:
             require_descriptors()
             process = await asyncio.create_subprocess_exec(
-                *module_command("longreach.api.generation.grammar_compiler", str(self._seconds)),
+                *module_command("longreach.api.service.grammar_compiler", str(self._seconds)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
