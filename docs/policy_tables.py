@@ -11,7 +11,7 @@ from pathlib import Path
 
 import generated_page
 from longreach.api.endpoints.attention_policies import policy_info
-from longreach.api.schema.answers.objects import PolicyParameter
+from longreach.api.schema.answers.attention_policies import PolicyParameter
 from longreach.policies.schemas import SCHEMAS
 from msgspec import UNSET
 

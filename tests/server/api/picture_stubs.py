@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from longreach.api.schema.answers.objects import MaskPicture
+from longreach.api.schema.answers.attention_policies import MaskPicture
 from longreach.policies.values import AttentionPolicy
 
 

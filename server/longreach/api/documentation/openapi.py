@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from longreach.api.schema.answers.objects import ErrorBody
+from longreach.api.schema.answers.error_body import ErrorBody
 
 _REF = "#/components/schemas/{}"
 _JSON = "application/json"

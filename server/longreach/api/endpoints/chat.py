@@ -23,7 +23,7 @@ from longreach.api.generation.text_stream import TextDelta
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import StreamExtras, stream_response, usage_of, whole_response
 from longreach.api.http.sse import sse_data
-from longreach.api.schema.answers.objects import (
+from longreach.api.schema.answers.chat import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -31,9 +31,9 @@ from longreach.api.schema.answers.objects import (
     ChatDelta,
     ChatMessage,
     ChatToolCall,
-    FinishReason,
     FunctionCall,
 )
+from longreach.api.schema.answers.usage import FinishReason
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.schema.requests.formats import NamedTool
 from longreach.api.service.service import Service

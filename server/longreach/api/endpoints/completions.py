@@ -22,13 +22,8 @@ from longreach.api.generation.text_stream import TextDelta
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.respond import StreamExtras, stream_response, usage_of, whole_response
 from longreach.api.http.sse import sse_data
-from longreach.api.schema.answers.objects import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    PromptProgress,
-    Usage,
-)
+from longreach.api.schema.answers.completions import Completion, CompletionChoice, CompletionLogprobs
+from longreach.api.schema.answers.usage import PromptProgress, Usage
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.engine.messages import Logprob
 from longreach.errors import InvalidRequestError

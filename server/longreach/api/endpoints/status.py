@@ -9,7 +9,7 @@ from starlette.responses import Response
 from longreach import __version__
 from longreach.api.documentation.openapi import documented
 from longreach.api.http.respond import json_response
-from longreach.api.schema.answers.objects import Model, ModelList, Status, Version
+from longreach.api.schema.answers.status import Model, ModelList, Status, Version
 from longreach.api.service.service import Phase, Service
 
 router = APIRouter()

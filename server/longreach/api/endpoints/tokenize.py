@@ -12,7 +12,7 @@ from longreach.api.generation.encode_prompts import encode_chat, encode_text
 from longreach.api.generation.logprob_objects import token_text
 from longreach.api.generation.plan_answers import check_token_ids
 from longreach.api.http.respond import json_response
-from longreach.api.schema.answers.objects import Detokenized, Tokenized
+from longreach.api.schema.answers.tokenize import Detokenized, Tokenized
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from longreach.api.schema.answers.objects import AnswerKeptMass, AttentionUsage, DecodeUsage, KeptMass, MissedMass
+from longreach.api.schema.answers.usage import AnswerKeptMass, AttentionUsage, DecodeUsage, KeptMass, MissedMass
 from longreach.engine.messages import AttentionUse, DecodeUse
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from longreach.api.schema.answers.objects import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from longreach.api.schema.answers.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from longreach.api.schema.answers.completions import CompletionLogprobs
 from longreach.engine.messages import Logprob
 from longreach.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from longreach.api.generation.text_stream import Ask
 from longreach.api.http.error_answers import ClientGoneError
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.http.sse import EventStream, race, until_gone
-from longreach.api.schema.answers.objects import CachedTokens, PromptProgress, Usage
+from longreach.api.schema.answers.usage import CachedTokens, PromptProgress, Usage
 from longreach.api.schema.requests.sampling import ChoiceFields
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.service import Service

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from longreach.api.schema.answers.objects import MaskPicture
+from longreach.api.schema.answers.attention_policies import MaskPicture
 from longreach.api.service.turns import TooManyWaitingError, Turns
 from longreach.errors import OverloadedError, UnavailableError
 from longreach.policies.values import AttentionPolicy

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from longreach.api.schema.answers.objects import AttentionUsage, ErrorObject, ServiceTier
+from longreach.api.schema.answers.error_body import ErrorObject
+from longreach.api.schema.answers.usage import AttentionUsage, ServiceTier
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

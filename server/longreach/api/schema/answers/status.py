@@ -1,0 +1,40 @@
+"""What the small endpoints answer: the models, the server's phase and its version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A served model; `max_model_len` is the context that really fits, prompt and answer.
+
+    `description` says what the embedded model can do, in a line for people; of other models it is None.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    description: str | None
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """All served models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Where the server is in its life."""
+
+    status: Literal["loading", "ready", "stalled", "restarting", "draining", "dead"]
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The server's version."""
+
+    version: str

@@ -1,0 +1,108 @@
+"""What all answers tell: why they ended, the tokens that they took, what a policy left out, how far a prompt is.
+
+A member that is `UNSET` is left out. `prompt_progress` is ours.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+ServiceTier = Literal["default", "flex"]
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    """How many of the prompt's tokens were not computed for this request."""
+
+    cached_tokens: int
+
+
+class KeptMass(msgspec.Struct, frozen=True):
+    """What part of the dense softmax's mass lies on the keys that were seen, on a sample of the prompt's queries in all
+    heads of the layers that the policy changes, exactly: mean, 5th percentile, least."""
+
+    queries: int
+    mean: float
+    p5: float
+    min: float
+
+
+class MissedMass(msgspec.Struct, frozen=True):
+    """An upper bound of the part of the dense softmax's mass that lies on keys that were not read: its mean over
+    tokens, query heads and layers, and its greatest."""
+
+    mean: float
+    max: float
+
+
+class AnswerKeptMass(msgspec.Struct, frozen=True):
+    """What part of the dense softmax's mass lies on the keys that were read, on a sample of the answer's tokens in all
+    heads of the layers where keys are chosen, exactly: mean, least."""
+
+    tokens: int
+    mean: float
+    min: float
+
+
+class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What those tokens of the answers have read that had more keys than their `decode_budget`, in the layers where
+    keys are chosen.
+
+    There are `tokens` of them. Keys are summed over tokens, layers and KV heads; `kv_bytes_saved` are those of the keys
+    that were skipped, less those of the bounds by which keys are chosen. `missed_mass` is known for every token; the
+    `kept_mass` is measured on one token in 64, and null if there was none.
+    """
+
+    tokens: int
+    keys_visited: int
+    keys_skipped: int
+    kv_bytes_saved: int
+    missed_mass: MissedMass
+    kept_mass: AnswerKeptMass | None
+
+
+class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy that is not dense left out of the prompt, beside dense attention in all heads of all layers.
+
+    `density` is of pairs of a query and a key; under `dynamic`, whose tiles may be of another size, of tiles.
+
+    `parameters` are those that took effect. Tiles are of 128 x 128 pairs; the FLOPs and the bytes of keys and values
+    are those of the tiles that were skipped. What came from the cache is not counted. `decode` is there with a
+    `decode_budget`, and says of the answers what the rest says of the prompt.
+    """
+
+    policy: str
+    parameters: dict[str, int | float | bool | str | list[int]]
+    density: float
+    tiles_visited: int
+    tiles_skipped: int
+    flops_saved: int
+    kv_bytes_saved: int
+    kept_mass: KeptMass | None
+    decode: DecodeUsage | UnsetType = UNSET
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of the prompts and of all answers, and what a sparse attention policy left out."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    attention: AttentionUsage | UnsetType = UNSET
+
+
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far the prompt has been read: tokens of all, of those from the cache, of those done, and milliseconds.
+
+    `eta_ms` is the predicted time to the first token if nobody else's prompt is read, null before there is a basis.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+    eta_ms: int | None
