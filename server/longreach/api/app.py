@@ -13,25 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
 from longreach.api.documentation import openapi, reference
-from longreach.api.endpoints import (
-    attention_policies as attention,
-)
-from longreach.api.endpoints import (
-    chat,
-    completions,
-    playground,
-    responses,
-)
-from longreach.api.endpoints import (
-    metrics_endpoint as monitoring,
-)
-from longreach.api.endpoints import (
-    status as routes,
-)
-from longreach.api.endpoints import (
-    tokenize as tokens,
-)
-from longreach.api.http import error_answers as errors
+from longreach.api.endpoints import attention_policies, chat, completions, playground, responses, status, tokenize
+from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
@@ -57,12 +40,12 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokens, attention, routes, monitoring, reference):
+    for module in (completions, chat, responses, tokenize, attention_policies, status, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))
     openapi.install(app)
-    errors.install(app)
+    error_answers.install(app)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestMiddleware, service=service, page=frozenset(page))
     if service.settings.allowed_origins is not None:  # around keys: a browser's preflight has none
@@ -148,10 +131,10 @@ class RequestMiddleware:
         except ClientDisconnect:
             record.finish = "disconnected"
         except Exception as error:  # noqa: BLE001 - the last resort: nothing internal may reach the caller
-            api_error = errors.as_api_error(error, record.request_id)
+            api_error = error_answers.as_api_error(error, record.request_id)
             record.finish = api_error.code
             if record.status is None:
-                await errors.error_response(api_error)(scope, receive, send_with_id)
+                await error_answers.error_response(api_error)(scope, receive, send_with_id)
         finally:
             if body_bytes:
                 self._service.bodies.remove(record.caller, body_bytes)

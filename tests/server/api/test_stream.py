@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from longreach.api.http.sse import race
+from longreach.api.http.race import race
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
+from longreach.api.http.race import race, until_gone
 from longreach.api.http.respond import json_response
-from longreach.api.http.sse import race, until_gone
 from longreach.api.schema.answers.attention_policies import AttentionPolicies, MaskPicture, PolicyInfo, PolicyParameter
 from longreach.api.schema.requests.parse import as_api_error
 from longreach.api.service.mask_pictures import MAX_LENGTH

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from longreach.api.http.body import read_json
+from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.http.sse import race, until_gone
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 from longreach.api.service.metered_engine import MeteredEngine

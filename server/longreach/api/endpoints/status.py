@@ -1,4 +1,4 @@
-"""The small endpoints: models, health, readiness, version. None of them waits for the engine."""
+"""The small endpoints: models, health, readiness, version, metrics. None of them waits for the engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from longreach.api.documentation.openapi import documented
 from longreach.api.http.respond import json_response
 from longreach.api.schema.answers.status import Model, ModelList, Status, Version
 from longreach.api.service.service import Phase, Service
+from longreach.metrics import CONTENT_TYPE
 
 router = APIRouter()
+
+_METRICS = {"responses": {"200": {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}}}
 
 
 @router.get("/v1/models", **documented(None, ModelList))
@@ -48,6 +51,13 @@ async def ready(request: Request) -> Response:
 async def version() -> Response:
     """The server's version."""
     return json_response(Version(__version__))
+
+
+@router.get("/metrics", openapi_extra=_METRICS)
+async def metrics(request: Request) -> Response:
+    """The server's metrics for Prometheus."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.scrape(), media_type=CONTENT_TYPE)
 
 
 def _status(phase: Phase, *good: Phase) -> Response:

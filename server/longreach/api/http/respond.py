@@ -13,8 +13,9 @@ from starlette.responses import Response
 from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.text_stream import Ask
 from longreach.api.http.error_answers import ClientGoneError
+from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.http.sse import EventStream, race, until_gone
+from longreach.api.http.sse import EventStream
 from longreach.api.schema.answers.usage import CachedTokens, PromptProgress, Usage
 from longreach.api.schema.requests.sampling import ChoiceFields
 from longreach.api.service.metered_engine import MeteredEngine

@@ -1,4 +1,4 @@
-"""Answers that take a while: racing them against the caller's departure, and Server-Sent Events.
+"""Server-Sent Events: their framing, and the answer that sends them until the caller or the server leaves.
 
 Our own response class, because the ready-made ones fall short here: sse-starlette replaces uvicorn's signal handler
 when it is imported, ends streams at SIGTERM by itself without a last event, and logs every chunk of text at debug
@@ -11,16 +11,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from longreach.api.http.error_answers import ClientGoneError, as_api_error
+from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 
-T = TypeVar("T")
 Watcher = Callable[[], Coroutine[Any, Any, NoReturn]]
 
 DONE = b"data: [DONE]\n\n"
@@ -30,30 +30,6 @@ def sse_data(value: object, event: str | None = None) -> bytes:
     """One event that carries JSON, with a name if it has one."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
     return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-async def race(work: Coroutine[Any, Any, T], *watchers: Coroutine[Any, Any, NoReturn]) -> T:
-    """The result of `work`, unless a watcher raises first: then `work` is cancelled, its clean-up included, and that
-    exception is raised."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(coroutine) for coroutine in (work, *watchers)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return next(task for task in tasks if task in done).result()
-
-
-async def until_gone(receive: Receive) -> NoReturn:
-    """Wait until the caller closes the connection; the request's body has been read by then.
-
-    Raises:
-        ClientGoneError: always, in the end.
-    """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientGoneError
 
 
 class EventStream(Response):
