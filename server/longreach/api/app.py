@@ -120,7 +120,7 @@ class RequestMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                record.answered(message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
             await send(message)
 
@@ -129,10 +129,10 @@ class RequestMiddleware:
                 self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
                 await self._app(scope, receive_bounded, send_with_id)
         except ClientDisconnect:
-            record.finish = "disconnected"
+            record.disconnected()
         except Exception as error:  # noqa: BLE001 - the last resort: nothing internal may reach the caller
             api_error = error_answers.as_api_error(error, record.request_id)
-            record.finish = api_error.code
+            record.finished(api_error.code)
             if record.status is None:
                 await error_answers.error_response(api_error)(scope, receive, send_with_id)
         finally:
@@ -144,6 +144,6 @@ class RequestMiddleware:
     def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:
         if not self._service.keys:
             return
-        record.key = self._service.keys.find(authorization)
+        record.authenticated(self._service.keys.find(authorization))
         if record.key is None and raw_path not in self._open:
             raise AuthenticationError

@@ -35,7 +35,7 @@ _answer_types: list[Any] = [ErrorBody]
 
 
 def documented(
-    asked: type[BaseModel] | None,
+    body: type[BaseModel] | None,
     answer: Any,
     *,
     stream: bool = False,
@@ -44,10 +44,10 @@ def documented(
     nested: tuple[type[BaseModel], ...] = (),
     also: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Arguments for a route: the body `asked`, the `answer`, a stream of `chunk`s (the answer's type unless given).
+    """Arguments for a route with the types of its `body` and its `answer`, and of the `chunk`s of its stream.
 
-    `refusals` are the statuses with an error object; `nested` models that the body's schema names beside its own;
-    `also` other answers by status.
+    A chunk has the answer's type unless another is given. `refusals` are the statuses with an error object, `nested`
+    the models that the body's schema names beside its own, and `also` other answers by status.
     """
     answers = {"200": answer, **(also or {})}
     _answer_types.extend([*answers.values(), *([chunk] if chunk is not None else [])])
@@ -57,13 +57,13 @@ def documented(
     }
     if stream:
         responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer)}
-    own = refusals if refusals is not None else _WITH_BODY if asked is not None else _ALWAYS
+    own = refusals if refusals is not None else _WITH_BODY if body is not None else _ALWAYS
     for status in sorted({*own, "421"}):
         responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(ErrorBody)}}}
     extra: dict[str, Any] = {"responses": responses}
-    if asked is not None:
-        _request_models.extend([asked, *nested])
-        extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(asked)}}}
+    if body is not None:
+        _request_models.extend([body, *nested])
+        extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(body)}}}
     return {"openapi_extra": extra}
 
 
@@ -84,13 +84,13 @@ def _document(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             # Routes answer with responses of their own, and FastAPI's checks of its parameters never refuse any.
             operation["responses"].pop("422", None)
-    _, asked = models_json_schema(
+    _, bodies = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(_request_models)], ref_template=_REF.format("{model}")
     )
     _, answers = msgspec.json.schema_components(dict.fromkeys(_answer_types), ref_template=_REF.format("{name}"))
-    both = asked["$defs"].keys() & answers.keys()
+    both = bodies["$defs"].keys() & answers.keys()
     assert not both, f"requests and answers have types of the same name: {sorted(both)}"
-    whole["components"] = {"schemas": asked["$defs"] | answers}
+    whole["components"] = {"schemas": bodies["$defs"] | answers}
     return whole
 
 

@@ -77,10 +77,10 @@ async def list_policies(request: Request) -> Response:
 async def draw_mask(request: Request) -> Response:
     """What a policy lets a prompt of some length see: a picture, and what it saves of causal attention."""
     service: Service = request.app.state.service
-    asked = _single(request)
-    shape = asked.pop("format", "json")
-    length = asked.pop("length", str(_DEFAULT_LENGTH))
-    name = asked.pop("policy", None)
+    query = _single(request)
+    shape = query.pop("format", "json")
+    length = query.pop("length", str(_DEFAULT_LENGTH))
+    name = query.pop("policy", None)
     if shape not in ("json", "png"):
         raise _refused("format", "must be json or png")
     if not (length.isascii() and length.isdecimal() and len(length) < 16 and 1 <= int(length) <= MAX_LENGTH):
@@ -88,7 +88,7 @@ async def draw_mask(request: Request) -> Response:
     if name is None:
         raise _refused("policy", "is required")
     try:
-        policy = policy_with(name, asked).resolve()
+        policy = policy_with(name, query).resolve()
     except ValidationError as error:
         raise as_api_error(error.errors(include_url=False)) from None
     except PydanticCustomError as error:

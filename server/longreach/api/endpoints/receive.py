@@ -1,46 +1,20 @@
-"""How every endpoint with a body begins: the body is read and checked, and there is somebody to answer it."""
+"""How every endpoint with a body begins: the body is read and checked, and there is an engine to answer it."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from longreach.api.http.body import read_json
-from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
-from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.call import Call
 from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
-from longreach.text.tokenizer import Tokenizer
 
 M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Call(Generic[M]):
-    """What was asked, and what is there to answer it."""
-
-    asked: M
-    request: Request
-    service: Service
-    record: RequestRecord
-    engine: MeteredEngine
-    tokenizer: Tokenizer
-
-    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled when the caller goes away or the server has to end.
-
-        Raises:
-            ClientGoneError: the caller went away.
-            UnavailableError: the server has to end.
-        """
-        return await race(work, until_gone(self.request.receive), self.service.until_cut())
 
 
 async def receive(request: Request, model: type[M]) -> Call[M]:
@@ -54,8 +28,8 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     engine, _ = service.require_ready()  # before a long body is read for nothing
     most_tokens = MAX_PROMPT_TOKENS if model is DetokenizeRequest else engine.info.max_model_len
     limit = service.settings.body_limit(engine.info.max_model_len)
-    asked = await read_json(request, model, limit, most_tokens, service.reading, record.caller)
-    if asked.model is not None:
-        service.require_model(asked.model)
+    body = await read_json(request, model, limit, most_tokens, service.reading, record.caller)
+    if body.model is not None:
+        service.require_model(body.model)
     engine, tokenizer = service.require_ready()
-    return Call(asked, request, service, record, engine, tokenizer)
+    return Call(body, request, service, record, engine, tokenizer)

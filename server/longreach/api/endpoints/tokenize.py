@@ -24,21 +24,21 @@ _REFUSALS = ("400", "404", "413", "415", "500", "503")
 async def tokenize(request: Request) -> Response:
     """The token ids of a text or of a chat."""
     call = await receive(request, TokenizeRequest)
-    asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
-    if asked.messages is not None:
+    body, engine, tokenizer = call.body, call.engine, call.tokenizer
+    if body.messages is not None:
         _, ids = await encode_chat(
-            call, asked.messages, param="messages", add_generation_prompt=asked.add_generation_prompt
+            call, body.messages, param="messages", add_generation_prompt=body.add_generation_prompt
         )
     else:
         ids = await encode_text(
             call,
-            asked.prompt or "",
+            body.prompt or "",
             param="prompt",
-            special=asked.add_special_tokens,
-            parse_special=asked.parse_special,
+            special=body.add_special_tokens,
+            parse_special=body.parse_special,
         )
     strings = None
-    if asked.return_token_strs:
+    if body.return_token_strs:
         strings = await call.service.reading.call(lambda: [token_text(tokenizer.token_bytes(token)) for token in ids])
     return json_response(
         Tokenized(count=len(ids), max_model_len=engine.info.max_model_len, tokens=ids, token_strs=strings)
@@ -49,11 +49,11 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     call = await receive(request, DetokenizeRequest)
-    asked, engine, tokenizer = call.asked, call.engine, call.tokenizer
-    check_token_ids(asked.tokens, engine.info, "tokens")
+    body, engine, tokenizer = call.body, call.engine, call.tokenizer
+    check_token_ids(body.tokens, engine.info, "tokens")
 
     def join() -> str:
         detokenizer = tokenizer.detokenizer()
-        return "".join(map(detokenizer.push, asked.tokens)) + detokenizer.flush()
+        return "".join(map(detokenizer.push, body.tokens)) + detokenizer.flush()
 
     return json_response(Detokenized(await call.service.reading.call(join)))

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from longreach.api.generation.text_stream import Ask, TextDelta, generate_text
-from longreach.api.http.request_log import RequestRecord
-from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.generation.text_stream import PlannedAnswer, TextDelta, generate_text
+from longreach.api.service.call import Call
 from longreach.engine.messages import FinishReason, Logprob
-from longreach.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 
 @dataclass
-class Answer:
+class FinishedAnswer:
     """One finished answer."""
 
     text: str = ""
@@ -39,29 +37,35 @@ class Answer:
         return sum(score.logprob for _, score in self.logprobs) / max(len(self.logprobs), 1)
 
 
-def run_choices(
-    engine: MeteredEngine, tokenizer: Tokenizer, asks: Sequence[Ask], record: RequestRecord
-) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Run all answers at once and yield their deltas with their numbers, as they come.
+@dataclass(frozen=True)
+class RunningAnswers:
+    """All answers to a call: their plans, and their `deltas` with their numbers, as they come.
 
-    The copies of a prompt share the reading of it through the prefix cache. Closing the generator cancels them all; so
+    The copies of a prompt share the reading of it through the prefix cache. Closing `deltas` cancels all answers. So
     does the failure of one, which is raised.
     """
-    return merge([generate_text(engine, tokenizer, ask, record) for ask in asks])
+
+    planned: Sequence[PlannedAnswer]
+    deltas: AsyncGenerator[tuple[int, TextDelta], None]
 
 
-async def collect(deltas: AsyncGenerator[tuple[int, TextDelta], None], count: int) -> list[Answer]:
-    """All of `count` answers, whole."""
-    answers = [Answer() for _ in range(count)]
-    async with contextlib.aclosing(deltas):
+def run_answers(call: Call[Any], planned: Sequence[PlannedAnswer]) -> RunningAnswers:
+    """Run all answers at once, from when the first delta is wanted."""
+    return RunningAnswers(planned, merge([generate_text(call, answer) for answer in planned]))
+
+
+async def collect(running: RunningAnswers) -> list[FinishedAnswer]:
+    """All answers, whole."""
+    answers = [FinishedAnswer() for _ in running.planned]
+    async with contextlib.aclosing(running.deltas) as deltas:
         async for index, delta in deltas:
             answers[index].add(delta)
     return answers
 
 
-def likeliest(answers: Sequence[Answer], candidates: int, n: int) -> list[Answer]:
+def likeliest(answers: Sequence[FinishedAnswer], candidates: int, n: int) -> list[FinishedAnswer]:
     """The `n` likeliest of each prompt's `candidates`, likeliest first; the prompt's own log-probabilities go along."""
-    chosen: list[Answer] = []
+    chosen: list[FinishedAnswer] = []
     for start in range(0, len(answers), candidates):
         group = answers[start : start + candidates]
         chosen += sorted(group, key=lambda answer: answer.likelihood, reverse=True)[:n] if n < candidates else group

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from longreach.api.endpoints.receive import Call
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
+from longreach.api.service.call import Call
 from longreach.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from longreach.text.tokenizer import TooManyTokensError, UnbrokenTextError
 from longreach.util.work_pool import WorkPoolFullError

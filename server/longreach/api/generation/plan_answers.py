@@ -1,4 +1,4 @@
-"""From checked fields to what the engine is asked: prompts that fit, ids that exist, one request for each answer."""
+"""From checked fields to the engine's requests: prompts that fit, ids that exist, one for each answer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from longreach.api.generation.text_stream import Ask
-from longreach.api.http.request_log import RequestRecord
+from longreach.api.generation.text_stream import PlannedAnswer
 from longreach.api.schema.requests.sampling import SamplingFields
-from longreach.api.service.metered_engine import MeteredEngine
-from longreach.api.service.service import Service
+from longreach.api.service.call import Call
 from longreach.config import Settings
 from longreach.engine.admission import Place, most_queued_tokens
 from longreach.engine.messages import Generate, Started
@@ -49,98 +48,135 @@ def tokens_left(prompt: Sequence[int], limit: int | None, info: Started, param: 
     return info.max_model_len - len(prompt) if limit is None else limit
 
 
-def make_asks(
-    asked: SamplingFields,
-    prompts: Sequence[list[int]],
-    *,
-    param: str,
-    answer_id: str,
-    engine: MeteredEngine,
-    service: Service,
-    record: RequestRecord,
-    max_tokens: int,
-    choices: int = 1,
-    stops: Sequence[str] = (),
-    grammar: str | None = None,
-    grammar_field: str | None = None,
-    logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
-    special: bool = False,
-) -> list[Ask]:
-    """`choices` answers to each prompt, those to one prompt next to each other; with 0 `max_tokens`, only scores.
+@dataclass(frozen=True, kw_only=True)
+class AnswerSpec:
+    """What an endpoint makes of its body: the prompts, and what their answers have to be.
 
-    Each has its place in the engine's queue from here on, before anything of the answer is sent: who finds no room is
-    told so by the status. The places end with the request at the latest. Answers to equal prompts share one prompt.
+    Attributes:
+        prompts: token ids of each prompt.
+        param: the field that the prompts come from.
+        max_tokens: tokens that an answer may have; with 0, only the prompts are scored.
+        choices: answers to each prompt.
+        stops: strings that end an answer, beside those of the body.
+        grammar: the grammar that answers follow, in llguidance's form.
+        grammar_field: the field that the grammar comes from.
+        logprobs: likeliest tokens that are told at each place of an answer; None for no log-probabilities.
+        prompt_logprobs: the same, of the prompts.
+        special: special tokens are text.
+    """
+
+    prompts: Sequence[list[int]]
+    param: str
+    max_tokens: int
+    choices: int = 1
+    stops: Sequence[str] = ()
+    grammar: str | None = None
+    grammar_field: str | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    special: bool = False
+
+
+def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
+    """The answers to each prompt, those to one prompt next to each other.
+
+    Each has its place in the engine's queue from here on, before anything of the answer is sent. A caller that finds no
+    room is told so by the status. The places are given back when the request ends. Answers to equal prompts share one
+    prompt.
 
     Raises:
         InvalidRequestError: one does not fit, names a token that does not exist, or asks for what this server was not
             started with.
         QueueFullError: too much is waiting.
     """
-    info, answers = engine.info, len(prompts) * choices
-    if answers > service.settings.max_queued_requests:  # more than can ever wait: coming again would not help
+    attention = _checked_attention(call, spec)
+    planned = _planned(call, answer_id, spec, attention)
+    _take_places(call, planned, spec, attention)
+    return planned
+
+
+def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> AttentionPolicy:
+    """The attention policy of a call, all of whose fields are checked against the server."""
+    body, info, settings = call.body, call.engine.info, call.service.settings
+    answers = len(spec.prompts) * spec.choices
+    if answers > settings.max_queued_requests:  # more than can ever wait: coming again would not help
         raise InvalidRequestError(
-            f"`{param}`: {answers} answers are asked for at once; this server lets "
-            f"{service.settings.max_queued_requests} requests wait.",
-            param=param,
+            f"`{spec.param}`: {answers} answers are asked for at once; this server lets "
+            f"{settings.max_queued_requests} requests wait.",
+            param=spec.param,
             code="invalid_value",
         )
-    if asked.priority and not service.settings.allow_priority:
+    if body.priority and not settings.allow_priority:
         raise InvalidRequestError(
             "`priority`: this server treats all requests alike; it has to be started with --allow-priority. Send "
             "`service_tier: flex` for what may come after all others.",
             param="priority",
             code="unsupported_value",
         )
-    check_token_ids(asked.stop_token_ids, info, "stop_token_ids")
-    check_token_ids([*asked.logit_bias], info, "logit_bias")
-    for prompt in prompts:
-        check_fit(prompt, max(max_tokens, 1), info, param)
-    ends = [*asked.stop_token_ids, *([] if asked.ignore_eos else info.eos_token_ids)]
-    speculate = service.settings.speculate if asked.speculate is None else asked.speculate
-    attention = service.settings.default_policy if asked.attention is None else asked.attention.resolve()
+    check_token_ids(body.stop_token_ids, info, "stop_token_ids")
+    check_token_ids([*body.logit_bias], info, "logit_bias")
+    for prompt in spec.prompts:
+        check_fit(prompt, max(spec.max_tokens, 1), info, spec.param)
+    attention = settings.default_policy if body.attention is None else body.attention.resolve()
     _check_bounds(attention, info)
-    prepared = Stops([*asked.stop, *stops])
-    asks = [
-        Ask(
-            Generate(
-                request_id=f"{answer_id}-{number * choices + choice}",
-                prompt=prompt,
-                max_tokens=max(max_tokens, 1),
-                min_tokens=asked.min_tokens,
-                stop_token_ids=ends,
-                sampling=asked.sampling(info.vocab_size, choice, service.sampling_defaults),
-                priority=asked.priority,
-                flexible=asked.service_tier == "flex",
-                cache_salt=record.cache_salt(asked.cache_salt),
-                speculate=speculate,
-                grammar=grammar,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs if choice == 0 else None,
-                attention=attention,
-                caller=record.caller,
-            ),
-            stops=prepared,
-            include_stop=asked.include_stop_str_in_output,
-            stop_token_ids=asked.stop_token_ids,
-            special=special,
-            prompt_only=max_tokens == 0,
-            leads=choice == 0,
-            grammar_field=grammar_field,
+    return attention
+
+
+def _planned(
+    call: Call[SamplingFields], answer_id: str, spec: AnswerSpec, attention: AttentionPolicy
+) -> list[PlannedAnswer]:
+    body, info, service = call.body, call.engine.info, call.service
+    ends = [*body.stop_token_ids, *([] if body.ignore_eos else info.eos_token_ids)]
+    stops = Stops([*body.stop, *spec.stops])
+
+    def request(number: int, choice: int) -> Generate:
+        return Generate(
+            request_id=f"{answer_id}-{number * spec.choices + choice}",
+            prompt=spec.prompts[number],
+            max_tokens=max(spec.max_tokens, 1),
+            min_tokens=body.min_tokens,
+            stop_token_ids=ends,
+            sampling=body.sampling(info.vocab_size, choice, service.sampling_defaults),
+            priority=body.priority,
+            flexible=body.service_tier == "flex",
+            cache_salt=call.record.cache_salt(body.cache_salt),
+            speculate=service.settings.speculate if body.speculate is None else body.speculate,
+            grammar=spec.grammar,
+            logprobs=spec.logprobs,
+            prompt_logprobs=spec.prompt_logprobs if choice == 0 else None,
+            attention=attention,
+            caller=call.record.caller,
         )
-        for number, prompt in enumerate(prompts)
-        for choice in range(choices)
+
+    return [
+        PlannedAnswer(
+            request(number, choice),
+            stops=stops,
+            include_stop=body.include_stop_str_in_output,
+            stop_token_ids=body.stop_token_ids,
+            special=spec.special,
+            prompt_only=spec.max_tokens == 0,
+            leads=choice == 0,
+            grammar_field=spec.grammar_field,
+        )
+        for number in range(len(spec.prompts))
+        for choice in range(spec.choices)
     ]
-    readers = _readers(prompts, apart=prompt_logprobs is not None)
+
+
+def _take_places(
+    call: Call[SamplingFields], planned: Sequence[PlannedAnswer], spec: AnswerSpec, attention: AttentionPolicy
+) -> None:
+    """Take a place for each answer, or raise; the end of the HTTP request gives them back."""
+    readers = _readers(spec.prompts, apart=spec.prompt_logprobs is not None)
     places: dict[str, Place] = {}
-    for number, ask in enumerate(asks):
-        reader = asks[readers[number // choices] * choices]
-        copied = None if reader is ask else reader.request.request_id
-        places[ask.request.request_id] = Place(len(ask.request.prompt), copied)
-    _check_tokens(places, service.settings, info, param)
-    engine.admit(places, attention, record.caller)
-    record.at_end.callback(engine.release, places)
-    return asks
+    for number, answer in enumerate(planned):
+        reader = planned[readers[number // spec.choices] * spec.choices]
+        copied = None if reader is answer else reader.request.request_id
+        places[answer.request.request_id] = Place(len(answer.request.prompt), copied)
+    _check_tokens(places, call.service.settings, call.engine.info, spec.param)
+    call.engine.admit(places, attention, call.record.caller)
+    call.record.at_end.callback(call.engine.release, places)
 
 
 def _check_bounds(attention: AttentionPolicy, info: Started) -> None:

@@ -6,9 +6,10 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Any
 
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.call import Call
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.messages import FinishReason, Generate, Logprob, Update
 from longreach.errors import InvalidRequestError
@@ -17,8 +18,8 @@ from longreach.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One answer that is wanted.
+class PlannedAnswer:
+    """One answer that is to be generated.
 
     Attributes:
         request: what the engine is told.
@@ -58,10 +59,8 @@ class TextDelta:
     reading: bool = False
 
 
-async def generate_text(
-    engine: MeteredEngine, tokenizer: Tokenizer, ask: Ask, record: RequestRecord
-) -> AsyncGenerator[TextDelta, None]:
-    """Run one request and yield its text; exactly the last delta has a finish reason.
+async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[TextDelta, None]:
+    """Run one answer of a call and yield its text; exactly the last delta has a finish reason.
 
     A stop string ends the text and cancels what the engine still has. It is looked for in the text of the tokens after
     the first `min_tokens`. The token that ended the answer is counted and is no text unless it was asked for. Closing
@@ -71,15 +70,13 @@ async def generate_text(
         EngineError: as `EngineClient.generate`.
         InvalidRequestError: its grammar cannot be followed.
     """
-    writer = _Writer(ask, tokenizer, record)
-    async with contextlib.aclosing(_updates(engine, ask, record)) as updates:
+    record = call.record
+    writer = _Writer(planned, call.tokenizer, record)
+    async with contextlib.aclosing(_updates(call, planned)) as updates:
         async for update in updates:
-            if ask.leads:
-                record.progressed(ask.request.request_id, update.computed, update.cached)
-            if update.attention is not None:
-                record.attention.append(update.attention)
-            if update.decode is not None:
-                record.decode[ask.request.request_id] = update.decode
+            if planned.leads:
+                record.progressed(update.request_id, update.computed, update.cached)
+            record.attended(update.request_id, update.attention, update.decode)
             delta = writer.push(update)
             if delta is not None:
                 yield delta
@@ -88,25 +85,25 @@ async def generate_text(
     raise RequestFailedError("the engine's updates ended without a finish reason", "internal")
 
 
-async def _updates(engine: MeteredEngine, ask: Ask, record: RequestRecord) -> AsyncGenerator[Update, None]:
+async def _updates(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[Update, None]:
     try:
-        async with contextlib.aclosing(engine.generate(ask.request, record.started)) as updates:
+        async with contextlib.aclosing(call.engine.generate(planned.request, call.record.started)) as updates:
             async for update in updates:
                 yield update
     except RequestFailedError as error:
         if error.kind != "grammar":
             raise
-        message = f"`{ask.grammar_field}`: {error}."
-        raise InvalidRequestError(message, param=ask.grammar_field, code="invalid_grammar") from None
+        message = f"`{planned.grammar_field}`: {error}."
+        raise InvalidRequestError(message, param=planned.grammar_field, code="invalid_grammar") from None
 
 
 class _Writer:
     """The text of one answer while it grows, and the log-probabilities whose text is not certain yet."""
 
-    def __init__(self, ask: Ask, tokenizer: Tokenizer, record: RequestRecord) -> None:
-        self._ask = ask
-        self._detokenizer = tokenizer.detokenizer(ask.special)
-        self._matcher = StopStrings(ask.stops, ask.include_stop)
+    def __init__(self, planned: PlannedAnswer, tokenizer: Tokenizer, record: RequestRecord) -> None:
+        self._planned = planned
+        self._detokenizer = tokenizer.detokenizer(planned.special)
+        self._matcher = StopStrings(planned.stops, planned.include_stop)
         self._record = record
         self._tokens = 0
         self._decoded = 0  # characters, passed on or held back
@@ -115,7 +112,7 @@ class _Writer:
 
     def push(self, update: Update) -> TextDelta | None:
         """What an update adds, if anything."""
-        if self._ask.prompt_only and update.tokens:
+        if self._planned.prompt_only and update.tokens:
             return self._delta("", update, "length")
         text = ""
         for i, token in enumerate(update.tokens):
@@ -141,13 +138,13 @@ class _Writer:
         if update.finish_reason != "stop" or i < len(update.tokens) - 1:
             return False
         token = update.tokens[i]
-        if self._ask.include_stop and token in self._ask.stop_token_ids:
+        if self._planned.include_stop and token in self._planned.stop_token_ids:
             return False
-        return token in self._ask.request.stop_token_ids
+        return token in self._planned.request.stop_token_ids
 
     def _match(self, piece: str) -> str:
         self._decoded += len(piece)
-        return self._matcher.push(piece) if self._tokens > self._ask.request.min_tokens else piece
+        return self._matcher.push(piece) if self._tokens > self._planned.request.min_tokens else piece
 
     def _delta(self, text: str, update: Update, finish: FinishReason | None) -> TextDelta:
         self._written += len(text)

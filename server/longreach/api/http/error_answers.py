@@ -69,7 +69,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_departure(request: Request, error: Exception) -> Response:
-    request.state.record.finish = "disconnected"
+    request.state.record.disconnected()
     return Response(status_code=499)  # for the log; nobody reads it
 
 
@@ -93,5 +93,5 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def _refusal(request: Request, error: ApiError) -> Response:
-    request.state.record.finish = error.code
+    request.state.record.finished(error.code)
     return error_response(error)

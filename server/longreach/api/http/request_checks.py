@@ -98,7 +98,8 @@ class Door:
         given = values(headers, b"x-request-id")
         path = (scope.get("raw_path") or scope["path"].encode())[:256].decode("ascii", "replace")
         record = RequestRecord(request_id_from(given[-1] if given else None), scope["method"][:16], path)
-        record.status, record.finish = response.status_code, code
+        record.answered(response.status_code)
+        record.finished(code)
         if self._echoes_id or given != [record.request_id.encode()]:
             response.headers["x-request-id"] = record.request_id
         await response(scope, receive, send)

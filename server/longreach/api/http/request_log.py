@@ -17,13 +17,16 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass
 class RequestRecord:
-    """Filled in by whoever learns something; nothing in it comes from the prompt's text.
+    """What one request has come to so far. Its methods say what happened, and only they change it.
 
-    `address` is where the request came from, as `network_of` has it.
-    `finish` is how a generation ended: stop, length, disconnected, or the code of an error. `attention` is what its
-    prompts were computed with, unless that was dense, and `decode` what each answer has read so far under a decode
-    budget, by its request to the engine. `at_end` is what is left to do when the request has ended,
-    however that was.
+    Nothing in it comes from the prompt's text. All times are those of `time.monotonic`, in seconds.
+
+    Attributes:
+        address: where the request came from, as `network_of` has it.
+        finish: how the request ended: stop, length, disconnected, or the code of an error.
+        attention: what each prompt was computed with, unless that was dense.
+        decode: what each answer has read so far under a decode budget, by its request to the engine.
+        at_end: what is left to do when the request has ended, however that was.
     """
 
     request_id: str
@@ -31,30 +34,45 @@ class RequestRecord:
     path: str
     address: str = ""
     started: float = field(default_factory=time.monotonic)
-    status: int | None = None
-    key: ApiKey | None = None
-    completion_id: str | None = None
-    prompt_tokens: int | None = None
-    computed_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    first_token: float | None = None
-    finish: str | None = None
-    attention: list[AttentionUse] = field(default_factory=list)
-    decode: dict[str, DecodeUse] = field(default_factory=dict)
-    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _parts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    status: int | None = field(default=None, init=False)
+    key: ApiKey | None = field(default=None, init=False)
+    completion_id: str | None = field(default=None, init=False)
+    prompt_tokens: int | None = field(default=None, init=False)
+    computed_tokens: int = field(default=0, init=False)
+    cached_tokens: int = field(default=0, init=False)
+    output_tokens: int = field(default=0, init=False)
+    first_token: float | None = field(default=None, init=False)
+    finish: str | None = field(default=None, init=False)
+    attention: list[AttentionUse] = field(default_factory=list, init=False)
+    decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
+    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+    _read: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
 
     @property
     def caller(self) -> str:
         """Who shares what the server has to give: the key's name, else the address."""
         return self.address if self.key is None else self.key.name
 
-    def progressed(self, part: str, computed: int, cached: int) -> None:
-        """So many of the prompt tokens of one part of the request have been computed, and found in the cache."""
-        self._parts[part] = (computed, cached)
-        self.computed_tokens = sum(computed for computed, _ in self._parts.values())
-        self.cached_tokens = sum(cached for _, cached in self._parts.values())
+    def authenticated(self, key: ApiKey | None) -> None:
+        """The request came with this key, or without a valid one."""
+        self.key = key
+
+    def answering(self, completion_id: str, prompt_tokens: int) -> None:
+        """Answers to so many prompt tokens are wanted, and are to be sent under this id."""
+        self.completion_id, self.prompt_tokens = completion_id, prompt_tokens
+
+    def progressed(self, engine_request_id: str, computed: int, cached: int) -> None:
+        """So many tokens of one prompt have been computed, and so many of them were found in the cache."""
+        self._read[engine_request_id] = (computed, cached)
+        self.computed_tokens = sum(computed for computed, _ in self._read.values())
+        self.cached_tokens = sum(cached for _, cached in self._read.values())
+
+    def attended(self, engine_request_id: str, prompt: AttentionUse | None, answer: DecodeUse | None) -> None:
+        """A prompt was computed under a policy, or an answer has read so much; None where there is no news."""
+        if prompt is not None:
+            self.attention.append(prompt)
+        if answer is not None:
+            self.decode[engine_request_id] = answer
 
     def add_token(self) -> None:
         """Count a generated token."""
@@ -62,34 +80,47 @@ class RequestRecord:
             self.first_token = time.monotonic()
         self.output_tokens += 1
 
+    def answered(self, status: int) -> None:
+        """The head of the response has been sent."""
+        self.status = status
+
+    def finished(self, reason: str | None) -> None:
+        """The request has come to its end. The first reason that is given stays."""
+        if self.finish is None:
+            self.finish = reason
+
+    def disconnected(self) -> None:
+        """The caller went away."""
+        self.finished("disconnected")
+
     def progress(self) -> str:
         """How far the answer is, in the words of a keep-alive comment."""
         if self.output_tokens:
             return f"decode {self.output_tokens}"
         return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
 
-    def cache_salt(self, asked: str) -> str:
-        """The salt of the prefix cache: what the request asked for, within its key."""
-        return asked if self.key is None else self.key.salt(asked)
+    def cache_salt(self, given: str) -> str:
+        """The salt of the prefix cache: what the request gives, within its key."""
+        return given if self.key is None else self.key.salt(given)
 
     def line(self) -> str:
-        """The log line; bounded, since its parts are."""
-        parts = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
+        """The log line; bounded, since each of its words is."""
+        words = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
         if self.key is not None:
-            parts.append(f"key={self.key.name}")
+            words.append(f"key={self.key.name}")
         if self.completion_id is not None:
-            parts += [
+            words += [
                 f"completion={self.completion_id}",
                 f"prompt={self.prompt_tokens}",
                 f"cached={self.cached_tokens}",
                 f"output={self.output_tokens}",
             ]
             if self.first_token is not None:
-                parts.append(f"ttft={self.first_token - self.started:.3f}s")
-        parts.append(f"total={time.monotonic() - self.started:.3f}s")
+                words.append(f"ttft={self.first_token - self.started:.3f}s")
+        words.append(f"total={time.monotonic() - self.started:.3f}s")
         if self.finish is not None:
-            parts.append(f"finish={self.finish}")
-        return " ".join(parts)
+            words.append(f"finish={self.finish}")
+        return " ".join(words)
 
 
 def request_id_from(header: bytes | None) -> str:

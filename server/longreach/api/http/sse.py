@@ -37,13 +37,18 @@ class EventStream(Response):
 
     Whatever happens after them, the caller reads an end: the events' own or `{"error": ...}`, then `[DONE]`. When
     nothing was sent for `keep_alive_seconds`, a comment with the progress is, so that no proxy gives the connection up.
-    A caller that goes away closes `events`.
+    A caller that goes away closes `events`. When they have come to their end, `finish` says how the answer ended.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], record: RequestRecord, keep_alive_seconds: float, until_cut: Watcher
+        self,
+        events: AsyncGenerator[bytes, None],
+        record: RequestRecord,
+        keep_alive_seconds: float,
+        until_cut: Watcher,
+        finish: Callable[[], str | None],
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -53,6 +58,7 @@ class EventStream(Response):
         self._record = record
         self._keep_alive_seconds = keep_alive_seconds
         self._until_cut = until_cut
+        self._finish = finish
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,12 +66,13 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             await race(self._pour(send), self._keep_alive(send), until_gone(receive), self._until_cut())
+            self._record.finished(self._finish())
         except ClientGoneError:
-            self._record.finish = "disconnected"
+            self._record.disconnected()
             return
         except Exception as error:  # noqa: BLE001 - the status is sent already: the stream itself has to say it
             api_error = as_api_error(error, self._record.request_id)
-            self._record.finish = api_error.code
+            self._record.finished(api_error.code)
             await self._send(send, sse_data(api_error.body()))
         await self._send(send, DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -26,7 +26,6 @@ from longreach.engine.client import EngineClient
 from longreach.engine.messages import Sampling, Started, Stats
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
-from longreach.policies.values import AttentionPolicy
 from longreach.text.end_tokens import end_token_ids
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.shared_bytes import SharedBytes
@@ -148,17 +147,17 @@ class Service:
         assert self._chat is not None
         return self._chat
 
-    async def compile_form(self, asked: Formed, caller: str) -> str | None:
+    async def compile_form(self, body: Formed, caller: str) -> str | None:
         """The grammar that an answer has to follow, if it has to follow any; `caller` waits its turn.
 
         Raises:
             InvalidRequestError: it cannot be used.
             OverloadedError: too many wait.
         """
-        if asked.form is None:
+        if body.form is None:
             return None
-        kind, source = asked.form
-        return await self.grammars.compile(kind, source, asked.form_field, caller)
+        kind, source = body.form
+        return await self.grammars.compile(kind, source, body.form_field, caller)
 
     @property
     def phase(self) -> Phase:

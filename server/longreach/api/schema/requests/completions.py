@@ -100,10 +100,10 @@ class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
         return self.n if self.best_of is None else self.best_of
 
 
-def check_stream_fields(asked: ChoiceFields) -> None:
+def check_stream_fields(body: ChoiceFields) -> None:
     """Refuse what only a stream can tell of."""
-    stream: bool = getattr(asked, "stream", False)
-    if asked.stream_options is not None and not stream:
+    stream: bool = getattr(body, "stream", False)
+    if body.stream_options is not None and not stream:
         raise invalid("`stream_options` is only allowed with `stream: true`")
-    if asked.return_progress and not stream:
+    if body.return_progress and not stream:
         raise invalid("`return_progress` is only allowed with `stream: true`")

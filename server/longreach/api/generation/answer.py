@@ -1,0 +1,74 @@
+"""How every generating endpoint ends: its answers are planned, run, and sent whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from typing import Any, Generic, TypeVar
+
+from msgspec import UNSET
+from starlette.responses import Response
+
+from longreach.api.generation.choices import RunningAnswers, run_answers
+from longreach.api.generation.plan_answers import AnswerSpec, plan_answers
+from longreach.api.http.respond import json_response
+from longreach.api.http.sse import EventStream
+from longreach.api.schema.requests.sampling import SamplingFields
+from longreach.api.service.call import Call
+
+M = TypeVar("M", bound=SamplingFields)
+
+
+class AnswerBuilder(ABC, Generic[M]):
+    """Gives the answers to one call the form of its endpoint; made when the answers are planned.
+
+    Attributes:
+        id: the answer's id, whose beginning is the endpoint's.
+        finish: how the answers ended, as the log tells it; known when the last of them has ended.
+    """
+
+    def __init__(self, call: Call[M], id_prefix: str) -> None:
+        self.id = f"{id_prefix}{uuid.uuid4().hex}"
+        self.finish: str | None = None
+        self._body = call.body
+        self._record = call.record
+        self._tokenizer = call.tokenizer
+        self._created = int(time.time())
+
+    @abstractmethod
+    async def whole(self, answers: RunningAnswers) -> object:
+        """The whole answer as one object."""
+
+    @abstractmethod
+    def events(self, answers: RunningAnswers) -> AsyncGenerator[bytes, None]:
+        """The answer as Server-Sent Events."""
+
+    def _members(self) -> dict[str, Any]:
+        """What every object of this answer says of itself."""
+        return {
+            "id": self.id,
+            "created": self._created,
+            "model": self._body.model,
+            "service_tier": self._body.service_tier or UNSET,
+        }
+
+
+async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> Response:
+    """Answer a call, whole or as a stream, as its body says.
+
+    Raises:
+        ApiError, EngineError: the answers are refused, or fail before anything of them is sent.
+        ClientGoneError: the caller went away.
+    """
+    call.record.answering(builder.id, sum(map(len, spec.prompts)))
+    answers = run_answers(call, plan_answers(call, builder.id, spec))
+    if call.body.stream:
+        keep_alive = call.service.settings.keep_alive_seconds
+        return EventStream(
+            builder.events(answers), call.record, keep_alive, call.service.until_cut, lambda: builder.finish
+        )
+    response = json_response(await call.attend(builder.whole(answers)))
+    call.record.finished(builder.finish)
+    return response

@@ -1,0 +1,156 @@
+"""The form of a chat's answers: OpenAI's chat objects, made of words, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+
+from msgspec import UNSET
+
+from longreach.api.generation.answer import AnswerBuilder
+from longreach.api.generation.chat_answer import PartReader
+from longreach.api.generation.choices import RunningAnswers
+from longreach.api.generation.logprob_objects import chat_logprobs
+from longreach.api.generation.text_stream import TextDelta
+from longreach.api.generation.usage import StreamExtras, usage_of
+from longreach.api.http.sse import sse_data
+from longreach.api.schema.answers.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChatToolCall,
+    FunctionCall,
+)
+from longreach.api.schema.answers.usage import FinishReason
+from longreach.api.schema.requests.chat import ChatRequest
+from longreach.api.service.call import Call
+from longreach.text.answer_format import Part, ToolCall
+
+
+class ChatBuilder(AnswerBuilder[ChatRequest]):
+    """The objects of one chat's answers; `reader` makes what reads each of them."""
+
+    def __init__(self, call: Call[ChatRequest], reader: Callable[[], PartReader]) -> None:
+        super().__init__(call, "chatcmpl-")
+        self._call = call
+        self._readers = [reader() for _ in range(call.body.n)]
+
+    async def whole(self, answers: RunningAnswers) -> ChatCompletion:
+        """As `AnswerBuilder.whole`."""
+        drafts = [_Draft() for _ in self._readers]
+        async with contextlib.aclosing(answers.deltas) as deltas:
+            async for index, delta in deltas:
+                draft = drafts[index]
+                if draft.finish_reason is not None:
+                    continue
+                draft.logprobs += delta.logprobs
+                for part in self._parts(index, delta):
+                    draft.add(part)
+                draft.finish_reason = self._finish(index, delta)
+                if all(draft.finish_reason is not None for draft in drafts):
+                    break  # some may be cut off behind their first call
+        self.finish = drafts[0].finish_reason
+        choices = [self._choice(index, draft) for index, draft in enumerate(drafts)]
+        return ChatCompletion(**self._members(), choices=choices, usage=usage_of(self._record))
+
+    async def events(self, answers: RunningAnswers) -> AsyncGenerator[bytes, None]:
+        """As `AnswerBuilder.events`: a stream of chunks."""
+        extras = StreamExtras(self._call, answers.planned)
+        started: set[int] = set()
+        ended: set[int] = set()
+        async with contextlib.aclosing(answers.deltas) as deltas:
+            async for index, delta in deltas:
+                if (progress := extras.new_progress()) is not None:
+                    yield sse_data(self._chunk([], usage=extras.usage, prompt_progress=progress))
+                if delta.reading or index in ended:
+                    continue
+                if index not in started:
+                    started.add(index)
+                    first = ChatDelta(role="assistant", content="")
+                    yield sse_data(self._chunk([ChatChunkChoice(index=index, delta=first)], usage=extras.usage))
+                logprobs = chat_logprobs(self._tokenizer, delta.logprobs) if self._body.logprobs else None
+                for piece in self._deltas(index, delta):
+                    choice = ChatChunkChoice(index=index, delta=piece, logprobs=logprobs)
+                    yield sse_data(self._chunk([choice], usage=extras.usage))
+                    logprobs = None
+                if (finish := self._finish(index, delta)) is not None:
+                    ended.add(index)
+                    self.finish = finish
+                    last = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=logprobs, finish_reason=finish)
+                    yield sse_data(self._chunk([last], usage=extras.usage))
+                    if len(ended) == len(self._readers):
+                        break
+        if extras.last_usage:
+            yield sse_data(self._chunk([], usage=usage_of(self._record)))
+
+    def _parts(self, index: int, delta: TextDelta) -> list[Part]:
+        reader = self._readers[index]
+        parts = reader.push(delta.text)
+        return parts if delta.finish_reason is None else [*parts, *reader.flush(delta.finish_reason)]
+
+    def _deltas(self, index: int, delta: TextDelta) -> list[ChatDelta]:
+        reader = self._readers[index]
+        found = []
+        for part in self._parts(index, delta):
+            if part.kind == "tool_call" and part.tool_call is not None:
+                call = _tool_call_object(part.tool_call, index=reader.tool_calls_sent)
+                reader.tool_calls_sent += 1
+                found.append(ChatDelta(tool_calls=[call]))
+            elif part.kind == "reasoning":
+                found.append(ChatDelta(reasoning_content=part.text))
+            else:
+                found.append(ChatDelta(content=part.text))
+        if not found and delta.logprobs:
+            found.append(ChatDelta(content=""))
+        return found
+
+    def _finish(self, index: int, delta: TextDelta) -> FinishReason | None:
+        reader = self._readers[index]
+        if reader.is_over:
+            return "tool_calls"
+        if delta.finish_reason == "stop" and reader.has_tool_calls:
+            return "tool_calls"
+        return delta.finish_reason
+
+    def _choice(self, index: int, draft: _Draft) -> ChatChoice:
+        assert draft.finish_reason is not None
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(
+                content=draft.content if draft.content or not draft.tool_calls else None,
+                reasoning_content=draft.reasoning or UNSET,
+                tool_calls=[_tool_call_object(call) for call in draft.tool_calls] or UNSET,
+            ),
+            logprobs=chat_logprobs(self._tokenizer, draft.logprobs) if self._body.logprobs else None,
+            finish_reason=draft.finish_reason,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], **more) -> ChatChunk:
+        return ChatChunk(**self._members(), choices=choices, **more)
+
+
+class _Draft:
+    """One message while its parts come in."""
+
+    def __init__(self) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self.tool_calls: list[ToolCall] = []
+        self.logprobs: list = []
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, part: Part) -> None:
+        if part.kind == "tool_call" and part.tool_call is not None:
+            self.tool_calls.append(part.tool_call)
+        elif part.kind == "reasoning":
+            self.reasoning += part.text
+        else:
+            self.content += part.text
+
+
+def _tool_call_object(call: ToolCall, index: int | None = None) -> ChatToolCall:
+    function = FunctionCall(name=call.name, arguments=call.arguments)
+    return ChatToolCall(index=UNSET if index is None else index, id=call.id, type="function", function=function)

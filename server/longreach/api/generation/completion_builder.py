@@ -1,0 +1,125 @@
+"""The form of a completion's answers: OpenAI's completion objects, and the prompts that are echoed before them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+
+from msgspec import UNSET, UnsetType
+
+from longreach.api.generation.answer import AnswerBuilder
+from longreach.api.generation.choices import FinishedAnswer, RunningAnswers, collect, likeliest
+from longreach.api.generation.logprob_objects import completion_logprobs
+from longreach.api.generation.text_stream import TextDelta
+from longreach.api.generation.usage import StreamExtras, usage_of
+from longreach.api.http.sse import sse_data
+from longreach.api.schema.answers.completions import Completion, CompletionChoice, CompletionLogprobs
+from longreach.api.schema.answers.usage import PromptProgress, Usage
+from longreach.api.schema.requests.completions import CompletionRequest
+from longreach.api.service.call import Call
+from longreach.engine.messages import Logprob
+from longreach.text.tokenizer import Tokenizer
+
+
+class CompletionBuilder(AnswerBuilder[CompletionRequest]):
+    """The objects of one completion's answers, with its prompts in front of them if those are to be echoed."""
+
+    def __init__(self, call: Call[CompletionRequest], echoes: list[Echo]) -> None:
+        super().__init__(call, "cmpl-")
+        self._call = call
+        self._echoes = echoes
+
+    async def whole(self, answers: RunningAnswers) -> Completion:
+        """As `AnswerBuilder.whole`."""
+        body, finished = self._body, await collect(answers)
+        # Only the first answer to a prompt has the prompt's log-probabilities.
+        of_prompts = [finished[start].prompt_logprobs for start in range(0, len(finished), body.candidates)]
+        chosen = likeliest(finished, body.candidates, body.n)
+        self.finish = chosen[0].finish_reason
+
+        def choices() -> list[CompletionChoice]:
+            return [
+                self._whole_choice(index, answer, of_prompts[index // body.n]) for index, answer in enumerate(chosen)
+            ]
+
+        # With log-probabilities of a prompt's tokens there may be a million numbers to put in their places.
+        made = await self._call.service.reading.call(choices) if self._echoes else choices()
+        return self._object(made, usage_of(self._record))
+
+    async def events(self, answers: RunningAnswers) -> AsyncGenerator[bytes, None]:
+        """As `AnswerBuilder.events`: a stream of chunks."""
+        extras = StreamExtras(self._call, answers.planned)
+        started: set[int] = set()
+        async with contextlib.aclosing(answers.deltas) as deltas:
+            async for index, delta in deltas:
+                if (progress := extras.new_progress()) is not None:
+                    yield sse_data(self._object([], extras.usage, progress))
+                for choice in self._chunk_choices(index, delta, index in started):
+                    started.add(index)
+                    self.finish = choice.finish_reason or self.finish
+                    yield sse_data(self._object([choice], extras.usage))
+        if extras.last_usage:
+            yield sse_data(self._object([], usage_of(self._record)))
+
+    def _chunk_choices(self, index: int, delta: TextDelta, started: bool) -> Iterator[CompletionChoice]:
+        """What a delta adds to a choice; the prompt goes before everything else, if it is echoed."""
+        echo = self._echoes[index // self._body.n] if self._echoes else None
+        base = 0 if echo is None else len(echo.text)
+        if echo is not None and not started:
+            yield CompletionChoice(index, echo.text, self._logprobs(echo.first), None)
+        if echo is not None and delta.prompt_logprobs:
+            yield CompletionChoice(index, "", self._logprobs(echo.place(delta.prompt_logprobs)), None)
+        if delta.text or delta.logprobs or delta.finish_reason is not None:
+            scores = [(base + offset, score) for offset, score in delta.logprobs]
+            yield CompletionChoice(index, delta.text, self._logprobs(scores), delta.finish_reason)
+
+    def _whole_choice(self, index: int, answer: FinishedAnswer, prompt_logprobs: list[Logprob]) -> CompletionChoice:
+        text, scores = answer.text, list[tuple[int, Logprob | int]](answer.logprobs)
+        if self._echoes:
+            echo = self._echoes[index // self._body.n].again()
+            text = echo.text + text
+            scores = [
+                *echo.first,
+                *echo.place(prompt_logprobs),
+                *((len(echo.text) + offset, score) for offset, score in answer.logprobs),
+            ]
+        return CompletionChoice(index, text, self._logprobs(scores), answer.finish_reason)
+
+    def _logprobs(self, scores: list) -> CompletionLogprobs | None:
+        top = self._body.logprobs
+        return None if top is None else completion_logprobs(self._tokenizer, scores, top)
+
+    def _object(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | UnsetType | None,
+        progress: PromptProgress | UnsetType = UNSET,
+    ) -> Completion:
+        return Completion(**self._members(), choices=choices, usage=usage, prompt_progress=progress)
+
+
+class Echo:
+    """A prompt as it is repeated before its answers: its `text`, and where in it each of its tokens begins.
+
+    `first` is the prompt's first token, which has no log-probability.
+    """
+
+    def __init__(self, text: str, ids: list[int], tokenizer: Tokenizer) -> None:
+        self.text = text
+        self._ids, self._tokenizer = ids, tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._offset = 0
+        self.first: list[tuple[int, Logprob | int]] = [(self._next(ids[0]), ids[0])] if ids else []
+
+    def again(self) -> Echo:
+        """The same, from the beginning."""
+        return Echo(self.text, self._ids, self._tokenizer)
+
+    def place(self, scores: list[Logprob]) -> list[tuple[int, Logprob | int]]:
+        """Further tokens of the prompt with their places."""
+        return [(self._next(score.token), score) for score in scores]
+
+    def _next(self, token: int) -> int:
+        place = self._offset
+        self._offset += len(self._detokenizer.push(token))
+        return place

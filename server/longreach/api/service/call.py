@@ -1,0 +1,41 @@
+"""A call: one received request with everything that is needed to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request
+
+from longreach.api.http.race import race, until_gone
+from longreach.api.http.request_log import RequestRecord
+from longreach.api.schema.requests.sampling import ServingFields
+from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
+from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.service import Service
+from longreach.text.tokenizer import Tokenizer
+
+M_co = TypeVar("M_co", bound=ServingFields | TokenizeRequest | DetokenizeRequest, covariant=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call(Generic[M_co]):
+    """A received request, whose `body` has been checked, and what there is to answer it."""
+
+    body: M_co
+    request: Request
+    service: Service
+    record: RequestRecord
+    engine: MeteredEngine
+    tokenizer: Tokenizer
+
+    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled when the caller goes away or the server has to end.
+
+        Raises:
+            ClientGoneError: the caller went away.
+            UnavailableError: the server has to end.
+        """
+        return await race(work, until_gone(self.request.receive), self.service.until_cut())
