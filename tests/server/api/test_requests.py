@@ -10,6 +10,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 from longreach.api.http.body import read_json
+from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.util.work_pool import WorkPool
 from starlette.requests import Request
@@ -66,6 +67,27 @@ def test_refusals_and_departures_are_logged_too(server: LiveServer, caplog: pyte
     server.engine.hold_decode_after = 2
     server.connect(orjson.dumps({"model": MODEL, "prompt": [5] * 9, "stream": True})).close()
     eventually(lambda: any("finish=disconnected" in line for line in request_lines(caplog)))
+
+
+def test_a_departure_is_logged_as_one_although_an_answer_had_ended(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.hold_decode_after = 3
+    body = orjson.dumps({"model": MODEL, "prompt": [[5] * 2, [5] * 9], "stream": True})
+    with server.connect(body) as sock:
+        received = b""
+        while b'"finish_reason":"stop"' not in received:
+            received += sock.recv(65536)
+    eventually(lambda: len(request_lines(caplog)) == 1)
+    assert request_lines(caplog)[0].endswith("finish=disconnected")
+
+
+def test_the_first_reason_for_an_end_stays() -> None:
+    record = RequestRecord("id", "POST", "/")
+    record.finished(None)
+    record.finished("stop")
+    record.disconnected()
+    assert record.finish == "stop"
 
 
 def test_a_path_can_neither_forge_nor_flood_the_log(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
