@@ -164,7 +164,7 @@ class EngineClient:
         """Take a place in the queue for each request, by its id: for all of them or for none. They are of one caller
         and of one attention policy.
 
-        A place is given back when `generate` of its request ends, or by `release` if it was never begun.
+        Whoever admits requests gives their places back by `release`, at the end of each or of all of them.
 
         Raises:
             QueueFullError: too much is waiting.
@@ -183,21 +183,18 @@ class EngineClient:
         return self._admission.seconds_to_read(request_id)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
-        """Yield the updates of one request until it has finished.
+        """Yield the updates of one request, which has a place by `admit`, until it has finished.
 
-        Closing the generator early (a caller that goes away) cancels the request in the engine. A request that was
-        not admitted before takes its place now.
+        Closing the generator early (a caller that goes away) cancels the request in the engine.
 
         Raises:
-            QueueFullError: it has no place, and too much is waiting; nothing was sent.
             RequestFailedError: this request failed.
             EngineDeadError: the engine process is gone.
         """
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
-        if request.request_id not in self._admission:
-            self.admit({request.request_id: Place(len(request.prompt))}, request.attention, request.caller)
+        assert request.request_id in self._admission, f"request {request.request_id} has no place; call `admit` first"
         inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._inboxes[request.request_id] = inbox
         finished = False
@@ -212,7 +209,6 @@ class EngineClient:
                 yield news
         finally:
             self._inboxes.pop(request.request_id, None)
-            self.release([request.request_id])
             if not finished and self.alive:
                 self._writer.write(encode_frame(Cancel(request.request_id)))
 

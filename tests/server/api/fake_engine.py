@@ -135,7 +135,6 @@ class EchoEngine:
             raise
         finally:
             self.running.remove(request.request_id)
-            self.release([request.request_id])
             if not finished:
                 self.cancelled.append(request.request_id)
 

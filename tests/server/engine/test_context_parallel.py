@@ -20,6 +20,7 @@ from longreach.engine.startup.build import build_engine
 from msgspec.structs import replace
 
 from tests.server.engine.conftest import ids, save_model
+from tests.server.engine.places import admitted
 from tests.server.engine.test_ranks import (
     MAX_TOKENS,
     POLICIES,
@@ -119,7 +120,7 @@ def test_weights_and_tokens_are_split_at_once(tmp_path: Path) -> None:
         client = await EngineClient.start(EngineConfig(model=str(model), **(settings | sizes)))  # type: ignore[arg-type]
         try:
             assert client.info.device == "4 x cpu"
-            return {r.request_id: [t async for u in client.generate(r) for t in u.tokens] for r in requests}
+            return {r.request_id: [t async for u in admitted(client, r) for t in u.tokens] for r in requests}
         finally:
             await client.stop()
 

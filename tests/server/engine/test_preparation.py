@@ -18,6 +18,8 @@ from longreach.engine.sampling.grammar import _KEPT, Grammars
 from longreach.engine.sampling.grammar_threads import Preparation, Prepared
 from longreach.engine.startup import engine_process as process
 
+from tests.server.engine.places import admitted
+
 TOKENIZER = EMBEDDED_MODEL / "tokenizer.json"
 
 
@@ -245,14 +247,14 @@ def test_grammars_in_the_engine_process() -> None:
         client = await EngineClient.start(config)
 
         async def run(request: Generate) -> int:
-            return sum([len(update.tokens) async for update in client.generate(request)])
+            return sum([len(update.tokens) async for update in admitted(client, request)])
 
         try:
             quick = LLMatcher.grammar_from_regex("[0-9]{4}")
             found = await asyncio.gather(*(run(spec(f"r{i}", quick if i % 2 else None, 4)) for i in range(4)))
             assert found[0] == found[2] == 4
             assert found[1] == found[3] > 0
-            leaving = client.generate(spec("leaves", quick))
+            leaving = admitted(client, spec("leaves", quick))
             first = asyncio.create_task(anext(leaving))
             await asyncio.sleep(0)
             first.cancel()

@@ -33,6 +33,7 @@ from longreach.engine.messages import LENGTH_BYTES, Cancel, EngineConfig, Genera
 from longreach.engine.startup import engine_process as process
 
 from tests.server.engine.conftest import ids
+from tests.server.engine.places import admitted
 
 
 def config(path: Path) -> EngineConfig:
@@ -46,7 +47,7 @@ def spec(name: str, length: int = 20, max_tokens: int = 5) -> Generate:
 
 
 async def tokens_of(client: EngineClient, request: Generate) -> list[int]:
-    return [token async for update in client.generate(request) for token in update.tokens]
+    return [token async for update in admitted(client, request) for token in update.tokens]
 
 
 def test_threads_of_an_engine_wait_briefly_unless_told_otherwise(model_dir: Path) -> None:
@@ -94,7 +95,11 @@ def test_what_exceeds_the_queue_is_refused_and_room_comes_back(model_dir: Path) 
             client.admit({"giant": Place(200)})  # an empty queue takes what is longer than the bound
             client.release(["giant", "never was"])
             client.admit({"r0": Place(30)})  # its place is its own, whoever comes before it is sent
-            streams = [client.generate(spec(f"r{i}", length=30)) for i in (1, 0, 2)]
+            streams = [
+                admitted(client, spec("r1", length=30)),
+                client.generate(spec("r0", length=30)),
+                admitted(client, spec("r2", length=30)),
+            ]
             firsts = [asyncio.create_task(anext(stream)) for stream in streams]
             await asyncio.sleep(0)  # two are sent, nothing has been heard of them
             with pytest.raises(QueueFullError, match="2 requests with 60 prompt tokens are waiting") as full:
@@ -107,6 +112,8 @@ def test_what_exceeds_the_queue_is_refused_and_room_comes_back(model_dir: Path) 
             client.release(["x"])
             for stream in streams:
                 await stream.aclose()
+            client.release(["r0"])
+            assert client.unread_tokens == 0
             assert len(await tokens_of(client, spec("next"))) == 5
         finally:
             await client.stop()
@@ -118,7 +125,7 @@ def test_a_caller_that_leaves_cancels_its_request(model_dir: Path) -> None:
     async def scenario() -> None:
         client = await EngineClient.start(config(model_dir))
         try:
-            stream = client.generate(spec("long", max_tokens=200))
+            stream = admitted(client, spec("long", max_tokens=200))
             async for update in stream:
                 if update.tokens:
                     break

@@ -26,6 +26,8 @@ from longreach.engine.startup.build import build_engine
 from longreach.plan_command import forecast
 from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, Strided, Window
 
+from tests.server.engine.places import admitted
+
 MAX_TOKENS = 24
 QUESTION = "\nWhat is the pass key for the silver lantern?\nAnswer:"
 POLICIES = {
@@ -244,7 +246,7 @@ def test_an_engine_ends_with_any_of_its_ranks(model_dir: Path, rank: int, blow: 
         endless = Generate(
             request_id="a", prompt=[5, 6, 7], max_tokens=240, sampling=Sampling(temperature=0), stop_token_ids=[]
         )
-        stream = client.generate(endless)
+        stream = admitted(client, endless)
         assert (await anext(stream)).prompt_tokens == 3
         os.kill(other if rank else client.pid, blow)
         with pytest.raises(EngineDeadError, match=end):
