@@ -13,7 +13,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from longreach.config import Measure, Settings, flag
+from longreach.config import Settings, flag
+from longreach.setting_values import Measure
 
 # For `typer.Typer`: `-h` everywhere, and lines as wide as the terminal, up to where they are hard to read.
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -1,27 +1,39 @@
 """Every setting of the server: its type, its bounds, its default and its meaning, in one place.
 
 A setting `max_model_len` is the flag `--max-model-len` and the environment variable `LONGREACH_MAX_MODEL_LEN`; the flag
-wins. `longreach.cli` makes its options from these fields.
+wins. `longreach.cli` makes its options from these fields; `longreach.setting_values` reads and checks their values.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from longreach.allowed_hosts import Hosts
 from longreach.engine.messages import EngineConfig
 from longreach.errors import ConfigError, quoted
-from longreach.policies.parse import policy_of
 from longreach.policies.values import AttentionPolicy
+from longreach.setting_values import (
+    Bytes,
+    Milliseconds,
+    Real,
+    Tokens,
+    Whole,
+    check_hosts,
+    check_overrides,
+    check_policy,
+    is_loopback,
+    layer_numbers,
+    model_problem,
+    or_auto,
+    parse_policy,
+    power_of_two,
+)
 
 ENV_PREFIX = "LONGREACH_"
 EMBEDDED_MODEL = Path(__file__).parent / "default_model"
@@ -31,136 +43,11 @@ EMBEDDED_MODEL_DESCRIPTION = (
     "questions it says 'Not stated.', even where the text has the answer. Serve your own: longreach serve MODEL"
 )
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
 _ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
 # Text has about four bytes a token, as JSON escapes up to six a byte; token ids have up to nine.
 _BODY_BYTES_PER_TOKEN = 64
 _LEAST_BODY_BYTES = 4 * 2**20
-_TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
-_TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
-_BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-class Measure:
-    """A parser of numbers with a unit, such as `128k` or `4GiB`; what is no string passes through."""
-
-    def __init__(self, metavar: str, units: dict[str, int], example: str) -> None:
-        self.metavar = metavar
-        self._units = units
-        self._factors = {unit.lower(): factor for unit, factor in units.items()}
-        self._pattern = re.compile(rf"(\d{{1,15}})\s*({'|'.join(sorted(self._factors, reverse=True))})")
-        self._example = example
-
-    def __call__(self, value: object) -> object:
-        """The number that a text stands for."""
-        if not isinstance(value, str):
-            return value
-        match = self._pattern.fullmatch(value.strip().lower())
-        if match is None:
-            raise PydanticCustomError("measure", "give {example}", {"example": self._example})
-        return int(match[1]) * self._factors[match[2]]
-
-    def shown(self, value: int) -> str:
-        """The number in the largest unit that leaves no fraction, so that it can be given back as it is shown."""
-        fitting = (unit for unit in self._units if value and value % self._units[unit] == 0)
-        unit = max(fitting, key=lambda unit: (self._units[unit], unit), default="")
-        return f"{value // self._units[unit]}{unit}"
-
-
-def _or_auto(value: object) -> object:
-    return None if isinstance(value, str) and value.strip().lower() == "auto" else value
-
-
-def _number(value: object) -> object:
-    """Flags and variables are text; anything else must have the right type already."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value) if re.search(r"[.eE]", value) else int(value)
-    except ValueError:
-        return value
-
-
-def _attention(value: object) -> object:
-    """A policy as JSON or in its short form, as text: it is looked at here and read by `Settings.default_policy`."""
-    if isinstance(value, str):
-        _policy(value)
-    return value
-
-
-def _policy(text: str) -> AttentionPolicy:
-    value: object = text
-    if text.lstrip().startswith("{"):
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise PydanticCustomError("attention", "not valid JSON: {error}", {"error": str(error)}) from None
-    try:
-        return policy_of(value).resolve()
-    except ValidationError as error:
-        problem = error.errors()[0]
-        named = {"name": ".".join(map(str, problem["loc"])), "message": problem["msg"]}
-        raise PydanticCustomError("attention", "`{name}` {message}", named) from None
-
-
-def _overrides(value: object) -> object:
-    """A JSON object, as text: it is looked at here and read by `Settings.engine_config`."""
-    if isinstance(value, str):
-        try:
-            overrides = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise PydanticCustomError("overrides", "not valid JSON: {error}", {"error": str(error)}) from None
-        if not isinstance(overrides, dict):
-            raise PydanticCustomError("overrides", 'give a JSON object: {"vocab_size": 32000}')
-    return value
-
-
-def _layers(value: object) -> object:
-    """Layers as text: 0,1,-1."""
-    if not isinstance(value, str):
-        return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    if not all(re.fullmatch(r"-?\d{1,4}", part) for part in parts):
-        raise PydanticCustomError("layers", "give numbers of layers with commas: 0,1,-1")
-    return tuple(int(part) for part in parts)
-
-
-def _hosts(value: str) -> str:
-    """Hosts as text: they are looked at here and read where requests come in."""
-    try:
-        Hosts.parse(value)
-    except ValueError as error:
-        raise PydanticCustomError("hosts", "{error}", {"error": str(error)}) from None
-    return value
-
-
-def _power_of_two(value: int) -> int:
-    if value & (value - 1):
-        raise PydanticCustomError("power_of_two", "give a power of two")
-    return value
-
-
-Whole = Annotated[int, Strict(), BeforeValidator(_number)]
-Real = Annotated[float, Strict(), BeforeValidator(_number), Field(allow_inf_nan=False)]
-Tokens = Annotated[int, Strict(), BeforeValidator(Measure("TOKENS", _TOKEN_UNITS, "32768, 128k or 1M (k is 1024)"))]
-Milliseconds = Annotated[int, Strict(), BeforeValidator(Measure("TIME", _TIME_UNITS, "milliseconds: 50, 50ms or 1s"))]
-Bytes = Annotated[int, Strict(), BeforeValidator(Measure("BYTES", _BYTE_UNITS, "bytes or 512MiB, 4GiB, 4GB"))]
-
-
-def parse_bytes(text: str, source: str) -> int:
-    """A number of bytes from text such as 80GiB.
-
-    Raises:
-        ValueError: it is none, or not positive; names `source`.
-    """
-    try:
-        value = TypeAdapter(Bytes).validate_python(text)
-    except ValidationError as error:
-        raise ValueError(f"{source}: {error.errors()[0]['msg']}, got {quoted(text)}") from None
-    if value < 1:
-        raise ValueError(f"{source}: give more than 0 bytes")
-    return value
 
 
 class Settings(BaseSettings):
@@ -172,7 +59,7 @@ class Settings(BaseSettings):
     served_model_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@+-]{0,127}$")] | None = Field(
         None, description="Name that requests use; by default the hub id or the directory's name."
     )
-    hf_overrides: Annotated[str, BeforeValidator(_overrides)] = Field(
+    hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
     )
     generation_config: Literal["auto", "openai"] = Field(
@@ -194,7 +81,7 @@ class Settings(BaseSettings):
     allowed_origins: Annotated[str, Field(pattern=_ORIGINS)] | None = Field(
         None, description="Web pages that may use the server from a browser: https://a.example, with commas, or *."
     )
-    allowed_hosts: Annotated[str, AfterValidator(_hosts)] | None = Field(
+    allowed_hosts: Annotated[str, AfterValidator(check_hosts)] | None = Field(
         None, description="Names that requests may have in Host: api.example, *.example, with commas, or * for any."
     )
     playground: bool = Field(True, description="Serve the playground, a page at / on which to ask the model.")
@@ -210,23 +97,26 @@ class Settings(BaseSettings):
     attention_backend: Literal["auto", "cpu", "triton", "hopper", "reference"] = Field(
         "auto", description="Attention kernels: auto, cpu, triton, hopper or reference."
     )
-    attention: Annotated[str, BeforeValidator(_attention)] = Field(
+    attention: Annotated[str, BeforeValidator(check_policy)] = Field(
         "dense", description="Attention policy of requests that name none: dense, window:4096:4, or as JSON."
     )
-    attention_dense_layers: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_layers)] = Field(
+    attention_dense_layers: Annotated[tuple[int, ...], NoDecode, BeforeValidator(layer_numbers)] = Field(
         (), description="Layers that no policy touches: 0,1,-1 (-1 is the last)."
     )
     tensor_parallel_size: Whole = Field(
         1, ge=1, le=64, description="GPUs that compute the model together, each a part of its heads and weights."
     )
     context_parallel_size: Whole = Field(
-        1, ge=1, le=64, description="GPUs that share long steps by tokens, each with whole weights, times the above."
+        1,
+        ge=1,
+        le=64,
+        description="Copies of the model that split the tokens of long steps. GPUs: this times --tensor-parallel-size.",
     )
-    max_model_len: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+    max_model_len: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
         None, ge=16, le=2**24, description="Tokens of prompt and answer together: 32768, 128k, 1M, or auto."
     )
     max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
-    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+    max_batched_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
         None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
     )
     max_itl: Milliseconds = Field(
@@ -239,7 +129,7 @@ class Settings(BaseSettings):
         False, description="Let requests name a `priority`; any caller may then have its prompts read before others'."
     )
     max_queued_requests: Whole = Field(256, ge=1, le=65536, description="Requests that may wait; more get a 429.")
-    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(_or_auto)] = Field(
+    max_queued_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
         None, ge=1, le=2**36, description="Prompt tokens that may wait, or auto: four times what the KV cache holds."
     )
     prefix_cache: bool = Field(
@@ -251,17 +141,20 @@ class Settings(BaseSettings):
     speculate: Whole = Field(
         0, ge=0, le=32, description="Tokens that prompt lookup drafts a step for requests that do not say; 0: none."
     )
-    page_size: Annotated[Whole, AfterValidator(_power_of_two)] = Field(
+    page_size: Annotated[Whole, AfterValidator(power_of_two)] = Field(
         128, ge=16, le=256, description="Tokens in a KV page; a power of two. 128 suits the GPU kernels' key tiles."
     )
     page_bounds: bool = Field(
         False, description="Keep bounds of the keys beside KV pages, for requests with a `decode_budget`."
     )
-    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
+    kv_cache_memory: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=2**20, le=2**44, description="Memory for KV pages on each device: 4GiB, a number of bytes, or auto."
     )
     kv_offload_bytes: Bytes = Field(
-        0, ge=0, le=2**44, description="Host memory for KV pages that make room for others: 64GiB; 0: they are lost."
+        0,
+        ge=0,
+        le=2**44,
+        description="Host memory for evicted KV pages: 64GiB or a number of bytes; 0 drops them.",
     )
     gpu_memory_utilization: Real = Field(
         0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."
@@ -285,7 +178,7 @@ class Settings(BaseSettings):
     keep_alive_seconds: Real = Field(
         5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
     )
-    max_body_bytes: Annotated[Bytes | None, BeforeValidator(_or_auto)] = Field(
+    max_body_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=1024, le=2**30, description="Longest request body: 32MiB, a number of bytes, or auto: 64 a token."
     )
     max_encoding_bytes: Bytes = Field(
@@ -337,7 +230,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_model(self) -> Settings:
-        problem = _model_problem(self.model)
+        problem = model_problem(self.model, EMBEDDED_MODEL)
         if problem is not None:
             raise PydanticCustomError("model", "{problem}", {"problem": problem})
         return self
@@ -372,7 +265,7 @@ class Settings(BaseSettings):
     @property
     def default_policy(self) -> AttentionPolicy:
         """The attention policy of requests that name none."""
-        return _policy(self.attention)
+        return parse_policy(self.attention)
 
     def body_limit(self, max_model_len: int | None) -> int:
         """Bytes of the longest body: as set, or what the longest prompt can need of a model of this length, in tokens.
@@ -459,34 +352,3 @@ def _explain(problem: Any, given: dict[str, Any]) -> str:
     if name == "api_key":
         return f"{source}: {message[0].lower()}{message[1:]}"
     return f"{source}: {message[0].lower()}{message[1:]}, got {quoted(problem['input'])}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _model_problem(model: str | None) -> str | None:
-    """Why `model` cannot be served, as far as its name and its folder tell."""
-    path = EMBEDDED_MODEL if model is None else Path(model)
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            return None
-        if (path / "adapter_config.json").is_file():
-            return f"MODEL: the directory {quoted(model, 256)} holds an adapter; merge it into its model and save that"
-        what = "the embedded model's folder" if model is None else f"MODEL: the directory {quoted(model, 256)}"
-        return f"{what} has no config.json; give a directory in Hugging Face format"
-    if model is None:
-        return "MODEL: this build holds no embedded model; name a directory or a hub id"
-    if path.is_file() and path.suffix.lower() == ".gguf":
-        return f"MODEL: {quoted(model, 256)} is GGUF, which is not read; give a directory or hub id with safetensors"
-    if path.exists():
-        return f"MODEL: {quoted(model, 256)} is a file; give the directory that holds it"
-    if _HUB_ID.fullmatch(model) is None:
-        return f"MODEL: there is no directory {quoted(model, 256)}, and it is no hub id (owner/name)"
-    return None

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from longreach import hub
-from longreach.config import parse_bytes
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.capacity import (
     Capacity,
@@ -35,6 +34,7 @@ from longreach.engine.startup.capacity import (
 )
 from longreach.engine.startup.host_memory import HostMemory, host_memory
 from longreach.errors import quoted
+from longreach.setting_values import parse_bytes
 
 __all__ = ["Forecast", "PatchError", "Row", "forecast"]
 

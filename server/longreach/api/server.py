@@ -29,11 +29,12 @@ from longreach.api.service.output_pipe import LOG_FORMAT, unblocked_output
 from longreach.api.service.reload import Reload
 from longreach.api.service.service import Phase, Service, wait_any
 from longreach.api.service.supervisor import keep_running
-from longreach.config import Settings, is_loopback
+from longreach.config import Settings
 from longreach.engine.client import EngineClient
 from longreach.engine.errors import EngineDeadError, EngineStartError
 from longreach.engine.messages import Started
 from longreach.errors import ConfigError, ModelFilesError, TokenizerError
+from longreach.setting_values import is_loopback
 from longreach.util.memory import settle_garbage
 
 log = logging.getLogger(__name__)

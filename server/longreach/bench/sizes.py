@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from longreach.bench.goodput import Objective
 from longreach.bench.load import Load
-from longreach.config import Tokens
+from longreach.setting_values import Tokens
 
 _TOKENS = TypeAdapter(Tokens)
 

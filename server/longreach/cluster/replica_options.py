@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from longreach.config import Settings, Tokens, flag
+from longreach.config import Settings, flag
 from longreach.errors import ConfigError, quoted
+from longreach.setting_values import Tokens
 
 MAX_REPLICAS = 64
 

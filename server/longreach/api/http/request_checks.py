@@ -17,8 +17,9 @@ from longreach.allowed_hosts import Hosts, host_of
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.error_answers import error_response
 from longreach.api.http.request_log import RequestRecord, request_id_from
-from longreach.config import Settings, is_loopback
+from longreach.config import Settings
 from longreach.errors import ApiError, HttpError, quoted
+from longreach.setting_values import is_loopback
 
 Headers = list[tuple[bytes, bytes]]
 
