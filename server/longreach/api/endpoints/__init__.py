@@ -1,1 +1,1 @@
-"""The endpoints, one module each: they read a request, have it answered, and give the answer its form."""
+"""The endpoints, one module each: they read a request, say what its answers have to be, and how they are to look."""

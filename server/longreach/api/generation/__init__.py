@@ -1,1 +1,1 @@
-"""From a checked request to answers: prompts, grammars, the engine's requests, and text out of tokens."""
+"""From a checked request to answers: prompts, planned answers, text out of tokens, and the objects of each endpoint."""

@@ -26,7 +26,7 @@ async def read_json(
 ) -> M:
     """Read at most `limit` bytes and make a `model` of them.
 
-    A long body is decoded in a thread of `pool`, by the types of the model's fields (see `schema.typed`).
+    A long body is decoded in a thread of `pool` by the types of its fields; see `schema.requests.typed_decoding`.
 
     Raises:
         MediaTypeError: the body is not declared as plain `application/json`.

@@ -1,1 +1,1 @@
-"""What all requests share: the engine and its supervisor, the tokenizer, metrics, and pictures of masks."""
+"""What all requests share: the engine and its supervisor, the tokenizer, chats, grammars, metrics; and the `Call`."""
