@@ -19,6 +19,7 @@ import torch
 from longreach.bench.summary import environment
 from longreach_kernels import Causal, PagedBatch, paged_attention, rotate, write_pages
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from torch import Tensor
 
 QUERIES, PAGE, HEADS, KV_HEADS, D = 256, 128, 8, 2, 128
@@ -60,7 +61,7 @@ def errors(distribution: str, length: int) -> dict[str, dict[str, float]]:
     )
     k_pages, v_pages = (x.view(-1, PAGE, KV_HEADS, D) for x in (k, v))
     exact, _ = reference.paged_attention(
-        q, k_pages, v_pages, batch, Causal(), scale=D**-0.5, compute_dtype=torch.float64
+        q, k_pages, v_pages, batch, AttentionCall(Causal(), scale=D**-0.5), compute_dtype=torch.float64
     )
     size = exact.pow(2).mean().sqrt()
     fp8 = torch.float8_e4m3fn

@@ -3,12 +3,12 @@
 Depends on torch, and for a GPU on triton, only. Start with `attention`, `ragged_attention` or `paged_attention`.
 """
 
-from longreach_kernels.api import attention, decode_needs, list_tiles, paged_attention, ragged_attention, write_pages
+from longreach_kernels.api import attention, ragged_attention
 from longreach_kernels.backends.resolve import Backend, resolve_backend
-from longreach_kernels.batch import PagedBatch
+from longreach_kernels.batch import DecodeNeeds, PagedBatch
 from longreach_kernels.masks.mask import BlockSparse, Causal, Full, Mask, Window
 from longreach_kernels.masks.tile_lists import TileLists
-from longreach_kernels.needs import DecodeNeeds
+from longreach_kernels.paged_api import decode_needs, list_tiles, paged_attention, write_pages
 from longreach_kernels.rotation import rotate
 
 __all__ = [

@@ -24,6 +24,21 @@ class HostSequence(NamedTuple):
     run_rows: tuple[int, ...]
 
 
+class DecodeNeeds(NamedTuple):
+    """What a paged decode takes beside its inputs and its result, if it allows for sequences up to some length.
+
+    Whoever captures a decode in a CUDA graph must know it.
+
+    Attributes:
+        workspace_bytes: of partial results.
+        by_length: work is shared out on the device by the sequences' own lengths, so that allowing for longer ones
+            takes no time.
+    """
+
+    workspace_bytes: int
+    by_length: bool
+
+
 @dataclass(frozen=True, eq=False)
 class PagedBatch:
     """Sequences of one step. All tensors int32, contiguous, on the device of the queries.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.batch import PagedBatch
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import Mask
 from longreach_kernels.masks.tile_lists import TileLists
 
@@ -44,6 +45,23 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims
         raise ValueError(f"{k_name}: {heads} query heads are not a multiple of its {kv_heads} heads")
 
 
+def check_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch) -> None:
+    """Check the tensors of a paged batch by all that is known without waiting for the device."""
+    check_inputs(q, k_pages, v_pages, "k_pages", "v_pages", dims=3, head_axis=1)
+    if batch.context_lens.device != q.device:
+        raise ValueError(f"batch: needs its tensors on the device of q, {q.device}, got {batch.context_lens.device}")
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        if pages.stride(0) != pages.shape[1] * pages.stride(1):
+            raise ValueError(f"{name}: pages must follow each other in memory, strides are {pages.stride()}")
+    if batch.max_context_len > batch.page_table.shape[1] * k_pages.shape[1]:
+        raise ValueError(
+            f"batch: max_context_len {batch.max_context_len} does not fit {batch.page_table.shape[1]} pages "
+            f"of {k_pages.shape[1]} tokens a sequence"
+        )
+    if torch.is_grad_enabled() and (q.requires_grad or k_pages.requires_grad or v_pages.requires_grad):
+        raise ValueError("q: paged attention has no gradient; call it under torch.no_grad() or detach its inputs")
+
+
 def kv_scales_of(k_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """The scales of fp8 pages; other pages have none."""
     of_keys, of_values = kv_scale_of(k_pages, "k_scale", k_scale), kv_scale_of(k_pages, "v_scale", v_scale)
@@ -63,10 +81,22 @@ def kv_scale_of(pages: Tensor, name: str, scale: Tensor | None) -> Tensor | None
     return scale
 
 
-def options_of(
-    q: Tensor, heads: int, mask: Mask, scale: float | None, softcap: float | None, sink_logits: Tensor | None
-) -> dict:
-    """Check and complete what all forms share."""
+def attention_call(
+    q: Tensor,
+    mask: Mask,
+    scale: float | None,
+    softcap: float | None,
+    sink_logits: Tensor | None,
+    *,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+    lists: TileLists | None = None,
+    batch_invariant: bool = False,
+) -> AttentionCall:
+    """The call of what a caller gives with queries q, whose heads are at axis 1, checked and completed.
+
+    Scales are those of `kv_scales_of`; lists are checked by `check_lists` once the backend is known.
+    """
+    heads = q.shape[1]
     if not isinstance(mask, Mask):
         raise ValueError(f"mask: needs a mask such as Causal() or Window(4096), got {mask!r}")
     if heads % mask.heads:
@@ -78,7 +108,7 @@ def options_of(
             raise ValueError(f"sink_logits: needs one logit a query head, ({heads},), got {tuple(sink_logits.shape)}")
         if sink_logits.device != q.device:
             raise ValueError(f"sink_logits: needs the device of q, {q.device}, got {sink_logits.device}")
-    return {"mask": mask, "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
+    return AttentionCall(mask, scale, softcap, sink_logits, kv_scales, lists, batch_invariant)
 
 
 def scale_of(q: Tensor, scale: float | None) -> float:

@@ -6,28 +6,17 @@ share the operators; ragged ones have cu_seqlens.
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longreach_kernels.backends.load import differentiable_backend_of
+from longreach_kernels.backends.protocol import CuSeqlens, Saved
 from longreach_kernels.backends.resolve import resolve_backend
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import mask_of
-
-_MODULES = {
-    ("cpu", "forward"): "cpu.forward",
-    ("cpu", "backward"): "cpu.backward",
-    ("triton", "forward"): "triton",
-    ("triton", "backward"): "triton.backward",
-    ("hopper", "forward"): "hopper",
-    ("hopper", "backward"): "hopper.backward_launch",
-}
-
-
-def _module(backend: str, part: str) -> ModuleType:
-    return import_module(f"longreach_kernels.backends.{_MODULES[backend, part]}")
 
 
 @torch.compiler.assume_constant_result  # loads torch's compiler, which takes longer than all the rest of this package
@@ -50,26 +39,15 @@ def attention_op(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """out and lse of a dense or ragged batch, contiguous."""
-    module = _module(backend, "forward")
-    options = {"mask": mask_of(mask), "scale": scale, "softcap": softcap, "sink_logits": sink_logits}
-    if cu_seqlens_q is None:
-        return module.attention(q, k, v, **options)
-    return module.ragged_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    call = AttentionCall(mask_of(mask), scale, softcap, sink_logits)
+    chosen = differentiable_backend_of(backend)
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return chosen.attention(q, k, v, call)
+    return chosen.ragged_attention(q, k, v, CuSeqlens(cu_seqlens_q, cu_seqlens_k), call)
 
 
 @attention_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink_logits: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    mask: str,
-    scale: float,
-    softcap: float | None,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=lse_dtype)
 
@@ -83,45 +61,21 @@ def attention_backward_op(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
+    cu_seqlens: Sequence[Tensor],
     mask: str,
     scale: float,
     softcap: float | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and delta = rowsum(grad_out * out) - grad_lse."""
-    return _module(backend, "backward").backward(
-        grad_out,
-        grad_lse,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        mask_of(mask),
-        scale=scale,
-        softcap=softcap,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-    )
+    """dq, dk, dv and delta = rowsum(grad_out * out) - grad_lse; ``cu_seqlens`` is empty for a dense batch."""
+    saved = Saved(q, k, v, out, lse, CuSeqlens(*cu_seqlens) if cu_seqlens else None)
+    call = AttentionCall(mask_of(mask), scale, softcap)
+    return differentiable_backend_of(backend).backward(grad_out, grad_lse, saved, call)
 
 
 @attention_backward_op.register_fake
 def _(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    mask: str,
-    scale: float,
-    softcap: float | None,
-    backend: str,
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), torch.empty_like(lse)
 
@@ -138,9 +92,8 @@ def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
     q, k, v, sink_logits, cu_seqlens_q, cu_seqlens_k, out, lse = ctx.saved_tensors
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    dq, dk, dv, delta = attention_backward_op(
-        grad_out, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *ctx.options
-    )
+    cu_seqlens = [] if cu_seqlens_q is None else [cu_seqlens_q, cu_seqlens_k]
+    dq, dk, dv, delta = attention_backward_op(grad_out, grad_lse, q, k, v, out, lse, cu_seqlens, *ctx.options)
     dsinks = None
     if sink_logits is not None and ctx.needs_input_grad[3]:
         # The sink's column has a weight exp(s - L) and no value, so its logit's gradient is -weight * delta.

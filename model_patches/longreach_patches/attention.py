@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from longreach_kernels import Backend, attention, ragged_attention, write_pages
+from longreach_kernels.call import AttentionCall
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -141,13 +142,13 @@ def _paged(
 ) -> torch.Tensor:
     q_thd, k_thd, v_thd = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     k_pages, v_pages = step.pages.keys[layer_index], step.pages.values[layer_index]
-    k_scale, v_scale = step.pages.scales[layer_index] or (None, None)
-    options = {"k_scale": k_scale, "v_scale": v_scale, "backend": layer.backend.name}
-    write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, **options)
-    step.pages.bound_keys(layer_index, step.slots, layer.backend.name)
-    options["batch_invariant"] = layer.batch_invariant
-    out = step_attention(q_thd, layer_index, layer.mask, step, scale=scaling, **options)
-    return out.unsqueeze(0)
+    kv_scales, backend = step.pages.scales[layer_index], layer.backend.name
+    k_scale, v_scale = kv_scales or (None, None)
+    write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
+    step.pages.bound_keys(layer_index, step.slots, backend)
+    scale = q_thd.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(layer.mask, scale, kv_scales=kv_scales, batch_invariant=layer.batch_invariant)
+    return step_attention(q_thd, layer_index, step, call, backend).unsqueeze(0)
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from longreach_kernels import Causal, Mask, PagedBatch, paged_attention
+from longreach_kernels import Causal, Mask, PagedBatch
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.block_rules import within_window
 from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.paged_api import paged_attention_call
 from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import (
     Estimator,
@@ -195,48 +197,44 @@ def masks_under(policy: Mask, own: tuple[Mask, ...], dense_layers: frozenset[int
     return tuple(mask if index in dense_layers else within_window(mask, policy) for index, mask in enumerate(own))
 
 
-def step_attention(q: Tensor, layer_index: int, own: Mask, step: PagedStep, **options: Any) -> Tensor:
+def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: AttentionCall, backend: str) -> Tensor:
     """Attention of one layer over its pages for all groups of a step.
 
     Args:
         q: (T, Hq, D), the queries of the whole step.
         layer_index: which layer.
-        own: the layer's own mask.
         step: the step; its keys must be in their pages already.
-        options: as `longreach_kernels.paged_attention` takes them.
+        call: what the layer computes by itself: its own mask, and scales.
+        backend: as `longreach_kernels.paged_attention` takes it.
 
     Returns:
         (T, Hq, D), contiguous.
     """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     if not step.groups:
-        return paged_attention(q, *pages, step.batch, own, **options)
+        return paged_attention_call(q, *pages, step.batch, call, backend)[0]
     parts = []
     for index, group in enumerate(step.groups):
         record = step.record.of_group(index)
-        mask = own if group.masks is None else group.masks[layer_index]
         queries = q[group.start : group.end]
         if group.budget is not None and layer_index in group.budget.layers:
-            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, options)
+            out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend)
             record.missed.append(missed)
             if group.sample is not None:
-                record.kept.append(_kept(queries, lse, pages, own, group.sample, options))
+                record.kept.append(_kept(queries, lse, pages, group.sample, call, backend))
             parts.append(out)
             continue
+        mask = call.mask if group.masks is None else group.masks[layer_index]
         lists = None
         if group.choice is not None and layer_index in group.choice.estimators:
-            lists = _choose(queries, pages[0], layer_index, group, group.choice, record, options)
+            lists = _choose(queries, pages[0], layer_index, group, group.choice, record, call, backend)
             if lists is None and group.sample is not None:
                 record.kept.append(queries.new_ones((len(group.sample.rows), q.shape[1]), dtype=torch.float32))
-        if lists is None and (mask == own or group.sample is None):
-            parts.append(paged_attention(queries, *pages, group.batch, mask, **options))
-            continue
-        seen: dict[str, Any] = {"mask": mask} if lists is None else {"lists": lists}
-        if group.sample is None:
-            parts.append(paged_attention(queries, *pages, group.batch, **seen, **options))
-            continue
-        out, lse = paged_attention(queries, *pages, group.batch, **seen, return_lse=True, **options)
-        record.kept.append(_kept(queries, lse, pages, own, group.sample, options))
+        is_own = lists is None and mask == call.mask
+        seen = call if is_own else replace(call, mask=mask, lists=lists)
+        out, lse = paged_attention_call(queries, *pages, group.batch, seen, backend)
+        if group.sample is not None and not is_own:
+            record.kept.append(_kept(queries, lse, pages, group.sample, call, backend))
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -248,10 +246,11 @@ def _choose(
     group: StepGroup,
     choice: TileChoice,
     record: GroupRecord,
-    options: dict[str, Any],
+    call: AttentionCall,
+    backend: str,
 ) -> TileLists | None:
     """The lists of what is chosen; None where everything is kept, for which there are faster kernels."""
-    backend, shapes = options["backend"], (q.shape, k_pages.shape)
+    shapes = q.shape, k_pages.shape
     if shapes not in record.plans:
         record.plans[shapes] = plan_tiles(
             q,
@@ -273,8 +272,8 @@ def _choose(
         plan,
         target=choice.target,
         estimator=choice.estimators[layer_index],
-        scale=options["scale"],
-        k_scale=options["k_scale"],
+        scale=call.scale,
+        k_scale=None if call.kv_scales is None else call.kv_scales[0],
         backend=backend,
     )
     first = lists.first_row.long()
@@ -284,27 +283,26 @@ def _choose(
 
 
 def _within_budget(
-    q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, options: dict[str, Any]
+    q: Tensor, layer_index: int, step: PagedStep, budget: BlockBudget, call: AttentionCall, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of decodes to the keys that are chosen for each, its log-sum-exp, and a bound of what each missed."""
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
-    of_choice = {name: options[name] for name in ("scale", "k_scale", "backend")}
-    # Decodes are computed the same way in any batch.
-    options = {name: value for name, value in options.items() if name != "batch_invariant"}
+    k_scale, v_scale = call.kv_scales or (None, None)
     found = []
     for rows, batch in budget.parts:
+        of_choice = {"scale": call.scale, "k_scale": k_scale, "backend": backend}
         choice = select_blocks(q[rows], bounds, batch, budget=budget.tokens, **of_choice)
-        out, lse = block_attention(q[rows], *pages, batch, choice, **options)
+        out, lse = block_attention(q[rows], *pages, batch, choice, v_scale=v_scale, **of_choice)
         found.append((out, lse, choice.missed(lse)))
     out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
     return out, lse, missed
 
 
 def _kept(
-    q: Tensor, lse: Tensor, pages: tuple[Tensor, Tensor], own: Mask, sample: MassSample, options: dict[str, Any]
+    q: Tensor, lse: Tensor, pages: tuple[Tensor, Tensor], sample: MassSample, call: AttentionCall, backend: str
 ) -> Tensor:
     """The part of the dense softmax's mass on the keys that were seen, exactly."""
-    _, dense = paged_attention(q[sample.rows], *pages, sample.batch, own, return_lse=True, **options)
+    _, dense = paged_attention_call(q[sample.rows], *pages, sample.batch, call, backend)
     return kept_share(lse[sample.rows], dense)

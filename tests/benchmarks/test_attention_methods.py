@@ -11,6 +11,7 @@ from longreach_kernels import Causal, Full
 from longreach_kernels.analysis.io_model import flash1_tiles
 from longreach_kernels.analysis.io_simulation import flash1_forward
 from longreach_kernels.backends.reference.forward import attention as reference
+from longreach_kernels.call import AttentionCall
 from torch import Tensor
 
 from benchmarks.attention_methods import dram, kernelized, linformer
@@ -33,7 +34,7 @@ def test_exact_rows_are_those_of_the_reference(causal: bool) -> None:
     q, k, v = (x.double() for x in draw())
     rows = torch.tensor([0, 7, LENGTH - 1])
     mask = Causal() if causal else Full()
-    wanted, _ = reference(q, k, v, mask=mask, scale=0.3, softcap=None, sink_logits=None)
+    wanted, _ = reference(q, k, v, AttentionCall(mask, scale=0.3, softcap=None, sink_logits=None))
     assert relative_error(exact_rows(q, k, v, rows, causal=causal, scale=0.3), wanted[:, :, rows]) < 1e-12
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from longreach_kernels import Mask, PagedBatch, paged_attention
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
@@ -85,7 +86,7 @@ def check(
     if scale is None:
         scale = q.shape[-1] ** -0.5
     exact, exact_lse = reference.attention(
-        q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits, compute_dtype=torch.float64
+        q, k, v, AttentionCall(mask, scale=scale, softcap=softcap, sink_logits=sink_logits), compute_dtype=torch.float64
     )
     eager = eager_low_precision(q, k, v, mask, scale, softcap, sink_logits)
     assert out.dtype == q.dtype
@@ -184,10 +185,12 @@ def check_fp8(
     )
     options["scale"] = q.shape[-1] ** -0.5
     exact, exact_lse = reference.paged_attention(
-        q, k8, v8, batch, mask, kv_scales=(k_scale, v_scale), compute_dtype=torch.float64, **options
+        q, k8, v8, batch, AttentionCall(mask, kv_scales=(k_scale, v_scale), **options), compute_dtype=torch.float64
     )
     k_low, v_low = (x.float().mul(s[:, None]).to(q.dtype) for x, s in ((k8, k_scale), (v8, v_scale)))
-    eager, _ = reference.paged_attention(q, k_low, v_low, batch, mask, compute_dtype=torch.float32, **options)
+    eager, _ = reference.paged_attention(
+        q, k_low, v_low, batch, AttentionCall(mask, **options), compute_dtype=torch.float32
+    )
     allowed = tolerance(exact, eager.to(q.dtype), q.dtype)
     if q.dtype == torch.float32:
         allowed += 1e-6  # exp and sums in another order

@@ -19,7 +19,8 @@ from longreach_kernels.sparse.decode.score import score_kernel
 from longreach_kernels.sparse.select.antidiagonal import folded_config, folded_kernel, join_kernel
 from longreach_kernels.sparse.select.estimators import strips_of
 from longreach_kernels.sparse.select.list_kernels import count_kernel, entries_kernel, recall_kernel, warps_of
-from longreach_kernels.sparse.select.pooled import moments_kernel, pooled_config, pooled_kernel, pooled_options
+from longreach_kernels.sparse.select.pooled import Form, moments_kernel, pooled_kernel
+from longreach_kernels.sparse.select.pooled_launch import pooled_config, pooled_options
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -77,20 +78,35 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             constants = shape | fold | _OPTIONS | options
             found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
         found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
-    everything = {"WINDOWED": False}
+    everything = {"windowed": False}
     for name, block, second, options in (
         ("pooled", shape["TILE_K"], False, {}),
         ("second order 32", 32, True, everything),
         ("second order 64", 64, True, everything),
-        ("second order fp8 softcap", 64, True, {"KV_SCALES": True, "SOFTCAP": True}),
+        ("second order fp8 softcap", 64, True, {"kv_scales": True, "softcap": True}),
     ):
         config = pooled_config(head_dim, torch.bfloat16, 90, 128, second)
-        pooled = shape | _OPTIONS | {"BLOCK_N": config.block_n, "BLOCK_K": block, "SECOND": second, "FROZEN": 2.6}
-        pooled |= {"STRIPS": strips_of(128) if second else 1}
+        moments = shape | _OPTIONS | {"BLOCK_K": block, "SECOND": second}
+        form = Form(
+            group=4,
+            head_dim=head_dim,
+            block_d=padded(head_dim),
+            block_n=config.block_n,
+            block_k=block,
+            tile_q=128,
+            tile_k=shape["TILE_K"],
+            strips=strips_of(128) if second else 1,
+            windowed=True,
+            softcap=False,
+            kv_scales=False,
+            second=second,
+            frozen=2.6,
+            precision="tf32",
+        )._replace(**options)
         keys = {"K": "*fp8e4nv"} if "fp8" in name else {}
-        found[f"{name} moments"] = compile_kernel(moments_kernel, pooled, keys, num_warps=4)
+        found[f"{name} moments"] = compile_kernel(moments_kernel, moments, keys, num_warps=4)
         launched = pooled_options(config, head_dim, torch.bfloat16, 90)
-        found[name] = compile_kernel(pooled_kernel, pooled | options, {"Mass": "*fp32"}, **launched)
+        found[name] = compile_kernel(pooled_kernel, {"FORM": form}, {"Mass": "*fp32"}, **launched)
     for tiles in (256, 8192):
         rows = {"BLOCK": tiles, "BITS": 31}
         types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | {"Share": "*fp64", "Row": "*i64"}

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 import triton
+from longreach_kernels.backends.hopper.config import forward_config
 from longreach_kernels.backends.hopper.forward import forward_kernel
-from longreach_kernels.backends.hopper.forward_launch import configure
+from longreach_kernels.backends.hopper.forward_arguments import Form
 from longreach_kernels.backends.hopper.tma import padded
 from longreach_kernels.masks.mask import BlockSparse, Causal, Full, Window
 from triton.backends.compiler import GPUTarget
@@ -27,24 +28,24 @@ _BLOCKS = BlockSparse(torch.ones(1, 1, dtype=torch.bool), 128)
 VARIANTS = {
     "dense causal": (Causal(), {}),
     "dense full": (Full(), {}),
-    "dense blocks": (_BLOCKS, {"LISTED": True}),
-    "paged causal fp16": (Causal(), {"RAGGED": True, "PAGE_SIZE": 128, "dtype": "fp16"}),
-    "paged window with learned sinks": (Window(4096, 4), {"RAGGED": True, "PAGE_SIZE": 128, "SINK_LOGITS": True}),
-    "paged causal in parts": (Causal(), {"RAGGED": True, "PAGE_SIZE": 128, "SPLIT": True}),
-    "ragged causal with softcap": (Causal(), {"RAGGED": True, "SOFTCAP": True}),
+    "dense blocks": (_BLOCKS, {"listed": True}),
+    "paged causal fp16": (Causal(), {"ragged": True, "page_size": 128, "dtype": "fp16"}),
+    "paged window with learned sinks": (Window(4096, 4), {"ragged": True, "page_size": 128, "sink_logits": True}),
+    "paged causal in splits": (Causal(), {"ragged": True, "page_size": 128, "split": True}),
+    "ragged causal with softcap": (Causal(), {"ragged": True, "softcap": True}),
 }
-_PAGED_FP8 = {"RAGGED": True, "PAGE_SIZE": 128, "fp8": True}
+_PAGED_FP8 = {"ragged": True, "page_size": 128, "fp8": True}
 FP8_VARIANTS = {
     "fp8 causal": (Causal(), _PAGED_FP8),
     "fp8 full fp16": (Full(), _PAGED_FP8 | {"dtype": "fp16"}),
-    "fp8 blocks": (_BLOCKS, _PAGED_FP8 | {"LISTED": True}),
-    "fp8 window with learned sinks": (Window(4096, 4), _PAGED_FP8 | {"SINK_LOGITS": True}),
-    "fp8 causal in parts": (Causal(), _PAGED_FP8 | {"SPLIT": True}),
-    "fp8 causal with softcap": (Causal(), _PAGED_FP8 | {"SOFTCAP": True}),
+    "fp8 blocks": (_BLOCKS, _PAGED_FP8 | {"listed": True}),
+    "fp8 window with learned sinks": (Window(4096, 4), _PAGED_FP8 | {"sink_logits": True}),
+    "fp8 causal in splits": (Causal(), _PAGED_FP8 | {"split": True}),
+    "fp8 causal with softcap": (Causal(), _PAGED_FP8 | {"softcap": True}),
 }
 _INDICES = (
     *("counter", "cu_q", "cu_k", "context_lens", "table", "bits", "bit_index"),
-    *("first_row", "list_start", "list_partial", "list_tiles", "list_order"),
+    *("first_row", "start", "partial", "tiles", "order"),
 )
 _FLOATS = dict.fromkeys(("lse", "sink_logits", "k_scale", "v_scale"), "*fp32")
 _FLOATS |= dict.fromkeys(("scale_log2", "softcap_log2"), "fp32")
@@ -57,7 +58,7 @@ def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
     options = dict(options)
     dtype = options.pop("dtype", "bf16")
     fp8 = options.pop("fp8", False)
-    config = configure(head_dim, mask, fp8)
+    config = forward_config(head_dim, mask, fp8)
     width = padded(head_dim)
 
     def descriptor(dtype: str, rows: int, columns: int = width) -> str:
@@ -72,29 +73,30 @@ def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
     else:
         types |= dict.fromkeys(("k_desc", "v_desc"), descriptor(dtype, config.block_n))
     band = mask.band
-    constants = {
-        "GROUP": 4,
-        "D": width,
-        "BN": config.block_n,
-        "RING": config.ring,
-        "CONSUMERS": config.consumers,
-        "REGISTERS": config.registers,
-        "PRODUCER_REGISTERS": config.producer_registers,
-        "OWN_OUT": config.own_out,
-        "RAGGED": False,
-        "PAGE_SIZE": 0,
-        "LISTED": False,
-        "CAUSAL": band is not None and band.causal,
-        "WINDOWED": band is not None and band.window is not None,
-        "SOFTCAP": False,
-        "SINK_LOGITS": False,
-        "SPLIT": False,
-    } | options
-    if constants["SPLIT"]:
+    form = Form(
+        group=4,
+        head_dim=width,
+        block_m=config.block_m,
+        block_n=config.block_n,
+        ring=config.ring,
+        consumers=config.consumers,
+        registers=config.registers,
+        producer_registers=config.producer_registers,
+        own_out=config.own_out,
+        ragged=False,
+        page_size=0,
+        listed=False,
+        causal=band is not None and band.causal,
+        windowed=band is not None and band.window is not None,
+        softcap=False,
+        sink_logits=False,
+        split=False,
+    )._replace(**options)
+    if form.split:
         types["out"] = "*fp32"
     names = forward_kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    source = GluonASTSource(forward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+    signature = {name: "constexpr" if name == "FORM" else types.get(name, "i32") for name in names}
+    source = GluonASTSource(forward_kernel, signature, {(names.index("FORM"),): form})
     return facts(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}))
 
 

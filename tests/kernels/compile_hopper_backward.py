@@ -11,8 +11,9 @@ from typing import Any
 
 import triton
 from longreach_kernels.backends.hopper.backward import backward_kernel
-from longreach_kernels.backends.hopper.backward_launch import HEAD_DIMS, configure
+from longreach_kernels.backends.hopper.backward_arguments import Form
 from longreach_kernels.backends.hopper.backward_workers import PART_COLUMNS, PART_ROWS
+from longreach_kernels.backends.hopper.config import BACKWARD_HEAD_DIMS, backward_config
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -20,10 +21,10 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from tests.kernels.sass import disassemble, kept, product_loops
 
 VARIANTS = {
-    "dense causal": {"RAGGED": False, "CAUSAL": True, "WINDOWED": False, "GROUP": 1},
-    "dense full": {"RAGGED": False, "CAUSAL": False, "WINDOWED": False, "GROUP": 4},
-    "ragged causal": {"RAGGED": True, "CAUSAL": True, "WINDOWED": False, "GROUP": 4},
-    "ragged window": {"RAGGED": True, "CAUSAL": True, "WINDOWED": True, "GROUP": 3},
+    "dense causal": {"ragged": False, "causal": True, "windowed": False, "group": 1},
+    "dense full": {"ragged": False, "causal": False, "windowed": False, "group": 4},
+    "ragged causal": {"ragged": True, "causal": True, "windowed": False, "group": 4},
+    "ragged window": {"ragged": True, "causal": True, "windowed": True, "group": 3},
 }
 _TYPES = {"dk_ptr": "*bf16", "dv_ptr": "*bf16", "scale": "fp32", "scale_log2": "fp32"} | dict.fromkeys(
     ("counters", "cu_q", "cu_k"), "*i32"
@@ -32,7 +33,7 @@ _TYPES = {"dk_ptr": "*bf16", "dv_ptr": "*bf16", "scale": "fp32", "scale_log2": "
 
 def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     """Registers and memory of one configuration, and how often some instructions stand in it."""
-    config = configure(head_dim)
+    config = backward_config(head_dim)
 
     def descriptor(rows: int, columns: int) -> str:
         layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
@@ -43,17 +44,18 @@ def compile_variant(head_dim: int, variant: dict[str, Any]) -> dict[str, int]:
     types |= {"dq_desc": f"tensordesc<fp32[{PART_ROWS.value}, {PART_COLUMNS.value}],{plain!r}>"}
     types |= dict.fromkeys(("q_desc", "grad_desc"), descriptor(config.block_m, head_dim))
     types |= dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), descriptor(64, head_dim))
-    constants = variant | {
-        "D": head_dim,
-        "BM": config.block_m,
-        "RING": config.ring,
-        "PARTS": config.parts,
-        "REGISTERS": config.registers,
-        "WORKER_REGISTERS": config.worker_registers,
-    }
+    form = Form(
+        head_dim=head_dim,
+        block_m=config.block_m,
+        ring=config.ring,
+        parts=config.parts,
+        registers=config.registers,
+        worker_registers=config.worker_registers,
+        **variant,
+    )
     names = backward_kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    source = GluonASTSource(backward_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+    signature = {name: "constexpr" if name == "FORM" else types.get(name, "i32") for name in names}
+    source = GluonASTSource(backward_kernel, signature, {(names.index("FORM"),): form})
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     return kept(kernel, _facts)
 
@@ -79,4 +81,6 @@ def _exposed(loop: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps({f"D{d} {name}": compile_variant(d, v) for d in HEAD_DIMS for name, v in VARIANTS.items()}))
+    print(
+        json.dumps({f"D{d} {name}": compile_variant(d, v) for d in BACKWARD_HEAD_DIMS for name, v in VARIANTS.items()})
+    )

@@ -7,48 +7,50 @@ import re
 from typing import Any
 
 import triton
-from longreach_kernels.backends.hopper import decode_launch
+from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS, decode_config
 from longreach_kernels.backends.hopper.decode import decode_kernel
+from longreach_kernels.backends.hopper.decode_launch import decode_form, launch_options
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tests.kernels.sass import disassemble, kept
 
-VARIANTS = {
-    "causal": {"GROUP": 4, "PAGE_SIZE": 128, "WINDOWED": False, "SOFTCAP": False, "SINK_LOGITS": False},
-    "window": {"GROUP": 8, "PAGE_SIZE": 16, "WINDOWED": True, "SOFTCAP": True, "SINK_LOGITS": True},
+# Query heads of a KV head, tokens of a page, and options.
+VARIANTS: dict[str, tuple[int, int, dict[str, bool]]] = {
+    "causal": (4, 128, {}),
+    "window": (8, 16, {"windowed": True, "softcap": True, "sink_logits": True}),
 }
 _TYPES = (
     dict.fromkeys(("out", "sink_logits"), "*bf16")
-    | dict.fromkeys(("part_out", "part_lse", "lse", "k_scale", "v_scale"), "*fp32")
+    | dict.fromkeys(("split_out", "split_lse", "lse", "k_scale", "v_scale"), "*fp32")
     | dict.fromkeys(("cu_q", "context_lens", "table", "counters"), "*i32")
     | dict.fromkeys(("scale_log2", "softcap_log2"), "fp32")
 )
-_ALIGNED = ("out", "part_out", "part_lse", "stride_ot", "stride_oh")  # multiples of 16, as the launcher finds them
+_ALIGNED = ("out", "split_out", "split_lse", "stride_ot", "stride_oh")  # multiples of 16, as the launcher finds them
 
 
-def compile_variant(head_dim: int, fp8: bool, variant: dict[str, Any]) -> dict[str, int]:
+def compile_variant(head_dim: int, fp8: bool, variant: tuple[int, int, dict[str, bool]]) -> dict[str, int]:
     """Registers and memory of one configuration, and how often some instructions stand in it."""
-    config = decode_launch.configure(head_dim, fp8)
-    constants = decode_launch.constants(config, head_dim, variant["GROUP"], variant["PAGE_SIZE"]) | variant
-    constants |= {"KV_HEADS": 8, "MAX_SEQS": 128}
+    group, page_size, options = variant
+    config = decode_config(head_dim, fp8)
+    form = decode_form(config, head_dim, group, 8, page_size)._replace(max_seqs=128, **options)
+    constants: dict[str, Any] = {"FORM": form}
     if not fp8:
         constants |= {"k_scale": None, "v_scale": None}
-    if not variant["SINK_LOGITS"]:
+    if not form.sink_logits:
         constants |= {"sink_logits": None}
 
     def descriptor(block: list[int], name: str, dtype: Any) -> str:
         return f"tensordesc<{name}{block},{gl.NVMMASharedLayout.get_default_for(block, dtype)!r}>"
 
-    pages = descriptor([constants["BOX"], head_dim], *(("fp8e4nv", gl.float8e4nv) if fp8 else ("bf16", gl.bfloat16)))
+    pages = descriptor([form.box, head_dim], *(("fp8e4nv", gl.float8e4nv) if fp8 else ("bf16", gl.bfloat16)))
     types = _TYPES | {"q_desc": descriptor([1, 16, head_dim], "bf16", gl.bfloat16), "k_desc": pages, "v_desc": pages}
     names = decode_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in _ALIGNED}
     source = GluonASTSource(decode_kernel, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
-    options = decode_launch.launch_options(config)
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch_options(config))
     return kept(kernel, _facts) | {"programs": config.programs}
 
 
@@ -66,7 +68,7 @@ def _facts(kernel: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     compiled = {
         f"D{d} {name}{' fp8' if fp8 else ''}": compile_variant(d, fp8, v)
-        for d in decode_launch.HEAD_DIMS
+        for d in DECODE_HEAD_DIMS
         for fp8 in (False, True)
         for name, v in VARIANTS.items()
     }

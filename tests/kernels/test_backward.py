@@ -11,7 +11,9 @@ from longreach_kernels import (
     paged_attention,
     ragged_attention,
 )
+from longreach_kernels.backends.protocol import CuSeqlens
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.ops import attention_op
 from torch import Tensor
 
@@ -48,7 +50,7 @@ def check_gradients(mask: Mask, tensors: list[Tensor], backend: str, **options) 
     exact_leaves = [x.detach().double().requires_grad_() for x in tensors]
     sinks = {"sink_logits": exact_leaves[3]} if len(leaves) == 4 else {}
     scale = tensors[0].shape[-1] ** -0.5
-    exact_out, exact_lse = reference.attention(*exact_leaves[:3], mask, scale=scale, **options, **sinks)
+    exact_out, exact_lse = reference.attention(*exact_leaves[:3], AttentionCall(mask, scale=scale, **options, **sinks))
     for grad, exact in zip(gradients(out, lse, leaves), gradients(exact_out, exact_lse, exact_leaves), strict=True):
         assert (grad.double() - exact).abs().max() <= 2e-5 * max(1.0, exact.abs().max().item())
 
@@ -89,7 +91,9 @@ def test_ragged_gradients(mask, place):
     sinks = torch.randn(4, device=device).requires_grad_()
     out, lse = ragged_attention(*leaves, cu_q, cu_k, mask, sink_logits=sinks, backend=backend, return_lse=True)
     exact_leaves = [x.detach().double().requires_grad_() for x in (*leaves, sinks)]
-    exact = reference.ragged_attention(*exact_leaves[:3], cu_q, cu_k, mask, scale=0.125, sink_logits=exact_leaves[3])
+    exact = reference.ragged_attention(
+        *exact_leaves[:3], CuSeqlens(cu_q, cu_k), AttentionCall(mask, scale=0.125, sink_logits=exact_leaves[3])
+    )
     expected = gradients(*exact, exact_leaves)
     for grad, want in zip(gradients(out, lse, [*leaves, sinks]), expected, strict=True):
         assert (grad.double() - want).abs().max() <= 2e-5 * max(1.0, want.abs().max().item())
@@ -178,7 +182,9 @@ def test_gpu_gradients(lengths, mask, head_dim):
     leaves = [x.clone().requires_grad_() for x in tensors]
     grads = torch.autograd.grad(attention(*leaves, mask, backend="triton"), leaves, grad)
     exact_leaves = [x.double().requires_grad_() for x in tensors]
-    exact = torch.autograd.grad(reference.attention(*exact_leaves, mask, scale=scale)[0], exact_leaves, grad.double())
+    exact = torch.autograd.grad(
+        reference.attention(*exact_leaves, AttentionCall(mask, scale=scale))[0], exact_leaves, grad.double()
+    )
     eager_leaves = [x.clone().requires_grad_() for x in tensors]
     eager = torch.autograd.grad(eager_low_precision(*eager_leaves, mask, scale, None, None), eager_leaves, grad)
     for got, want, low in zip(grads, exact, eager, strict=True):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from longreach_kernels import Causal, Mask, PagedBatch, Window, paged_attention
-from longreach_kernels.backends.hopper import forward_split as parts
+from longreach_kernels.backends.hopper import forward_split
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from torch import Tensor
 
 from tests.kernels.accuracy import check_paged, paged
@@ -57,17 +58,17 @@ def test_chunks_and_neighbours_change_no_bit(device: torch.device, mask: Mask, m
 
 def test_the_pieces_of_a_batch_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces small enough that one has several sequences, and a sequence several pieces; as the oracle sees them."""
-    monkeypatch.setattr(parts, "FIXED_KEYS", 64)
-    monkeypatch.setattr(parts, "_MOST_BYTES", 4 * 5 * 4 * 16 * 40)  # of 40 queries
+    monkeypatch.setattr(forward_split, "FIXED_KEYS", 64)
+    monkeypatch.setattr(forward_split, "_MOST_BYTES", 4 * 5 * 4 * 16 * 40)  # of 40 queries
     q, k_pages, v_pages, batch = paged([1, 1, 70, 0, 9, 33], [90, 4, 300, 20, 9, 133], 16, 4, 2, 16, num_decodes=2)
-    whole, _ = reference.paged_attention(q, k_pages, v_pages, batch, Causal(), scale=0.25)
-    pieces = list(parts.cut_fixed(batch, q, 16, 32))
+    whole, _ = reference.paged_attention(q, k_pages, v_pages, batch, AttentionCall(Causal(), scale=0.25))
+    pieces = list(forward_split.split_fixed(batch, q, 16, 32))
     assert [piece.rows for piece in pieces] == [slice(n, min(n + 32, 114)) for n in range(2, 114, 32)]
     for rows, piece, room in pieces:
         assert (room.number, room.least_tiles) == (5, 2)
         assert room.out.shape == (5, rows.stop - rows.start, 4, 16)
         assert int(piece.cu_seqlens_q[-1]) == rows.stop - rows.start
-        out, _ = reference.paged_attention(q[rows], k_pages, v_pages, piece, Causal(), scale=0.25)
+        out, _ = reference.paged_attention(q[rows], k_pages, v_pages, piece, AttentionCall(Causal(), scale=0.25))
         torch.testing.assert_close(out, whole[rows])
 
 
@@ -85,9 +86,9 @@ class TestOnHopper:
     @pytest.mark.parametrize("mask", [Causal(), Window(3000, 4)], ids=repr)
     @pytest.mark.parametrize("fp8", [False, True])
     def test_chunks_and_neighbours_change_no_bit(self, head_dim: int, mask: Mask, fp8: bool) -> None:
-        """With more keys than two parts have, and the captured bound of a longer context."""
-        context = 2 * parts.FIXED_KEYS + 900
-        queries = parts.FIXED_KEYS + 500
+        """With more keys than two splits have, and the captured bound of a longer context."""
+        context = 2 * forward_split.FIXED_KEYS + 900
+        queries = forward_split.FIXED_KEYS + 500
         q, k_pages, v_pages, batch = paged([queries], [context], 128, 4, 2, head_dim, torch.bfloat16, "cuda")
         options: dict[str, object] = {"mask": mask, "backend": "hopper"}
         if fp8:
@@ -96,16 +97,16 @@ class TestOnHopper:
             options |= {"k_scale": scales, "v_scale": scales}
         whole = in_chunks(q, k_pages, v_pages, batch, [queries], context, **options)
         for sizes in ([130, 2, 1000, queries - 1132], [5000, queries - 5000], [64, 63, 1, 129, queries - 257]):
-            cut = in_chunks(q, k_pages, v_pages, batch, sizes, 8 * parts.FIXED_KEYS, **options)
+            cut = in_chunks(q, k_pages, v_pages, batch, sizes, 8 * forward_split.FIXED_KEYS, **options)
             assert torch.equal(cut, whole), sizes
 
-    def test_what_needs_no_parts_is_the_same_with_room_for_them(self) -> None:
+    def test_what_needs_no_splits_is_the_same_with_room_for_them(self) -> None:
         q, k_pages, v_pages, batch = paged([700], [3000], 128, 8, 2, 128, torch.bfloat16, "cuda")
         few, many = (in_chunks(q, k_pages, v_pages, batch, [700], bound, backend="hopper") for bound in (3000, 1 << 17))
         assert torch.equal(few, many)
 
     @pytest.mark.parametrize("head_dim", [64, 128])
-    def test_parts_of_fixed_size_are_right(self, head_dim: int) -> None:
+    def test_splits_of_fixed_size_are_right(self, head_dim: int) -> None:
         queries, contexts = [1, 700, 5, 64, 300], [300, 20_000, 9_001, 64, 16_500]
         q, k_pages, v_pages, batch = paged(
             queries, contexts, 128, 4, 2, head_dim, torch.bfloat16, "cuda", num_decodes=1

@@ -9,7 +9,7 @@ import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sparse import Antidiagonal, Moments, Pooled
 from longreach_kernels.sparse.select import antidiagonal as folded
-from longreach_kernels.sparse.select import pooled
+from longreach_kernels.sparse.select import pooled_launch
 from longreach_kernels.sparse.select import reference as specification
 from longreach_kernels.sparse.select.query_tiles import query_tiles
 from longreach_kernels.sparse.select.reference import Logits
@@ -155,10 +155,10 @@ def test_the_kernels_agree_with_the_specification(estimator, options: dict, devi
     batch = moved(batch, device)
     there = query_tiles(batch, len(q), 32, 32, window)
     if isinstance(estimator, Pooled):
-        got = pooled.pooled_mass(*here, batch, there, logits)
+        got = pooled_launch.pooled_mass(*here, batch, there, logits)
         expected = specification.pooled_mass(q, k_pages, on_host, tiles, logits)
     elif isinstance(estimator, Moments):
-        got = pooled.pooled_mass(*here, batch, there, logits, estimator.block)
+        got = pooled_launch.pooled_mass(*here, batch, there, logits, estimator.block)
         expected = specification.moments_mass(q, k_pages, on_host, tiles, logits, estimator.block)
     else:
         got = folded.antidiagonal_mass(*here, batch, there, logits, estimator.stride)
@@ -174,7 +174,7 @@ def compare_pooled(
     sizes = len(q), options.get("tile_q", 32), 32, window
     there, tiles = moved(batch, device), query_tiles(batch, *sizes)
     of_device = query_tiles(there, *sizes)
-    got = pooled.pooled_mass(q.to(device), k_pages.to(device), there, of_device, logits, block)
+    got = pooled_launch.pooled_mass(q.to(device), k_pages.to(device), there, of_device, logits, block)
     given = (q, k_pages, batch, tiles, logits)
     expected = specification.pooled_mass(*given) if block is None else specification.moments_mass(*given, block)
     return got.cpu().double() / PARTS, expected.double() / PARTS
@@ -202,7 +202,7 @@ def test_programs_take_turns(block: int | None, device, monkeypatch: pytest.Monk
     q, k_pages, _, batch = paged([3, 100, 20], [80, 300, 20], 16, 4, 2, 16)
     masses = []
     for processors in (1, 3, 7, 500):
-        monkeypatch.setattr(pooled, "processors", lambda _, n=processors: n)
+        monkeypatch.setattr(pooled_launch, "processors", lambda _, n=processors: n)
         got, expected = compare_pooled(q, k_pages, batch, device, block)
         torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
         masses.append(got)
@@ -221,7 +221,7 @@ def test_a_tile_that_sees_nothing(block: int | None, device) -> None:
     q, k_pages, _, batch = paged([70], [35], 16, 4, 2, 16)
     tiles = query_tiles(moved(batch, device), len(q), 32, 32, None)
     given = q.to(device), k_pages.to(device), moved(batch, device), tiles
-    mass = pooled.pooled_mass(*given, Logits(0.7, None, None), block)
+    mass = pooled_launch.pooled_mass(*given, Logits(0.7, None, None), block)
     assert mass.sum(-1).eq(0).tolist() == [[[True], [False], [False]]] * 2
 
 

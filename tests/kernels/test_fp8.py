@@ -3,7 +3,7 @@
 import pytest
 import torch
 from longreach_kernels import Causal, Mask, Window, paged_attention, write_pages
-from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.backends.reference import page_writes as reference
 
 from tests.kernels.accuracy import FP8, check_fp8, paged, quantized
 

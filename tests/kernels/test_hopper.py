@@ -9,6 +9,7 @@ import pytest
 import torch
 from longreach_kernels import BlockSparse, Causal, Full, Mask, Window, attention, paged_attention, ragged_attention
 from longreach_kernels.backends.hopper import forward_launch as launch
+from longreach_kernels.backends.hopper.config import FP8_FORWARD_HEAD_DIMS
 
 from tests.kernels.accuracy import check, check_paged, paged, qkv
 from tests.kernels.compiled import compiled
@@ -26,7 +27,7 @@ FP8_VARIANTS = (
 )
 COMPILED = [
     *thinned([64, 128, 256], VARIANTS, count=2, strength=1),
-    *thinned(launch.FP8_HEAD_DIMS, FP8_VARIANTS, count=1, strength=1),
+    *thinned(FP8_FORWARD_HEAD_DIMS, FP8_VARIANTS, count=1, strength=1),
 ]
 
 

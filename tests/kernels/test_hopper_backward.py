@@ -9,7 +9,9 @@ import torch
 from longreach_kernels import Causal, Full, Mask, Window, attention, ragged_attention
 from longreach_kernels.backends.hopper import backward_launch
 from longreach_kernels.backends.hopper.backward_padding import grad_q_kernel, statistics_kernel
+from longreach_kernels.backends.hopper.config import BACKWARD_HEAD_DIMS, backward_config
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from torch import Tensor
 
 from tests.kernels.accuracy import eager_low_precision, qkv, tolerance
@@ -82,9 +84,9 @@ def in_kernel_order(sums: Tensor) -> Tensor:
 
 
 @interpreted
-@pytest.mark.parametrize("head_dim", backward_launch.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", BACKWARD_HEAD_DIMS)
 def test_grad_q_is_zero_where_no_key_tile_was_added(head_dim: int) -> None:
-    block_m, tokens, heads = backward_launch.configure(head_dim).block_m, 300, 2
+    block_m, tokens, heads = backward_config(head_dim).block_m, 300, 2
     starts = torch.tensor([3, 8, 8, 160, tokens], dtype=torch.int32)
     tiles = (tokens - 3) // block_m + 4
     sums = torch.randn(heads, tiles, block_m, head_dim)
@@ -122,7 +124,7 @@ def test_sections_fit_the_cache(group: int, tokens: int, heads: int, expected: i
 
 def test_every_configuration_compiles_for_sm90_with_its_accumulators_in_registers() -> None:
     made = compiled("tests.kernels.compile_hopper_backward")
-    assert len(made) == 4 * len(backward_launch.HEAD_DIMS)
+    assert len(made) == 4 * len(BACKWARD_HEAD_DIMS)
     for name, facts in made.items():
         assert facts["stack_bytes"] < 150, (name, facts)  # one fp32 tile of 64x64 would be 128 more for each product
         assert facts["shared_bytes"] <= SHARED_BYTES, (name, facts)
@@ -152,7 +154,9 @@ def check(got: tuple[Tensor, ...], tensors: tuple[Tensor, ...], grad: Tensor, ma
     """Hold dq, dk, dv of a dense batch to the rule of `accuracy.tolerance`."""
     scale = tensors[0].shape[-1] ** -0.5
     exact_leaves = [x.double().requires_grad_() for x in tensors]
-    exact = gradients(reference.attention(*exact_leaves, mask, scale=scale)[0], exact_leaves, grad.double())
+    exact = gradients(
+        reference.attention(*exact_leaves, AttentionCall(mask, scale=scale))[0], exact_leaves, grad.double()
+    )
     leaves = [x.clone().requires_grad_() for x in tensors]
     eager = gradients(eager_low_precision(*leaves, mask, scale, None, None), leaves, grad)
     for name, x, want, low in zip("qkv", got, exact, eager, strict=True):
@@ -164,7 +168,7 @@ class TestOnHopper:
     pytestmark = hopper
 
     @pytest.mark.parametrize(
-        ("lengths", "mask", "head_dim"), thinned(LENGTHS, MASKS, backward_launch.HEAD_DIMS, count=12), ids=str
+        ("lengths", "mask", "head_dim"), thinned(LENGTHS, MASKS, BACKWARD_HEAD_DIMS, count=12), ids=str
     )
     def test_dense(self, lengths: tuple[int, int], mask: Mask, head_dim: int) -> None:
         for dtype, heads in ((torch.bfloat16, (8, 2)), (torch.float16, (3, 3)), (torch.bfloat16, (3, 1))):
@@ -174,7 +178,7 @@ class TestOnHopper:
             grad = torch.randn_like(tensors[0])
             check(gradients(attention(*leaves, mask, backend="hopper"), leaves, grad), tensors, grad, mask)
 
-    @pytest.mark.parametrize("head_dim", backward_launch.HEAD_DIMS)
+    @pytest.mark.parametrize("head_dim", BACKWARD_HEAD_DIMS)
     @pytest.mark.parametrize("mask", [Causal(), Full(), Window(60)], ids=repr)
     def test_ragged_sequences_are_computed_as_if_alone(self, mask: Mask, head_dim: int) -> None:
         q_lens, k_lens = [5, 0, 130, 1, 564, 300], [5, 70, 200, 1, 564, 0]

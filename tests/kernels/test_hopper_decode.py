@@ -8,6 +8,7 @@ import pytest
 import torch
 from longreach_kernels import Causal, Full, Mask, PagedBatch, Window, paged_attention, write_pages
 from longreach_kernels.backends.hopper import decode_launch
+from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS
 from torch import Tensor
 
 from tests.kernels.accuracy import check_fp8, check_paged, paged, quantized
@@ -16,7 +17,7 @@ from tests.kernels.compiled import compiled
 
 def test_every_configuration_compiles_for_sm90_without_spills() -> None:
     made = compiled("tests.kernels.compile_hopper_decode")
-    assert len(made) == 4 * len(decode_launch.HEAD_DIMS)
+    assert len(made) == 4 * len(DECODE_HEAD_DIMS)
     for name, facts in made.items():
         # Of 128 8-bit keys at D=128 a few values spill in the last tile of a split, once for its 16 KB or more; with a
         # window at D=64, which has all 255 registers of a thread, an address or two.
@@ -91,7 +92,7 @@ class TestOnHopper:
             check_paged(out, lse, q, k_pages, v_pages, batch, mask, **options)
             check_fp8_decode(q, k_pages, v_pages, batch, mask, **options)
 
-    @pytest.mark.parametrize("head_dim", decode_launch.HEAD_DIMS)
+    @pytest.mark.parametrize("head_dim", DECODE_HEAD_DIMS)
     @pytest.mark.parametrize("heads", [(2, 2), (5, 1), (8, 1), (36, 3), (16, 1)])
     def test_head_dims_and_groups(self, heads: tuple[int, int], head_dim: int) -> None:
         for dtype in (torch.bfloat16, torch.float16) if heads == (8, 1) else (torch.bfloat16,):

@@ -19,6 +19,7 @@ from longreach_kernels import (
 from longreach_kernels.backends.hopper import forward_launch as launch
 from longreach_kernels.backends.hopper.transpose import transposed
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from torch import Tensor
 
 from tests.kernels.accuracy import FP8, eager_fp8, paged, quantized, tolerance
@@ -74,7 +75,7 @@ def test_rotation_lessens_the_error_that_outliers_cause():
         step = k.abs().amax((0, 2, 3)) / 448
         stored = (k / step[:, None, None]).to(FP8).float() * step[:, None, None]
         out, _ = eager_fp8(q, stored, v, Full(), 128**-0.5, None, None)
-        exact, _ = reference.attention(q, k, v, Full(), scale=128**-0.5, compute_dtype=torch.float64)
+        exact, _ = reference.attention(q, k, v, AttentionCall(Full(), scale=128**-0.5), compute_dtype=torch.float64)
         return (out - exact).pow(2).mean().sqrt().item()
 
     assert error(rotate(q), rotate(k)) < error(q, k) / 1.5
@@ -115,7 +116,9 @@ def check(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, mask: 
         given = {"softcap": None, "sink_logits": None} | options
         scale = q.shape[-1] ** -0.5
         exact.append(
-            reference.attention(queries.double(), k, v, mask, scale=scale, compute_dtype=torch.float64, **given)
+            reference.attention(
+                queries.double(), k, v, AttentionCall(mask, scale=scale, **given), compute_dtype=torch.float64
+            )
         )
         eager.append(eager_fp8(queries, k, v, mask, scale, given["softcap"], given["sink_logits"]))
     kept = [slice(a, b) for a, b, n in zip(starts[:-1], starts[1:], batch.context_lens.tolist(), strict=True) if n]
@@ -216,7 +219,7 @@ class TestOnHopper:
         q, k_pages, v_pages, batch = paged([256], [4096], 128, 8, 2, 128, torch.bfloat16, "cuda")
         q, k_pages = with_outliers(q), with_outliers(k_pages)
         exact, _ = reference.paged_attention(
-            q, k_pages, v_pages, batch, Causal(), scale=128**-0.5, compute_dtype=torch.float64
+            q, k_pages, v_pages, batch, AttentionCall(Causal(), scale=128**-0.5), compute_dtype=torch.float64
         )
 
         def error(q: Tensor, k_pages: Tensor) -> float:

@@ -19,6 +19,7 @@ from longreach_kernels.analysis.io_model import (
 from longreach_kernels.analysis.io_simulation import flash1_backward as simulate_backward
 from longreach_kernels.analysis.io_simulation import flash1_forward as simulate_forward
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 
 
 @pytest.mark.parametrize("tiles", [Tiles(16, 16), Tiles(7, 20), Tiles(100, 3), Tiles(64, 64)])
@@ -26,7 +27,7 @@ def test_the_simulation_moves_what_the_model_says_and_computes_attention(tiles):
     n, d = 64, 8
     q, k, v, grad = (torch.randn(n, d, dtype=torch.float64, requires_grad=True) for _ in range(4))
     scale = d**-0.5
-    exact, lse = reference.attention(q[None, None], k[None, None], v[None, None], Full(), scale=scale)
+    exact, lse = reference.attention(q[None, None], k[None, None], v[None, None], AttentionCall(Full(), scale=scale))
     with torch.no_grad():
         out, row_sum, row_max, traffic = simulate_forward(q, k, v, tiles, scale=scale)
     torch.testing.assert_close(out, exact[0, 0])

@@ -22,6 +22,7 @@ from longreach_kernels import (
     ragged_attention,
 )
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.patterns import bigbird
 
 from tests.kernels.accuracy import check, check_paged, eager_low_precision, paged, qkv, tolerance
@@ -157,7 +158,7 @@ def _check_gradients(case: RandomCase, tensors: tuple[torch.Tensor, ...], option
     got = torch.autograd.grad(attention(*leaves, case.mask, backend=case.backend, **options), leaves, grad)
     leaves = [x.double().requires_grad_() for x in tensors]
     exact = torch.autograd.grad(
-        reference.attention(*leaves, case.mask, scale=scale, **options)[0], leaves, grad.double()
+        reference.attention(*leaves, AttentionCall(case.mask, scale=scale, **options))[0], leaves, grad.double()
     )
     leaves = [x.clone().requires_grad_() for x in tensors]
     out = eager_low_precision(*leaves, case.mask, scale, case.softcap, options["sink_logits"])

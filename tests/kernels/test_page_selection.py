@@ -8,6 +8,7 @@ import pytest
 import torch
 from longreach_kernels import PagedBatch, paged_attention, write_pages
 from longreach_kernels.backends.reference import forward as reference
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import Full
 from longreach_kernels.sparse import block_attention, keys_read, new_bounds, select_blocks, write_bounds
 from longreach_kernels.sparse.decode.attend import products_on_cpu
@@ -176,7 +177,12 @@ def test_no_more_is_missed_than_the_certificate_says(backend: str, strength: flo
     _, lse = block_attention(q, k_pages, v_pages, batch, choice, **options)
     bound = choice.missed(lse).double()
     _, dense = reference.paged_attention(
-        q, k_pages, v_pages, batch, Full(), scale=strength * 0.25, softcap=softcap, compute_dtype=torch.float64
+        q,
+        k_pages,
+        v_pages,
+        batch,
+        AttentionCall(Full(), scale=strength * 0.25, softcap=softcap),
+        compute_dtype=torch.float64,
     )
     real = batch.context_lens > 0
     missed = 1 - torch.exp(lse.double() - dense)[real]

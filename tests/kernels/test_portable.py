@@ -12,7 +12,7 @@ from longreach_kernels import (
     ragged_attention,
     write_pages,
 )
-from longreach_kernels.backends.triton import decode
+from longreach_kernels.backends.triton import decode_launch
 from longreach_kernels.masks.patterns import bigbird
 
 from tests.kernels.accuracy import check, check_paged, paged, qkv
@@ -105,7 +105,7 @@ DECODED = [Full(), Causal(), Window(9), Window(70), Window(30, 5), Window(30, 80
 @pytest.mark.parametrize(("page_size", "mask"), thinned([1, 16, 128], DECODED, count=3, strength=1), ids=str)
 def test_paged_decode(mask, page_size, device, monkeypatch):
     """Contexts on both sides of a split, here of 64 keys, and padding."""
-    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(decode_launch, "SPLIT_KEYS", 64)
     contexts = [1, 63, 64, 65, 150, 0]
     q, k_pages, v_pages, batch = paged([1] * 6, contexts, page_size, 4, 2, 64, low_precision(device), device)
     sinks = torch.randn(4, device=device)
@@ -116,7 +116,7 @@ def test_paged_decode(mask, page_size, device, monkeypatch):
 
 def test_more_splits_than_one_block_of_the_merge(device, monkeypatch):
     """18 splits where 16 merge at a time, with the largest logits last, so that the first block must be scaled down."""
-    monkeypatch.setattr(decode, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(decode_launch, "SPLIT_KEYS", 64)
     q, k_pages, v_pages, batch = paged([1], [1100], 64, 2, 1, 64, device=device)
     for place, page in enumerate(batch.page_table[0, :18].tolist()):
         k_pages[page] *= 0.2 + place / 9

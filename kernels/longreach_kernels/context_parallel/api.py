@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longreach_kernels.checks import check_inputs, options_of
+from longreach_kernels.call import AttentionCall
+from longreach_kernels.checks import attention_call, check_inputs
 from longreach_kernels.context_parallel import exchanges
 from longreach_kernels.context_parallel.exchanges import Shard
 from longreach_kernels.context_parallel.segments import contiguous_sizes
 from longreach_kernels.masks.mask import Causal, Mask
 
 _CAUSAL = Causal()
-_EXCHANGES: dict[str, Callable[[Shard, Mask, dict[str, Any]], tuple[Tensor, Tensor]]] = {
+_EXCHANGES: dict[str, Callable[[Shard, AttentionCall, str], tuple[Tensor, Tensor]]] = {
     "ring": exchanges.ring,
     "all_gather": exchanges.all_gather,
     "all_to_all": exchanges.all_to_all,
@@ -106,11 +107,10 @@ def context_parallel_attention(
         raise ValueError(f"exchange: must be one of {', '.join(_EXCHANGES)}, got {exchange!r}")
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError("group: there are no ranks yet; call torch.distributed.init_process_group first")
-    options = options_of(q, q.shape[1], mask, scale, softcap, sink_logits)
+    call = attention_call(q, mask, scale, softcap, sink_logits)
     shard = Shard(q, k, v, num_tokens, dist.get_rank(group), dist.get_world_size(group), group)
     _check_shard(shard, exchange)
-    del options["mask"]
-    out, lse = _EXCHANGES[exchange](shard, mask, options | {"backend": backend})
+    out, lse = _EXCHANGES[exchange](shard, call, backend)
     return (out, lse) if return_lse else out
 
 

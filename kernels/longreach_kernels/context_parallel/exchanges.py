@@ -7,21 +7,20 @@ keys and values at once. All-to-all by heads (DeepSpeed-Ulysses, 2023): every ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longreach_kernels.api import attention
+from longreach_kernels.backends.merge_lse import merge
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel.heads import heads_to_tokens, tokens_to_heads
 from longreach_kernels.context_parallel.pieces import is_causal, piece_mask
 from longreach_kernels.context_parallel.segments import Segment, contiguous_sizes, zigzag_join, zigzag_segments
+from longreach_kernels.dispatch import run
 from longreach_kernels.masks.head_slices import head_slice
-from longreach_kernels.masks.mask import Mask
-from longreach_kernels.merging import merge
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,15 @@ class Shard:
         return zigzag_segments(self.num_tokens, self.ranks, rank)
 
 
-class _Rows:
+class _SegmentAttention:
     """The attention of a segment of queries, joined part by part as keys come by."""
 
-    def __init__(self, q: Tensor, segment: Segment, mask: Mask, options: dict[str, Any]) -> None:
+    def __init__(self, q: Tensor, segment: Segment, call: AttentionCall, backend: str) -> None:
         self._q = q.transpose(0, 1)[None]
         self._segment = segment
-        self._mask = mask
-        self._options = options
-        self._sink_logits = options["sink_logits"]
+        self._mask = call.mask
+        self._call = call
+        self._backend = backend
         self._out: Tensor | None = None
         self._lse: Tensor | None = None
 
@@ -59,13 +58,12 @@ class _Rows:
         if mask is None:
             return
         keys, values = (x.transpose(0, 1)[None] for x in (k, v))
-        options = self._options | {"sink_logits": self._sink_logits, "return_lse": True}
-        out, lse = attention(self._q, keys, values, mask, **options)
-        self._sink_logits = None  # a learned sink joins the denominator once
+        out, lse = run(self._q, keys, values, None, replace(self._call, mask=mask), self._backend)
+        self._call = replace(self._call, sink_logits=None)  # a learned sink joins the denominator once
         if self._out is None or self._lse is None:
-            self._out, self._lse = out[0], lse[0]
+            self._out, self._lse = out[0].to(self._q.dtype), lse[0]
         else:
-            self._out, self._lse = merge(self._out, self._lse, out[0], lse[0])
+            self._out, self._lse = merge(self._out, self._lse, out[0].to(self._q.dtype), lse[0])
 
     def result(self) -> tuple[Tensor, Tensor]:
         """out (n, H, D) and lse (n, H)."""
@@ -76,11 +74,11 @@ class _Rows:
         return self._out.transpose(0, 1).to(self._q.dtype), self._lse.transpose(0, 1)
 
 
-def ring(shard: Shard, mask: Mask, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def ring(shard: Shard, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
     """Zig-zag shards; keys and values of rank - s in step s, the next ones on their way meanwhile."""
     own = shard.segments(shard.rank)
     queries = shard.q.split([part.size for part in own])
-    rows = [_Rows(q, part, mask, options) for q, part in zip(queries, own, strict=True)]
+    rows = [_SegmentAttention(q, part, call, backend) for q, part in zip(queries, own, strict=True)]
     here = torch.stack([shard.k, shard.v])
     for step in range(shard.ranks):
         parts = shard.segments((shard.rank - step) % shard.ranks)
@@ -107,7 +105,7 @@ def _pass_on(here: Tensor, coming: Tensor, shard: Shard) -> list[dist.Work]:
     return dist.batch_isend_irecv([send, receive])
 
 
-def all_gather(shard: Shard, mask: Mask, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def all_gather(shard: Shard, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
     """Zig-zag shards; all keys and values on every rank."""
     own = shard.segments(shard.rank)
     sizes = [sum(part.size for part in shard.segments(rank)) for rank in range(shard.ranks)]
@@ -120,29 +118,27 @@ def all_gather(shard: Shard, mask: Mask, options: dict[str, Any]) -> tuple[Tenso
     keys, values = (zigzag_join([everyone[rank, kind, :size] for rank, size in enumerate(sizes)]) for kind in (0, 1))
     rows = []
     for q, part in zip(shard.q.split([part.size for part in own]), own, strict=True):
-        row = _Rows(q, part, mask, options)
-        seen = part.end if is_causal(mask) else shard.num_tokens
+        row = _SegmentAttention(q, part, call, backend)
+        seen = part.end if is_causal(call.mask) else shard.num_tokens
         row.add(keys[:seen], values[:seen], Segment(0, seen))
         rows.append(row)
     return _joined(rows)
 
 
-def all_to_all(shard: Shard, mask: Mask, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def all_to_all(shard: Shard, call: AttentionCall, backend: str) -> tuple[Tensor, Tensor]:
     """Contiguous shards; every rank computes all tokens of its own heads."""
     heads, kv_heads = shard.q.shape[1] // shard.ranks, shard.k.shape[1] // shard.ranks
     first = shard.rank * heads
     sizes = contiguous_sizes(shard.num_tokens, shard.ranks)
     everything = tokens_to_heads((shard.q, shard.k, shard.v), sizes, shard.group)
     q, k, v = (x.transpose(0, 1)[None] for x in everything.split([heads, kv_heads, kv_heads], 1))
-    if options["sink_logits"] is not None:
-        options = options | {"sink_logits": options["sink_logits"][first : first + heads]}
-    mask = head_slice(mask, shard.q.shape[1], range(first, first + heads))
-    options = options | {"return_lse": True}
-    out, lse = attention(q, k, v, mask, **options)
+    sinks = None if call.sink_logits is None else call.sink_logits[first : first + heads]
+    mask = head_slice(call.mask, shard.q.shape[1], range(first, first + heads))
+    out, lse = run(q, k, v, None, replace(call, mask=mask, sink_logits=sinks), backend)
     back = partial(heads_to_tokens, sizes=sizes, group=shard.group)
-    return back(out[0].transpose(0, 1).contiguous()), back(lse[0].T[..., None].contiguous())[..., 0]
+    return back(out[0].to(q.dtype).transpose(0, 1).contiguous()), back(lse[0].T[..., None].contiguous())[..., 0]
 
 
-def _joined(rows: list[_Rows]) -> tuple[Tensor, Tensor]:
+def _joined(rows: list[_SegmentAttention]) -> tuple[Tensor, Tensor]:
     outs, lses = zip(*(row.result() for row in rows), strict=True)
     return torch.cat(outs), torch.cat(lses)

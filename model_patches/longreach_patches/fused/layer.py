@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
 from torch import Tensor, distributed, nn
 
@@ -113,7 +114,6 @@ class FusedLayer:
         del x
         k_pages, v_pages = step.pages.keys[self._index], step.pages.values[self._index]
         kv_scales = step.pages.scales[self._index]
-        k_scale, v_scale = kv_scales or (None, None)
         q = rotate_and_write(
             qkv,
             (rope[0][0], rope[1][0]) if self._rope else None,
@@ -133,17 +133,9 @@ class FusedLayer:
             if not len(rows):
                 return stream
             step, own = step.of_wanted(), self._own_product(stream)
-        out = step_attention(
-            q,
-            self._index,
-            self._attention.longreach_attention.mask,
-            step,
-            scale=self._scale,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            batch_invariant=self._invariant,
-            backend=self._backend,
-        )
+        mask = self._attention.longreach_attention.mask
+        call = AttentionCall(mask, self._scale, kv_scales=kv_scales, batch_invariant=self._invariant)
+        out = step_attention(q, self._index, step, call, self._backend)
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
         self._add_product(stream, out.flatten(1), weights, weights.output, own)

@@ -23,7 +23,7 @@ _LEAST_ROWS = 16  # a second size, so that few forms are compiled
 _WIDE_PROGRAMS = 90
 
 
-class Config(NamedTuple):
+class ProductConfig(NamedTuple):
     """Tile of the weights (outputs, inputs), warps, and loads in flight."""
 
     block_n: int
@@ -121,11 +121,11 @@ def product(
     return out
 
 
-def configure(outputs: int, dtype: torch.dtype, arch: int) -> Config:
+def configure(outputs: int, dtype: torch.dtype, arch: int) -> ProductConfig:
     """The tile, as measured on an H200 with the weights of an 8B model; fewer loads in flight where there is less
     shared memory (99 KB a block on sm_86, sm_89 and sm_120)."""
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
-        return Config(16, 64, 4, 2)
+        return ProductConfig(16, 64, 4, 2)
     stages = 5 if 90 <= arch < 120 else 3
-    wide = Config(64, 128, 4, stages)
-    return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else Config(16, 256, 2, stages)
+    wide = ProductConfig(64, 128, 4, stages)
+    return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else ProductConfig(16, 256, 2, stages)

@@ -115,7 +115,7 @@ def pretend(backend: str) -> _Compiler:
     compiler = _Compiler()
     triton.runtime.driver.set_active(_Driver())  # pyright: ignore[reportArgumentType]
     triton.compiler.compile = compiler
-    import_module("longreach_kernels.backends.hopper")  # it is imported by the first call otherwise
+    import_module("longreach_kernels.backends.hopper.backend")  # it is imported by the first call otherwise
     chosen = backends.Backend(backend, "pretended")
     for module in [module for name, module in sys.modules.items() if name.startswith("longreach")]:
         for name, stand_in in (

@@ -21,7 +21,7 @@ from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup import build as building
 from longreach.engine.startup.start_rank import start_rank
 from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, SparseDecode, Strided, Window
-from longreach_kernels.needs import DecodeNeeds
+from longreach_kernels import DecodeNeeds
 from longreach_patches import PagedStep
 
 from tests.server.engine.conftest import ids, save_model

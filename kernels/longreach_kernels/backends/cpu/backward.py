@@ -8,12 +8,14 @@ saved log-sum-exp. See `longreach_kernels.backends.triton.backward` for the equa
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from longreach_kernels.backends.cpu.forward import OneHead, visible_ranges
-from longreach_kernels.masks.mask import Mask
+from longreach_kernels.backends.cpu.ranges import OneHead, visible_ranges
+from longreach_kernels.backends.protocol import Saved
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.sizes import TILE
 
 # Queries (of a group together) and keys of a tile.
@@ -29,20 +31,19 @@ def _sequence(
     lse: Tensor,
     delta: Tensor,
     grads: tuple[Tensor, Tensor, Tensor],
-    mask: Mask,
-    scale: float,
-    softcap: float | None,
+    call: AttentionCall,
 ) -> None:
     """Add one sequence's gradients to ``grads``; q, grad (Hq, Nq, D), k, v (Hkv, Nk, D), lse, delta (Hq, Nq)."""
     heads, num_queries, head_dim = q.shape
     kv_heads, num_keys = k.shape[:2]
     group = heads // kv_heads
+    mask, scale, softcap = call.mask, call.scale, call.softcap
     if mask.heads > 1:
         for head in range(heads):
             own, kv = slice(head, head + 1), slice(head // group, head // group + 1)
             one_grads = (grads[0][own], grads[1][kv], grads[2][kv])
-            one = OneHead(mask, head // (heads // mask.heads))
-            _sequence(q[own], k[kv], v[kv], grad[own], lse[own], delta[own], one_grads, one, scale, softcap)
+            one = replace(call, mask=OneHead(mask, head // (heads // mask.heads)))
+            _sequence(q[own], k[kv], v[kv], grad[own], lse[own], delta[own], one_grads, one)
         return
     dq, dk, dv = grads
     tile = max(1, _ROWS // group) if mask.band is not None else TILE
@@ -81,36 +82,25 @@ def _by_head(x: Tensor, rows: slice) -> Tensor:
 
 
 def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
+    grad_out: Tensor, grad_lse: Tensor | None, saved: Saved, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of a dense batch, or of a ragged one where cu_seqlens are given; shapes as in the forward pass.
+    """Gradients of a dense or ragged batch; shapes as in the forward pass.
 
     Returns:
         dq, dk, dv like q, k, v (contiguous), and delta like lse, from which the gradient of sink logits follows.
     """
+    q, k, v, out, lse, cu_seqlens = saved
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     delta = (out.to(dtype) * grad_out.to(dtype)).sum(-1)
     if grad_lse is not None:
         delta = delta - grad_lse
     grads = tuple(torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
-    if cu_seqlens_q is None or cu_seqlens_k is None:
+    if cu_seqlens is None:
         for b in range(q.shape[0]):
             own = (grads[0][b], grads[1][b], grads[2][b])
-            _sequence(q[b], k[b], v[b], grad_out[b], lse[b], delta[b], own, mask, scale, softcap)
+            _sequence(q[b], k[b], v[b], grad_out[b], lse[b], delta[b], own, call)
     else:
-        cu_q, cu_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        cu_q, cu_k = cu_seqlens.q.tolist(), cu_seqlens.k.tolist()
         for b in range(len(cu_q) - 1):
             rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
             own = (_by_head(grads[0], rows), _by_head(grads[1], keys), _by_head(grads[2], keys))
@@ -122,9 +112,7 @@ def backward(
                 lse[rows].T,
                 delta[rows].T,
                 own,
-                mask,
-                scale,
-                softcap,
+                call,
             )
     dq, dk, dv = (x.to(q.dtype) for x in grads)
     return dq, dk, dv, delta.to(lse.dtype)

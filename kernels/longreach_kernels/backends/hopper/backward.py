@@ -21,6 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from longreach_kernels.backends.hopper.backward_arguments import Gradients, Inputs, KeyTile, Places
 from longreach_kernels.backends.hopper.backward_consumer import consume
 from longreach_kernels.backends.hopper.backward_workers import (
     CONSUMERS,
@@ -91,16 +92,7 @@ def backward_kernel(
     window,
     scale,
     scale_log2,
-    GROUP: gl.constexpr,
-    D: gl.constexpr,
-    BM: gl.constexpr,
-    RING: gl.constexpr,
-    PARTS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    WORKER_REGISTERS: gl.constexpr,
-    RAGGED: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
+    FORM: gl.constexpr,
 ):
     """One program for each key tile of each KV head. `counters[0]` numbers programs in the order in which they start;
     the others belong to the query tiles of the padded buffers, `padded_head` tiles for each query head.
@@ -108,13 +100,17 @@ def backward_kernel(
     Programs go through section_heads heads at a time, so that what they read together stays in the L2 cache. Dense
     batches count the heads of all sequences, `num_heads` of them."""
     BN: gl.constexpr = CONSUMERS * KEYS
+    BM: gl.constexpr = FORM.block_m
+    D: gl.constexpr = FORM.head_dim
+    RING: gl.constexpr = FORM.ring
+    PARTS: gl.constexpr = FORM.parts
     ticket = gl.atomic_add(counters, 1, sem="relaxed")
     section = ticket // (num_slots * section_heads)
     size = gl.minimum(num_heads - section * section_heads, section_heads)
     within = ticket - section * (num_slots * section_heads)
     kv_head = section * section_heads + within % size
     slot = within // size
-    if RAGGED:
+    if FORM.ragged:
         seq, first_slot = find_sequence(cu_k, num_seqs, slot, BN)
         tile_n = slot - first_slot
         q_start = gl.load(cu_q + seq)
@@ -135,7 +131,6 @@ def backward_kernel(
         k_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], k_desc.layout)
         v_s = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, KEYS, D], v_desc.layout)
         stats_s = gl.allocate_shared_memory(gl.float32, [RING, 2, BM], stats_desc.layout)
-        # The columns' numbers, for the mask: as constants they would take registers all through the loop.
         iota_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
         iota_s = gl.allocate_shared_memory(
             gl.int32, [BM], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.arange(0, BM, iota_layout)
@@ -164,17 +159,17 @@ def backward_kernel(
         inner = 0
         stop = gl.cdiv(num_queries, BM)
         inner_end = stop
-        if CAUSAL:
+        if FORM.causal:
             first = gl.maximum(first_key - offset, 0) // BM
             inner = gl.cdiv(gl.maximum(last_key - offset, 0), BM)
-        if WINDOWED:
+        if FORM.windowed:
             stop = gl.cdiv(gl.minimum(gl.maximum(last_key + window - offset, 0), num_queries), BM)
             inner_end = gl.maximum(first_key + window - offset, 0) // BM
         if first_key + BN > num_keys:  # the tile's last rows are no keys
             inner_end = 0
         num_tiles = gl.maximum(stop - first, 0)
 
-        head = kv_head * GROUP
+        head = kv_head * FORM.group
         padded_tile = head * padded_head + tile_0
         q_row = q_start + head * q_head_row
         q_col = head * q_head_col
@@ -185,24 +180,19 @@ def backward_kernel(
         dkv_row = k_start + kv_head * dkv_head_row + first_key
         dkv_col = kv_head * dkv_head_col
         tile_counters = counters + 1
+        inputs = Inputs(q_s, k_s, v_s, grad_s, stats_s, kv_full, full, empty)
+        gradients = Gradients(iota_s, ds_s, dq_s, dq_full, dq_empty)
+        key_tile = KeyTile(tile_n, first, inner, inner_end, num_tiles, num_keys, offset, window)
         # fmt: off
+        places = Places(
+            q_row, q_col, q_head_row, q_head_col, g_row, g_col, g_head_row, g_head_col, kv_row, kv_col,
+            padded_tile, padded_head)
         gl.warp_specialize([
-            (consume, (
-                0, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
-                dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
-                offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
-            (consume, (
-                1, q_s, k_s, v_s, grad_s, stats_s, iota_s, ds_s, dq_s, kv_full, full, empty,
-                dq_full, dq_empty, tile_n, first, inner, inner_end, num_tiles, num_keys,
-                offset, window, scale, scale_log2, BM, D, RING, PARTS, GROUP, CAUSAL, WINDOWED)),
-            (produce, (
-                q_desc, k_desc, v_desc, grad_desc, stats_desc, q_s, k_s, v_s, grad_s, stats_s, kv_full, full, empty,
-                q_row, q_col, q_head_row, q_head_col, g_row, g_col, g_head_row, g_head_col, kv_row, kv_col,
-                padded_tile, padded_head, first, num_tiles, BM, RING, GROUP)),
-            (accumulate, (
-                dq_desc, dq_s, dq_full, dq_empty, tile_counters, padded_tile, padded_head, first, num_tiles, tile_n,
-                offset, window, BM, BN, PARTS, GROUP, WINDOWED)),
-        ], [4, 1, 1], [REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS])
+            (consume, (0, inputs, gradients, key_tile, scale, scale_log2, FORM)),
+            (consume, (1, inputs, gradients, key_tile, scale, scale_log2, FORM)),
+            (produce, (q_desc, k_desc, v_desc, grad_desc, stats_desc, inputs, places, key_tile, FORM)),
+            (accumulate, (dq_desc, gradients, tile_counters, places, key_tile, FORM)),
+        ], [4, 1, 1], [FORM.registers, FORM.worker_registers, FORM.worker_registers])
         # fmt: on
         fence_async_shared()
         for c in gl.static_range(CONSUMERS):

@@ -44,16 +44,16 @@ def _hold():
 
 
 @gluon.jit
-def _mask(st, iota_s, keys, num_keys, position, window, BM: gl.constexpr, CAUSAL: gl.constexpr, WINDOWED: gl.constexpr):
+def _mask(st, iota_s, keys, position, key_tile, FORM: gl.constexpr):
     """Logits of one tile, -inf where the query may not see the key; `position` is the first query's."""
     cols = iota_s.load(gl.SliceLayout(0, st.type.layout))
     from_col = gl.full(keys.shape, 0, gl.int32, keys.type.layout)
-    if CAUSAL:
+    if FORM.causal:
         from_col = keys - position
-    from_col = gl.where(keys < num_keys, from_col, BM)
+    from_col = gl.where(keys < key_tile.num_keys, from_col, FORM.block_m)
     st = gl.where(cols[None, :] >= from_col[:, None], st, float("-inf"))
-    if WINDOWED:
-        st = gl.where(cols[None, :] < (keys - position + window)[:, None], st, float("-inf"))
+    if FORM.windowed:
+        st = gl.where(cols[None, :] < (keys - position + key_tile.window)[:, None], st, float("-inf"))
     return st
 
 
@@ -86,74 +86,49 @@ def _dq_product(c: gl.constexpr, ds_s, k_s, stage, zero, D: gl.constexpr):
 
 
 @gluon.jit
-def consume(
-    c: gl.constexpr,
-    q_s,
-    k_s,
-    v_s,
-    grad_s,
-    stats_s,
-    iota_s,
-    ds_s,
-    dq_s,
-    kv_full,
-    full,
-    empty,
-    dq_full,
-    dq_empty,
-    tile_n,
-    first,
-    inner,
-    inner_end,
-    num_tiles,
-    num_keys,
-    offset,
-    window,
-    scale,
-    scale_log2,
-    BM: gl.constexpr,
-    D: gl.constexpr,
-    RING: gl.constexpr,
-    PARTS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOWED: gl.constexpr,
-):
+def consume(c: gl.constexpr, inputs, gradients, key_tile, scale, scale_log2, FORM: gl.constexpr):
     """Consumer warpgroup c: keys `64 c` of the tile and the 63 after it."""
+    BM: gl.constexpr = FORM.block_m
+    D: gl.constexpr = FORM.head_dim
+    RING: gl.constexpr = FORM.ring
+    PARTS: gl.constexpr = FORM.parts
+    GROUP: gl.constexpr = FORM.group
+    k_s = inputs.k
+    ds_s = gradients.ds
     dtype: gl.constexpr = k_s.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])  # noqa: E741
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
     Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    key_in_seq = tile_n * (CONSUMERS * KEYS) + c * KEYS
+    key_in_seq = key_tile.tile * (CONSUMERS * KEYS) + c * KEYS
     keys = key_in_seq + gl.arange(0, KEYS, gl.SliceLayout(1, S))
     dk = gl.zeros([KEYS, D], gl.float32, O)
     dv = gl.zeros([KEYS, D], gl.float32, O)
     zero = gl.zeros([KEYS, BM], gl.float32, S)
     no_dq = gl.zeros([64, 64], gl.float32, Q)
     k = k_s.index(c)
-    v = v_s.index(c)
-    mbarrier.wait(kv_full, 0)
-    for i in range(num_tiles * GROUP):
+    v = inputs.v.index(c)
+    mbarrier.wait(inputs.kv_full, 0)
+    for i in range(key_tile.num_tiles * GROUP):
         slot = i % RING
-        tile = first + num_tiles - 1 - i // GROUP
-        q = q_s.index(slot)
-        grad = grad_s.index(slot)
-        mbarrier.wait(full.index(slot), (i // RING) & 1)
+        tile = key_tile.first + key_tile.num_tiles - 1 - i // GROUP
+        q = inputs.q.index(slot)
+        grad = inputs.grad.index(slot)
+        mbarrier.wait(inputs.full.index(slot), (i // RING) & 1)
         st = warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
         dpt = warpgroup_mma(v, grad.permute((1, 0)), zero, use_acc=False, is_async=True)
         st = warpgroup_mma_wait(1, deps=(st,))
         _hold()
-        lse = stats_s.index(slot).slice(0, 1, dim=0).load(S)
-        if (tile < inner) | (tile >= inner_end):
-            st = _mask(st, iota_s, keys, num_keys, tile * BM + offset, window, BM, CAUSAL, WINDOWED)
+        lse = inputs.stats.index(slot).slice(0, 1, dim=0).load(S)
+        if (tile < key_tile.inner) | (tile >= key_tile.inner_end):
+            st = _mask(st, gradients.iota, keys, tile * BM + key_tile.offset, key_tile, FORM)
         p = gl.exp2(st * scale_log2 - lse)
         # Issued before dP is waited for: the exponentials run beside dP, and what follows it beside dV.
         p_op = gl.convert_layout(p.to(dtype), P)
         dv_next = warpgroup_mma(p_op, grad, dv, is_async=True)
         dpt = warpgroup_mma_wait(1, deps=(dpt,))
         _hold()
-        delta = stats_s.index(slot).slice(1, 1, dim=0).load(S)
+        delta = inputs.stats.index(slot).slice(1, 1, dim=0).load(S)
         ds = (p * (dpt - delta)).to(dtype)
         stage = (i & 1) * CONSUMERS
         ds_s.index(stage + c).store(ds)
@@ -164,12 +139,12 @@ def consume(
         dk_next = warpgroup_mma(ds_op, q, dk, is_async=True)
         dq, dv, p_op = warpgroup_mma_wait(1, deps=(dq, dv_next, p_op))
         part = i % PARTS
-        mbarrier.wait(dq_empty.index(part), ((i // PARTS) & 1) ^ 1)
-        dq_s.index(part * CONSUMERS + c)._reinterpret(gl.float32, [64, 64], PART).store(dq)
+        mbarrier.wait(gradients.dq_empty.index(part), ((i // PARTS) & 1) ^ 1)
+        gradients.dq.index(part * CONSUMERS + c)._reinterpret(gl.float32, [64, 64], PART).store(dq)
         fence_async_shared()
-        mbarrier.arrive(dq_full.index(part), count=1)
+        mbarrier.arrive(gradients.dq_full.index(part), count=1)
         dk, ds_op = warpgroup_mma_wait(0, deps=(dk_next, ds_op))
-        mbarrier.arrive(empty.index(slot), count=1)
+        mbarrier.arrive(inputs.empty.index(slot), count=1)
 
     v.store(dv.to(dtype))  # neither the values nor, once both consumers are here, the keys are needed any more
     _meet()

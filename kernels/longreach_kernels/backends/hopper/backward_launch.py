@@ -11,36 +11,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from longreach_kernels.backends.hopper.backward import backward_kernel
+from longreach_kernels.backends.hopper.backward_arguments import Form
 from longreach_kernels.backends.hopper.backward_padding import grad_q_kernel, statistics_kernel
 from longreach_kernels.backends.hopper.backward_workers import PART_COLUMNS, PART_ROWS
-from longreach_kernels.backends.triton import backward as portable
+from longreach_kernels.backends.hopper.config import BACKWARD_HEAD_DIMS, backward_config
+from longreach_kernels.backends.protocol import Saved
+from longreach_kernels.backends.triton import backward_launch as portable
 from longreach_kernels.backends.triton.config import cached_heads, cdiv, launch
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import Mask
 
-HEAD_DIMS = (64, 128)
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 _BLOCK_N = 128  # keys of a program
 _KEYS = 64  # of them, of one consumer warpgroup
-
-
-class Config(NamedTuple):
-    """Queries in a tile, how many tiles and how many parts of dQ shared memory holds, and the registers of a consumer's
-    threads and of the other warps'."""
-
-    block_m: int
-    ring: int
-    parts: int
-    registers: int
-    worker_registers: int
-
-
-def configure(head_dim: int) -> Config:
-    """The configuration for a head dim.
-
-    What the compiler spills are addresses and bounds that stay the same in the loop, under 150 bytes of stack; the
-    accumulators stay in registers.
-    """
-    return Config(64 if head_dim == 128 else 128, 2, 2, 240, 24)
 
 
 def supports(q: Tensor, mask: Mask, softcap: float | None) -> bool:
@@ -50,7 +33,7 @@ def supports(q: Tensor, mask: Mask, softcap: float | None) -> bool:
     """
     band = mask.band
     return (
-        q.shape[-1] in HEAD_DIMS
+        q.shape[-1] in BACKWARD_HEAD_DIMS
         and q.dtype in _GLUON_TYPES
         and band is not None
         and not (band.window is not None and (band.sinks or not band.causal))
@@ -59,48 +42,24 @@ def supports(q: Tensor, mask: Mask, softcap: float | None) -> bool:
 
 
 def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
+    grad_out: Tensor, grad_lse: Tensor | None, saved: Saved, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `triton.backward.backward`, which computes what `supports` refuses."""
-    ragged = cu_seqlens_q is not None
+    """As `triton.backward_launch.backward`, which computes what `supports` refuses."""
+    q, k, v, out, lse, cu_seqlens = saved
+    ragged = cu_seqlens is not None
     tokens, keys = (q.shape[0], k.shape[0]) if ragged else (q.shape[2], k.shape[2])
-    if not supports(q, mask, softcap) or q.numel() == 0 or k.numel() == 0:
-        return portable.backward(
-            grad_out,
-            grad_lse,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            mask,
-            scale=scale,
-            softcap=softcap,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-        )
-    band = mask.band
-    assert band is not None, mask
+    if not supports(q, call.mask, call.softcap) or q.numel() == 0 or k.numel() == 0:
+        return portable.backward(grad_out, grad_lse, saved, call)
+    band, scale = call.mask.band, call.scale
+    assert band is not None, call.mask
     head_dim = q.shape[-1]
     heads, kv_heads = q.shape[1], k.shape[1]
-    config = configure(head_dim)
+    config = backward_config(head_dim)
     block_m = config.block_m
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
-    if cu_seqlens_q is not None:
-        num_seqs, batch = cu_seqlens_q.shape[0] - 1, 1
+    if cu_seqlens is not None:
+        num_seqs, batch = cu_seqlens.q.shape[0] - 1, 1
         tiles = tokens // block_m + num_seqs  # of a head: each sequence may end in a part of one
         slots = keys // _BLOCK_N + num_seqs
         rows = _token_rows
@@ -116,8 +75,7 @@ def backward(
     sums = torch.empty((padded * block_m, head_dim), dtype=torch.float32, device=q.device)
     counters = torch.zeros(1 + padded, dtype=torch.int32, device=q.device)
     unused = counters  # stands where a kernel, compiled for another kind of batch, reads nothing
-    cu_q = unused if cu_seqlens_q is None else cu_seqlens_q
-    cu_k = unused if cu_seqlens_k is None else cu_seqlens_k
+    cu_q, cu_k = cu_seqlens or (unused, unused)
     fixed: dict[str, Any] = {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "RAGGED": ragged, "num_warps": 4}
     launch(
         statistics_kernel,
@@ -178,16 +136,18 @@ def backward(
         band.window or 0,
         scale,
         scale * math.log2(math.e),
-        GROUP=group,
-        D=head_dim,
-        BM=block_m,
-        RING=config.ring,
-        PARTS=config.parts,
-        REGISTERS=config.registers,
-        WORKER_REGISTERS=config.worker_registers,
-        RAGGED=ragged,
-        CAUSAL=band.causal,
-        WINDOWED=band.window is not None,
+        FORM=Form(
+            group=group,
+            head_dim=head_dim,
+            block_m=block_m,
+            ring=config.ring,
+            parts=config.parts,
+            registers=config.registers,
+            worker_registers=config.worker_registers,
+            ragged=ragged,
+            causal=band.causal,
+            windowed=band.window is not None,
+        ),
         **options,
     )
     launch(
@@ -216,7 +176,7 @@ def section(group: int, tokens: int, head_dim: int, num_heads: int) -> int:
 _PLAIN: Any = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
-class _Rows(NamedTuple):
+class _HeadMatrix(NamedTuple):
     """A tensor as a matrix: head h begins `head_row * h` rows down and `head_col * h` columns across."""
 
     matrix: Tensor
@@ -228,14 +188,14 @@ class _Rows(NamedTuple):
         return TensorDescriptor.from_tensor(self.matrix, [rows, head_dim], layout)
 
 
-def _head_rows(x: Tensor) -> _Rows:
+def _head_rows(x: Tensor) -> _HeadMatrix:
     """x (B, H, N, D): heads lie one below another."""
-    return _Rows(_aligned(x.contiguous()).view(-1, x.shape[3]), x.shape[2], 0)
+    return _HeadMatrix(_aligned(x.contiguous()).view(-1, x.shape[3]), x.shape[2], 0)
 
 
-def _token_rows(x: Tensor) -> _Rows:
+def _token_rows(x: Tensor) -> _HeadMatrix:
     """x (T, H, D): heads lie side by side."""
-    return _Rows(_aligned(x.contiguous()).view(x.shape[0], -1), 0, x.shape[2])
+    return _HeadMatrix(_aligned(x.contiguous()).view(x.shape[0], -1), 0, x.shape[2])
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -61,100 +61,61 @@ def _wait_for_writes():
 
 
 @gluon.jit
-def produce(
-    q_desc,
-    k_desc,
-    v_desc,
-    grad_desc,
-    stats_desc,
-    q_s,
-    k_s,
-    v_s,
-    grad_s,
-    stats_s,
-    kv_full,
-    full,
-    empty,
-    q_row,
-    q_col,
-    q_head_row,
-    q_head_col,
-    g_row,
-    g_col,
-    g_head_row,
-    g_head_col,
-    kv_row,
-    kv_col,
-    padded_tile,
-    padded_head,
-    first,
-    num_tiles,
-    BM: gl.constexpr,
-    RING: gl.constexpr,
-    GROUP: gl.constexpr,
-):
+def produce(q_desc, k_desc, v_desc, grad_desc, stats_desc, inputs, places, key_tile, FORM: gl.constexpr):
     """The producer warp: keys and values once, then every query tile, downwards, of each head of the group."""
+    BM: gl.constexpr = FORM.block_m
+    RING: gl.constexpr = FORM.ring
+    GROUP: gl.constexpr = FORM.group
     kv_bytes: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
     step_bytes: gl.constexpr = q_desc.block_type.nbytes + grad_desc.block_type.nbytes + stats_desc.block_type.nbytes
-    mbarrier.expect(kv_full, CONSUMERS * kv_bytes)
+    mbarrier.expect(inputs.kv_full, CONSUMERS * kv_bytes)
     for c in gl.static_range(CONSUMERS):
-        tma.async_copy_global_to_shared(k_desc, [kv_row + KEYS * c, kv_col], kv_full, k_s.index(c))
-        tma.async_copy_global_to_shared(v_desc, [kv_row + KEYS * c, kv_col], kv_full, v_s.index(c))
-    for i in range(num_tiles * GROUP):
+        tma.async_copy_global_to_shared(
+            k_desc, [places.kv_row + KEYS * c, places.kv_col], inputs.kv_full, inputs.k.index(c)
+        )
+        tma.async_copy_global_to_shared(
+            v_desc, [places.kv_row + KEYS * c, places.kv_col], inputs.kv_full, inputs.v.index(c)
+        )
+    for i in range(key_tile.num_tiles * GROUP):
         slot = i % RING
         member = i % GROUP
-        tile = first + num_tiles - 1 - i // GROUP
-        q_place = [q_row + member * q_head_row + tile * BM, q_col + member * q_head_col]
-        g_place = [g_row + member * g_head_row + tile * BM, g_col + member * g_head_col]
-        stats_row = 2 * (padded_tile + member * padded_head + tile)
-        bar = full.index(slot)
-        mbarrier.wait(empty.index(slot), ((i // RING) & 1) ^ 1)
+        tile = key_tile.first + key_tile.num_tiles - 1 - i // GROUP
+        q_place = [places.q_row + member * places.q_head_row + tile * BM, places.q_col + member * places.q_head_col]
+        g_place = [places.g_row + member * places.g_head_row + tile * BM, places.g_col + member * places.g_head_col]
+        stats_row = 2 * (places.padded_tile + member * places.padded_head + tile)
+        bar = inputs.full.index(slot)
+        mbarrier.wait(inputs.empty.index(slot), ((i // RING) & 1) ^ 1)
         mbarrier.expect(bar, step_bytes)
-        tma.async_copy_global_to_shared(q_desc, q_place, bar, q_s.index(slot))
-        tma.async_copy_global_to_shared(stats_desc, [stats_row, 0], bar, stats_s.index(slot))
-        tma.async_copy_global_to_shared(grad_desc, g_place, bar, grad_s.index(slot))
+        tma.async_copy_global_to_shared(q_desc, q_place, bar, inputs.q.index(slot))
+        tma.async_copy_global_to_shared(stats_desc, [stats_row, 0], bar, inputs.stats.index(slot))
+        tma.async_copy_global_to_shared(grad_desc, g_place, bar, inputs.grad.index(slot))
 
 
 @gluon.jit
-def accumulate(
-    dq_desc,
-    dq_s,
-    dq_full,
-    dq_empty,
-    counters,
-    padded_tile,
-    padded_head,
-    first,
-    num_tiles,
-    tile_n,
-    offset,
-    window,
-    BM: gl.constexpr,
-    BN: gl.constexpr,
-    PARTS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WINDOWED: gl.constexpr,
-):
+def accumulate(dq_desc, gradients, counters, places, key_tile, FORM: gl.constexpr):
     """The warp that adds each step's part of dQ to the sum, when those of all key tiles before this one are in it."""
-    for i in range(num_tiles * GROUP):
-        tile = first + num_tiles - 1 - i // GROUP
-        place = padded_tile + i % GROUP * padded_head + tile
-        before = tile_n  # key tiles that see this query tile and come before ours
-        if WINDOWED:
-            before -= gl.maximum(offset + tile * BM - window + 1, 0) // BN
+    BM: gl.constexpr = FORM.block_m
+    PARTS: gl.constexpr = FORM.parts
+    GROUP: gl.constexpr = FORM.group
+    for i in range(key_tile.num_tiles * GROUP):
+        tile = key_tile.first + key_tile.num_tiles - 1 - i // GROUP
+        place = places.padded_tile + i % GROUP * places.padded_head + tile
+        before = key_tile.tile  # key tiles that see this query tile and come before ours
+        if FORM.windowed:
+            before -= gl.maximum(key_tile.offset + tile * BM - key_tile.window + 1, 0) // (CONSUMERS * KEYS)
         counter = counters + place
         part = i % PARTS
         while _read_counter(counter) < before:
             pass
         _follow_reads()
-        mbarrier.wait(dq_full.index(part), (i // PARTS) & 1)
+        mbarrier.wait(gradients.dq_full.index(part), (i // PARTS) & 1)
         for c in gl.static_range(CONSUMERS):
             row = (place * CONSUMERS + c) * PART_ROWS
             if before == 0:  # the buffer holds nothing yet
-                tma.async_copy_shared_to_global(dq_desc, [row, 0], dq_s.index(part * CONSUMERS + c))
+                tma.async_copy_shared_to_global(dq_desc, [row, 0], gradients.dq.index(part * CONSUMERS + c))
             else:
-                _reduce_add(dq_desc, [row, 0], dq_s.index(part * CONSUMERS + c))
+                _reduce_add(dq_desc, [row, 0], gradients.dq.index(part * CONSUMERS + c))
         tma.store_wait(0)
-        mbarrier.arrive(dq_empty.index(part), count=1)
+        mbarrier.arrive(gradients.dq_empty.index(part), count=1)
         _wait_for_writes()
         gl.atomic_add(counter, 1, sem="release", scope="gpu")

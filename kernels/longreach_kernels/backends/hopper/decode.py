@@ -23,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from longreach_kernels.backends.hopper.decode_arguments import Buffers, Output, Pages, Scales, Sizes
 from longreach_kernels.backends.hopper.decode_layouts import replicated, shared_view
 from longreach_kernels.backends.hopper.decode_merge import merge
 from longreach_kernels.backends.hopper.decode_products import ROWS, scores, values
@@ -90,43 +91,18 @@ def _store_sum(x, pointer, first, GROUP: gl.constexpr, D: gl.constexpr, D_WARPS:
 
 
 @gluon.jit
-def _consume(
-    part_out,
-    part_lse,
-    out,
-    lse,
-    sink_logits,
-    arrivals,
-    stride_ot,
-    stride_oh,
-    stride_lt,
-    stride_lh,
-    q_s,
-    k_s,
-    v_s,
-    message_s,
-    full,
-    empty,
-    message_full,
-    message_empty,
-    sinks,
-    num_splits,
-    scale_log2,
-    softcap_log2,
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    GROUP_BLOCK: gl.constexpr,
-    D: gl.constexpr,
-    BN: gl.constexpr,
-    BOX: gl.constexpr,
-    RING: gl.constexpr,
-    WARPS: gl.constexpr,
-    MERGE_BLOCK: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    SINK_LOGITS: gl.constexpr,
-):
+def _consume(output, arrivals, sizes, scales, buffers, WARPS: gl.constexpr, FORM: gl.constexpr):
     """The consumer warps: each item's product with its keys, and the merge of those whose last split it was."""
+    D: gl.constexpr = FORM.head_dim
+    GROUP: gl.constexpr = FORM.group
+    BN: gl.constexpr = FORM.block_n
+    BOX: gl.constexpr = FORM.box
+    RING: gl.constexpr = FORM.ring
+    MESSAGES: gl.constexpr = FORM.messages
+    k_s = buffers.k
+    v_s = buffers.v
+    full = buffers.full
+    empty = buffers.empty
     FP8: gl.constexpr = k_s.dtype == gl.float8e4nv
     BITS: gl.constexpr = k_s.dtype.primitive_bitwidth
     COMPUTE: gl.constexpr = gl.float16 if FP8 else k_s.dtype
@@ -138,13 +114,12 @@ def _consume(
     Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 4 if FP8 else 2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     V_OPERAND: gl.constexpr = gl.DotOperandLayout(1, S, 2)
-    MESSAGES: gl.constexpr = q_s.shape[0]
     MESSAGE_LAYOUT: gl.constexpr = replicated(MESSAGE, WARPS)
     K_VIEW: gl.constexpr = shared_view(BITS, D, BN, BOX, SLICES, True)
 
-    part_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
+    slice_of_tile = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, S)))[:, None][:, :, None]
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, S)))[None, :]
-    key_offsets = part_of_tile * KEYS + gl.expand_dims(key, 1)
+    key_offsets = slice_of_tile * KEYS + gl.expand_dims(key, 1)
     q_rows = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, Q_OPERAND)))[None, :][:, :, None]
 
     items = 0
@@ -152,22 +127,22 @@ def _consume(
     seq = 0
     while seq >= 0:
         slot = items % MESSAGES
-        mbarrier.wait(message_full.index(slot), (items // MESSAGES) & 1)
-        message = message_s.index(slot).load(MESSAGE_LAYOUT)
+        mbarrier.wait(buffers.message_full.index(slot), (items // MESSAGES) & 1)
+        message = buffers.messages.index(slot).load(MESSAGE_LAYOUT)
         seq = _field(message, 0, MESSAGE_LAYOUT)
         row = _field(message, 1, MESSAGE_LAYOUT)
         kv_head = _field(message, 2, MESSAGE_LAYOUT)
-        part = _field(message, 3, MESSAGE_LAYOUT)
+        split = _field(message, 3, MESSAGE_LAYOUT)
         first_tile = _field(message, 4, MESSAGE_LAYOUT)
         num_tiles = _field(message, 5, MESSAGE_LAYOUT)
         num_keys = _field(message, 6, MESSAGE_LAYOUT)
         count = _field(message, 7, MESSAGE_LAYOUT)
         low = _field(message, 8, MESSAGE_LAYOUT)
         v_factor = _field(message, 10, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
-        q_tile = q_s.index(slot).load(Q_OPERAND)
+        q_tile = buffers.q.index(slot).load(Q_OPERAND)
         items += 1
         if seq >= 0:
-            scale = scale_log2
+            scale = scales.scale_log2
             if FP8:
                 # Queries may exceed the range of fp16; a power of two brings them into it and loses nothing.
                 # What it makes of the rows behind the group, other heads', is not stored.
@@ -177,7 +152,7 @@ def _consume(
                 largest = gl.minimum(gl.maximum(largest, 1 << 23), 253 << 23)
                 scaled = (wide * ((254 << 23) - largest).to(gl.float32, bitcast=True)).to(COMPUTE)
                 k_factor = _field(message, 9, MESSAGE_LAYOUT).to(gl.float32, bitcast=True)
-                scale = scale_log2 * largest.to(gl.float32, bitcast=True) * k_factor
+                scale = scales.scale_log2 * largest.to(gl.float32, bitcast=True) * k_factor
             else:
                 scaled = q_tile
             q_operand, _ = gl.broadcast(scaled, gl.zeros([SLICES, ROWS, D], COMPUTE, Q_OPERAND))
@@ -200,12 +175,12 @@ def _consume(
                 k_tile = k_s.index(following)._reinterpret(k_s.dtype, [SLICES, D, KEYS], K_VIEW)
                 next_qk = scores(q_operand, k_tile, S)
                 v = values(stage, v_s, 0, BN, BOX, V_OPERAND, D_WARPS, False)
-                logits = _logits(qk, scale, softcap_log2, SOFTCAP)
+                logits = _logits(qk, scale, scales.softcap_log2, FORM.softcap)
                 tile_start = (first_tile + i) * BN
-                if WINDOWED:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
+                if FORM.windowed:  # noqa: SIM102 - the outer condition is known to the compiler, the inner one is not
                     if tile_start < low:
                         keys = tile_start + key_offsets
-                        logits = gl.where((keys >= low) | (keys < sinks), logits, float("-inf"))
+                        logits = gl.where((keys >= low) | (keys < sizes.sinks), logits, float("-inf"))
                 p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
                 acc = mma_v2(gl.convert_layout(p.to(COMPUTE), P_OPERAND), v, rescale(acc, alpha[:, :, None], WARPS))
                 qk = next_qk
@@ -214,9 +189,9 @@ def _consume(
             mbarrier.arrive(empty.index((tiles + RING - 2) % RING), count=1, pred=num_tiles > 1)
             keys = (first_tile + num_tiles - 1) * BN + key_offsets
             allowed = keys < num_keys
-            if WINDOWED:
-                allowed = allowed & ((keys >= low) | (keys < sinks))
-            logits = gl.where(allowed, _logits(qk, scale, softcap_log2, SOFTCAP), float("-inf"))
+            if FORM.windowed:
+                allowed = allowed & ((keys >= low) | (keys < sizes.sinks))
+            logits = gl.where(allowed, _logits(qk, scale, scales.softcap_log2, FORM.softcap), float("-inf"))
             p, alpha, row_max, row_sum = _softmax(logits, row_max, row_sum)
             stage = (tiles - 1) % RING
             keys_left = num_keys - (first_tile + num_tiles - 1) * BN
@@ -230,50 +205,30 @@ def _consume(
             total = gl.sum(row_sum * weights, 0)
             seen = total > 0.0
             safe_total = gl.where(seen, total, 1.0)
-            part_weights = weights / safe_total[None, :]
+            split_weights = weights / safe_total[None, :]
             if FP8:
-                part_weights = part_weights * v_factor
-            x = acc * part_weights[:, :, None]
+                split_weights = split_weights * v_factor
+            x = acc * split_weights[:, :, None]
             if GROUP <= 8:  # half of the rows are of no use
                 x, _ = x.reshape([SLICES, 2, 8, D]).permute([0, 2, 3, 1]).split()
-            base = (seq * KV_HEADS + kv_head).to(gl.int64) * num_splits
-            _store_sum(x, part_out + (base + part) * (GROUP * D), 0, GROUP, D, D_WARPS, FP8)
+            base = (seq * FORM.kv_heads + kv_head).to(gl.int64) * sizes.num_splits
+            _store_sum(x, output.split_out + (base + split) * (GROUP * D), 0, GROUP, D, D_WARPS, FP8)
             LSE: gl.constexpr = total.type.layout
             heads = gl.arange(0, ROWS, LSE)
-            part_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
-            gl.store(part_lse + (base + part) * GROUP + heads, part_result, mask=heads < GROUP)
+            split_result = gl.where(seen, largest_max + gl.log2(safe_total), float("-inf"))
+            gl.store(output.split_lse + (base + split) * GROUP + heads, split_result, mask=heads < GROUP)
 
             barrier()  # all of this program's stores come before its arrival, and before that all of its loads
             mbarrier.arrive(empty.index(stage), count=1)
-            mbarrier.arrive(message_empty.index(slot), count=1)
-            arrival = arrivals + seq * KV_HEADS + kv_head
+            mbarrier.arrive(buffers.message_empty.index(slot), count=1)
+            arrival = arrivals + seq * FORM.kv_heads + kv_head
             if gl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
                 gl.store(arrival, 0)
-                merge(
-                    part_out,
-                    part_lse,
-                    out,
-                    lse,
-                    sink_logits,
-                    base,
-                    count,
-                    row,
-                    kv_head,
-                    stride_ot,
-                    stride_oh,
-                    stride_lt,
-                    stride_lh,
-                    GROUP,
-                    D,
-                    WARPS,
-                    GROUP_BLOCK,
-                    MERGE_BLOCK,
-                    SINK_LOGITS,
-                )
+                merge(output, base, count, row, kv_head, WARPS, FORM)
 
 
 @gluon.jit(
-    do_not_specialize=["num_seqs", "window", "sinks", "num_splits", "stride_table"],
+    do_not_specialize=["stride_table", *Sizes._fields],
     # They are parts of larger tensors and begin anywhere in them; each alignment would be compiled anew.
     do_not_specialize_on_alignment=["cu_q", "context_lens", "table", "counters"],
 )
@@ -281,8 +236,8 @@ def decode_kernel(
     q_desc,
     k_desc,
     v_desc,
-    part_out,
-    part_lse,
+    split_out,
+    split_lse,
     out,
     lse,
     k_scale,
@@ -303,28 +258,15 @@ def decode_kernel(
     num_splits,
     scale_log2,
     softcap_log2,
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    GROUP_BLOCK: gl.constexpr,
-    D: gl.constexpr,
-    BN: gl.constexpr,
-    BOX: gl.constexpr,
-    RING: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
-    MAX_SEQS: gl.constexpr,
-    MERGE_BLOCK: gl.constexpr,
-    MIN_BITS: gl.constexpr,
-    MAX_SPLITS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
-    MESSAGES: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    SINK_LOGITS: gl.constexpr,
+    FORM: gl.constexpr,
 ):
-    """Any number of programs. Partial results (num_seqs, Hkv, num_splits, GROUP, D), normalised, and their lse in log2
-    units. `counters`, all 0 before and after: the queue's next item, programs that are done, and for each (sequence, KV
-    head) the splits that are done."""
+    """Any number of programs. See `decode_arguments` for the groups. `counters` are all 0 before and after: the queue's
+    next item, programs that are done, and for each (sequence, KV head) the splits that are done."""
     WARPS: gl.constexpr = gl.num_warps()
+    RING: gl.constexpr = FORM.ring
+    BN: gl.constexpr = FORM.block_n
+    D: gl.constexpr = FORM.head_dim
+    MESSAGES: gl.constexpr = FORM.messages
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)
@@ -340,16 +282,14 @@ def decode_kernel(
         mbarrier.init(message_full.index(i), count=1)
         mbarrier.init(message_empty.index(i), count=1)
     fence_async_shared()
+    output = Output(split_out, split_lse, out, lse, stride_ot, stride_oh, stride_lt, stride_lh, sink_logits)
+    pages = Pages(cu_q, context_lens, table, stride_table)
+    sizes = Sizes(num_seqs, window, sinks, num_splits)
+    scales = Scales(scale_log2, softcap_log2, k_scale, v_scale)
+    buffers = Buffers(q_s, k_s, v_s, message_s, full, empty, message_full, message_empty)
     # fmt: off
     gl.warp_specialize([
-        (_consume, (
-            part_out, part_lse, out, lse, sink_logits, counters + 2, stride_ot, stride_oh, stride_lt,
-            stride_lh, q_s, k_s, v_s, message_s, full, empty, message_full, message_empty, sinks, num_splits,
-            scale_log2, softcap_log2, KV_HEADS, GROUP, GROUP_BLOCK, D, BN, BOX, RING, WARPS, MERGE_BLOCK, WINDOWED,
-            SOFTCAP, SINK_LOGITS)),
-        (produce, (
-            q_desc, k_desc, v_desc, cu_q, context_lens, table, stride_table, k_scale, v_scale, counters, q_s, k_s, v_s,
-            message_s, full, empty, message_full, message_empty, num_seqs, window, sinks, KV_HEADS, GROUP, D, BN, BOX,
-            RING, PAGE_SIZE, MAX_SEQS, WINDOWED, MIN_BITS, MAX_SPLITS)),
-    ], [1], [PRODUCER_REGISTERS])
+        (_consume, (output, counters + 2, sizes, scales, buffers, WARPS, FORM)),
+        (produce, (q_desc, k_desc, v_desc, pages, scales, counters, sizes, buffers, FORM)),
+    ], [1], [FORM.producer_registers])
     # fmt: on

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from longreach_kernels.backends.hopper.argument_order import argument_order
+from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS, DecodeConfig, decode_config
 from longreach_kernels.backends.hopper.decode import decode_kernel
+from longreach_kernels.backends.hopper.decode_arguments import Form, Output, Pages, Scales, Sizes
 from longreach_kernels.backends.hopper.tma import shared_layout
+from longreach_kernels.backends.triton.arguments import logit_scales
 from longreach_kernels.backends.triton.config import launch, processors
-from longreach_kernels.batch import PagedBatch
+from longreach_kernels.batch import DecodeNeeds, PagedBatch
+from longreach_kernels.call import AttentionCall
+from longreach_kernels.checks import FP8
 from longreach_kernels.masks.mask import Mask
-from longreach_kernels.needs import DecodeNeeds
 
-FP8 = torch.float8_e4m3fn
-HEAD_DIMS = (64, 128, 256)
-_ROWS = 16  # of queries in a product
+_QUERY_ROWS = 16  # of a product
 _LEAST_BOX = 16  # keys that one TMA load brings
 _PRODUCER_REGISTERS = 48
 _MAX_SEQS = 128  # of a launch: the producer warp holds their lengths in registers
@@ -29,50 +30,34 @@ _MAX_SEQS = 128  # of a launch: the producer warp holds their lengths in registe
 MIN_BITS = 10
 MAX_SPLITS = 31
 
-
-class Config(NamedTuple):
-    """Keys in a tile, tiles in the ring, consumer warps, and programs on a multiprocessor."""
-
-    block_n: int
-    ring: int
-    warps: int
-    programs: int
+_ORDER = argument_order(decode_kernel, "counters", Output, Pages, Sizes, Scales)
 
 
-def configure(head_dim: int, fp8: bool) -> Config:
-    """The configuration for a head dim and a kind of pages; the loops over tiles compile for sm_90 without spills.
-
-    At head dim 128 two programs share a multiprocessor: one's scores and merge run while the other's tiles arrive. That
-    is worth 1 percent where all sequences are long and even, and 3 to 15 beside the products of a step:
-    docs/dev/kernel-log.md#two-decode-programs-on-a-multiprocessor.
-    """
-    if head_dim == 256:
-        return Config(64, 6 if fp8 else 3, 8, 1)
-    if head_dim == 64:
-        return Config(128, 6, 4, 2 if fp8 else 1)
-    return Config(128 if fp8 else 64, 3, 4, 2)
-
-
-def constants(config: Config, head_dim: int, group: int, page_size: int) -> dict[str, Any]:
-    """The kernel's constants that follow from a configuration and the shapes."""
-    group_block = triton.next_power_of_2(group)
-    return {
-        "D": head_dim,
-        "GROUP": group,
-        "GROUP_BLOCK": group_block,
-        "BN": config.block_n,
-        "BOX": min(config.block_n, page_size & -page_size),
-        "RING": config.ring,
-        "PAGE_SIZE": page_size,
-        "MERGE_BLOCK": max(4, min(32, 4096 * config.warps // (group_block * head_dim))),
-        "MIN_BITS": MIN_BITS,
-        "MAX_SPLITS": MAX_SPLITS,
-        "PRODUCER_REGISTERS": _PRODUCER_REGISTERS,
-        "MESSAGES": 2 if config.programs > 1 or head_dim == 256 else 4,  # from producer to consumers: as many as fit
-    }
+def decode_form(config: DecodeConfig, head_dim: int, group: int, kv_heads: int, page_size: int) -> Form:
+    """The form that follows from a configuration and the shapes, for up to 32 sequences under a causal mask."""
+    group_block = 1 << (group - 1).bit_length()
+    return Form(
+        kv_heads=kv_heads,
+        group=group,
+        group_block=group_block,
+        head_dim=head_dim,
+        page_size=page_size,
+        block_n=config.block_n,
+        box=min(config.block_n, page_size & -page_size),
+        ring=config.ring,
+        max_seqs=32,
+        merge_block=max(4, min(32, 4096 * config.warps // (group_block * head_dim))),
+        min_bits=MIN_BITS,
+        max_splits=MAX_SPLITS,
+        producer_registers=_PRODUCER_REGISTERS,
+        messages=2 if config.programs > 1 or head_dim == 256 else 4,  # as many as fit
+        windowed=False,
+        softcap=False,
+        sink_logits=False,
+    )
 
 
-def launch_options(config: Config) -> dict[str, int]:
+def launch_options(config: DecodeConfig) -> dict[str, int]:
     """The options that Triton's compiler takes. The producer warp is allotted the registers of four."""
     options = {"num_warps": config.warps}
     if config.programs > 1:
@@ -88,11 +73,11 @@ def supports(q: Tensor, k_pages: Tensor, v_pages: Tensor, mask: Mask) -> bool:
     """
     head_dim = q.shape[-1]
     return (
-        head_dim in HEAD_DIMS
+        head_dim in DECODE_HEAD_DIMS
         and q.dtype in (torch.bfloat16, torch.float16)
         and k_pages.dtype in (q.dtype, FP8)
         and mask.band is not None
-        and q.shape[1] // k_pages.shape[2] <= _ROWS
+        and q.shape[1] // k_pages.shape[2] <= _QUERY_ROWS
         and k_pages.shape[1] % _LEAST_BOX == 0
         and all(x.stride(2) == head_dim and x.stride(1) % 16 == 0 for x in (k_pages, v_pages))
         and k_pages.stride() == v_pages.stride()
@@ -155,23 +140,12 @@ def _take_counters(number: int, device: torch.device) -> Tensor:
 
 
 def paged_decode(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    batch: PagedBatch,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    kv_scales: tuple[Tensor, Tensor] | None = None,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, lse: Tensor, batch: PagedBatch, call: AttentionCall
 ) -> None:
     """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq)."""
-    options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
     for first in range(0, batch.decodes, _MAX_SEQS):
-        _launch(q, k_pages, v_pages, out, lse, batch, mask, first, min(batch.decodes - first, _MAX_SEQS), **options)
+        count = min(batch.decodes - first, _MAX_SEQS)
+        _launch(q, k_pages, v_pages, out, lse, batch, call, slice(first, first + count))
 
 
 def _descriptor(pages: Tensor, box: int) -> TensorDescriptor:
@@ -185,7 +159,7 @@ def _query_descriptor(q: Tensor) -> TensorDescriptor:
     """Queries (T, Hq, D), a box of one token's group; copied where TMA cannot address them."""
     if q.data_ptr() % 16 or q.stride(0) % 8 or q.stride(1) % 8:
         q = q.clone(memory_format=torch.contiguous_format)
-    block = [1, _ROWS, q.shape[2]]
+    block = [1, _QUERY_ROWS, q.shape[2]]
     return TensorDescriptor.from_tensor(q, block, shared_layout(*block, dtype=q.dtype))
 
 
@@ -196,64 +170,44 @@ def _launch(
     out: Tensor,
     lse: Tensor,
     batch: PagedBatch,
-    mask: Mask,
-    first: int,
-    num_seqs: int,
-    *,
-    scale: float,
-    softcap: float | None,
-    sink_logits: Tensor | None,
-    kv_scales: tuple[Tensor, Tensor] | None,
+    call: AttentionCall,
+    these: slice,
 ) -> None:
-    band = mask.band
-    assert band is not None, mask
+    """The sequences `these`, at most `_MAX_SEQS`."""
+    band = call.mask.band
+    assert band is not None, call.mask
+    first, num_seqs = these.start, these.stop - these.start
     heads, head_dim = q.shape[1:]
     page_size, kv_heads = k_pages.shape[1:3]
     group = heads // kv_heads
-    config = configure(head_dim, kv_scales is not None)
-    fixed = constants(config, head_dim, group, page_size)
+    config = decode_config(head_dim, call.kv_scales is not None)
+    form = decode_form(config, head_dim, group, kv_heads, page_size)._replace(
+        max_seqs=32 if num_seqs <= 32 else _MAX_SEQS,
+        windowed=band.window is not None,
+        softcap=call.softcap is not None,
+        sink_logits=call.sink_logits is not None,
+    )
     splits = most_splits(batch.max_context_len, band.window, band.sinks)
-    part_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
-    part_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)
-    counters = _take_counters(2 + num_seqs * kv_heads, q.device)
-    programs = min(processors(q.device) * config.programs, num_seqs * kv_heads * splits)
-    scale_log2 = scale * math.log2(math.e)
-    softcap_log2 = 0.0
-    if softcap is not None:
-        # cap tanh(x) = cap (1 - 2 / (exp(2x) + 1))
-        scale_log2, softcap_log2 = 2 * scale_log2 / softcap, softcap * math.log2(math.e)
-    options: dict[str, Any] = fixed | launch_options(config)
+    split_out = torch.empty((num_seqs, kv_heads, splits, group, head_dim), dtype=torch.float32, device=q.device)
+    split_lse = torch.empty((num_seqs, kv_heads, splits, group), dtype=torch.float32, device=q.device)
+    strides = out.stride(0), out.stride(1), lse.stride(0), lse.stride(1)
+    table = batch.page_table
+    options: dict[str, Any] = launch_options(config)
     launch(
         decode_kernel,
-        (programs,),
+        (min(processors(q.device) * config.programs, num_seqs * kv_heads * splits),),
         _query_descriptor(q),
-        _descriptor(k_pages, fixed["BOX"]),
-        _descriptor(v_pages, fixed["BOX"]),
-        part_out,
-        part_lse,
-        out,
-        lse,
-        *(kv_scales or (None, None)),
-        sink_logits,
-        batch.cu_seqlens_q[first:],
-        batch.context_lens[first:],
-        batch.page_table[first:],
-        counters,
-        batch.page_table.stride(0),
-        out.stride(0),
-        out.stride(1),
-        lse.stride(0),
-        lse.stride(1),
-        num_seqs,
-        band.window or 0,
-        band.sinks,
-        splits,
-        scale_log2,
-        softcap_log2,
-        KV_HEADS=kv_heads,
-        MAX_SEQS=32 if num_seqs <= 32 else _MAX_SEQS,
-        WINDOWED=band.window is not None,
-        SOFTCAP=softcap is not None,
-        SINK_LOGITS=sink_logits is not None,
+        _descriptor(k_pages, form.box),
+        _descriptor(v_pages, form.box),
+        *_ORDER(
+            (
+                _take_counters(2 + num_seqs * kv_heads, q.device),
+                *Output(split_out, split_lse, out, lse, *strides, call.sink_logits),
+                *Pages(batch.cu_seqlens_q[first:], batch.context_lens[first:], table[first:], table.stride(0)),
+                *Sizes(num_seqs, band.window or 0, band.sinks, splits),
+                *Scales(*logit_scales(call.scale, call.softcap), *(call.kv_scales or (None, None))),
+            )
+        ),
+        FORM=form,
         **options,
     )

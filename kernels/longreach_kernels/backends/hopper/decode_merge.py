@@ -15,28 +15,12 @@ LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def merge(
-    part_out,
-    part_lse,
-    out,
-    lse,
-    sink_logits,
-    base,
-    count,
-    row,
-    kv_head,
-    stride_ot,
-    stride_oh,
-    stride_lt,
-    stride_lh,
-    GROUP: gl.constexpr,
-    D: gl.constexpr,
-    WARPS: gl.constexpr,
-    GROUP_BLOCK: gl.constexpr,
-    BLOCK: gl.constexpr,
-    SINK_LOGITS: gl.constexpr,
-):
-    """Merge `count` splits, whose results begin at `base`, in blocks of BLOCK, ascending."""
+def merge(output, base, count, row, kv_head, WARPS: gl.constexpr, FORM: gl.constexpr):
+    """Merge `count` splits, whose results begin at `base`, in blocks of `merge_block`, ascending."""
+    D: gl.constexpr = FORM.head_dim
+    GROUP: gl.constexpr = FORM.group
+    GROUP_BLOCK: gl.constexpr = FORM.group_block
+    BLOCK: gl.constexpr = FORM.merge_block
     L: gl.constexpr = merge_layout(GROUP_BLOCK, D, WARPS)
     L2: gl.constexpr = gl.SliceLayout(2, L)
     O: gl.constexpr = gl.SliceLayout(0, L)  # noqa: E741
@@ -45,8 +29,8 @@ def merge(
     group = gl.arange(0, GROUP_BLOCK, R)
     row_max = gl.full([GROUP_BLOCK], float("-inf"), gl.float32, R)
     row_sum = gl.full([GROUP_BLOCK], 0.0, gl.float32, R)
-    if SINK_LOGITS:
-        logits = gl.load(sink_logits + kv_head * GROUP + group, mask=group < GROUP, other=0.0)
+    if FORM.sink_logits:
+        logits = gl.load(output.sink_logits + kv_head * GROUP + group, mask=group < GROUP, other=0.0)
         row_max = logits.to(gl.float32) * LOG2E
         row_sum = row_sum + 1.0
     acc = gl.zeros([GROUP_BLOCK, D], gl.float32, O)
@@ -57,14 +41,14 @@ def merge(
         inside = (start + splits < count)[:, None] & (group < GROUP)[None, :]
         index = (start + splits)[:, None] * GROUP + group[None, :]
         # Other programs wrote these: past the first-level cache.
-        part = gl.load(part_lse + base * GROUP + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        split = gl.load(output.split_lse + base * GROUP + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
         index = gl.convert_layout((start + splits) * (GROUP * D), gl.SliceLayout(1, gl.SliceLayout(2, L)))
-        pointers = part_out + base * (GROUP * D) + index[:, None][:, :, None] + offsets[None, :, :]
+        pointers = output.split_out + base * (GROUP * D) + index[:, None][:, :, None] + offsets[None, :, :]
         wide = gl.expand_dims(inside, 2) & gl.expand_dims(columns[None, :] >= 0, 0)
         x = gl.load(pointers, mask=wide, other=0.0, cache_modifier=".cg")
-        new_max = gl.maximum(row_max, gl.max(part, 0))
+        new_max = gl.maximum(row_max, gl.max(split, 0))
         safe = gl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = gl.exp2(part - safe[None, :])
+        weights = gl.exp2(split - safe[None, :])
         alpha = gl.exp2(row_max - safe)
         row_sum = row_sum * alpha + gl.sum(weights, 0)
         acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None] + gl.sum(x * weights[:, :, None], 0)
@@ -73,7 +57,12 @@ def merge(
     safe_sum = gl.where(seen, row_sum, 1.0)
     heads = kv_head * GROUP + group
     result = gl.where(seen, (row_max + gl.log2(safe_sum)) * LN2, float("-inf"))
-    gl.store(lse + row.to(gl.int64) * stride_lt + heads * stride_lh, result, mask=group < GROUP)
+    gl.store(output.lse + row.to(gl.int64) * output.stride_lt + heads * output.stride_lh, result, mask=group < GROUP)
     acc = acc / gl.convert_layout(safe_sum, gl.SliceLayout(1, O))[:, None]
-    pointers = out + row.to(gl.int64) * stride_ot + ((kv_head * GROUP + rows) * stride_oh)[:, None] + columns[None, :]
-    gl.store(pointers, acc.to(out.dtype.element_ty), mask=(rows < GROUP)[:, None] & (columns >= 0)[None, :])
+    pointers = (
+        output.out
+        + row.to(gl.int64) * output.stride_ot
+        + ((kv_head * GROUP + rows) * output.stride_oh)[:, None]
+        + columns[None, :]
+    )
+    gl.store(pointers, acc.to(output.out.dtype.element_ty), mask=(rows < GROUP)[:, None] & (columns >= 0)[None, :])

@@ -11,6 +11,8 @@ a counter.
 # (the stubs describe host functions; device functions take and return other types)
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -26,8 +28,30 @@ def _add(a, b):
     return a + b
 
 
+class _Queue(NamedTuple):
+    """The lengths of the sequences, and where their items end."""
+
+    lengths: Any
+    ends: Any
+
+
+class _Item(NamedTuple):
+    """One split of a sequence's keys for one KV head: `count` is that of the sequence's splits, `low` the first key of
+    its window."""
+
+    seq: Any
+    row: Any
+    kv_head: Any
+    split: Any
+    first_tile: Any
+    num_tiles: Any
+    num_keys: Any
+    count: Any
+    low: Any
+
+
 @gluon.jit
-def _plan(num_keys, window, sinks, WINDOWED: gl.constexpr, MIN_BITS: gl.constexpr, MAX_SPLITS: gl.constexpr):
+def _plan(num_keys, sizes, FORM: gl.constexpr):
     """Splits of a query at the end of `num_keys` keys; `decode_launch.most_splits` bounds their count.
 
     The logarithm of a split's size; how many splits hold sinks; the first split of the window; the count of both; and
@@ -35,68 +59,55 @@ def _plan(num_keys, window, sinks, WINDOWED: gl.constexpr, MIN_BITS: gl.constexp
     """
     low = num_keys * 0
     span = num_keys
-    if WINDOWED:
-        low = gl.maximum(num_keys - window, 0)
+    if FORM.windowed:
+        low = gl.maximum(num_keys - sizes.window, 0)
         span = num_keys - low
-    bits = num_keys * 0 + MIN_BITS
+    bits = num_keys * 0 + FORM.min_bits
     for i in gl.static_range(DOUBLINGS):
-        bits += (span > (MAX_SPLITS << (MIN_BITS + i))).to(gl.int32)
+        bits += (span > (FORM.max_splits << (FORM.min_bits + i))).to(gl.int32)
     size = 1 << bits
     sink_splits = low
     first = low
-    if WINDOWED:
-        sink_splits = (gl.minimum(low, sinks) + size - 1) >> bits
+    if FORM.windowed:
+        sink_splits = (gl.minimum(low, sizes.sinks) + size - 1) >> bits
         first = gl.maximum(low >> bits, sink_splits)
     return bits, sink_splits, first, sink_splits + gl.maximum(((num_keys + size - 1) >> bits) - first, 0), low
 
 
 @gluon.jit
-def _find_item(
-    item,
-    ends,
-    lengths,
-    cu_q,
-    num_seqs,
-    window,
-    sinks,
-    SEQS: gl.constexpr,
-    KV_HEADS: gl.constexpr,
-    BN: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    MIN_BITS: gl.constexpr,
-    MAX_SPLITS: gl.constexpr,
-):
+def _find_item(item, queue, cu_q, sizes, SEQS: gl.constexpr, FORM: gl.constexpr):
     """Item number `item` of the queue; beyond its end something that may be looked up but not computed."""
+    ends = queue.ends
     seqs = gl.arange(0, ends.shape[0], SEQS)
-    seq = gl.minimum(gl.sum((ends <= item).to(gl.int32), 0), num_seqs - 1)
+    seq = gl.minimum(gl.sum((ends <= item).to(gl.int32), 0), sizes.num_seqs - 1)
     index = item - gl.max(gl.where(ends <= item, ends, 0), 0)
-    kv_head = index % KV_HEADS
-    part = index // KV_HEADS
-    num_keys = gl.sum(gl.where(seqs == seq, lengths, 0), 0)
+    kv_head = index % FORM.kv_heads
+    split = index // FORM.kv_heads
+    num_keys = gl.sum(gl.where(seqs == seq, queue.lengths, 0), 0)
     row = gl.load(cu_q + seq)
-    bits, sink_splits, first, count, low = _plan(num_keys, window, sinks, WINDOWED, MIN_BITS, MAX_SPLITS)
-    start = part << bits
-    end = gl.minimum((part + 1) << bits, num_keys)
-    if WINDOWED:
-        if part < sink_splits:
+    bits, sink_splits, first, count, low = _plan(num_keys, sizes, FORM)
+    start = split << bits
+    end = gl.minimum((split + 1) << bits, num_keys)
+    if FORM.windowed:
+        if split < sink_splits:
             # Between the sinks and the window lies nothing to see.
-            end = gl.where(end <= low, gl.minimum(end, sinks), end)
+            end = gl.where(end <= low, gl.minimum(end, sizes.sinks), end)
         else:
-            start = (first + part - sink_splits) << bits
+            start = (first + split - sink_splits) << bits
             end = gl.minimum(start + (1 << bits), num_keys)
-            start = gl.where(start < sinks, start, gl.maximum(start, low // BN * BN))
-    first_tile = start // BN
+            start = gl.where(start < sizes.sinks, start, gl.maximum(start, low // FORM.block_n * FORM.block_n))
+    first_tile = start // FORM.block_n
     # A sequence without keys has a tile too, all of it masked.
-    num_tiles = gl.maximum((end + BN - 1) // BN - first_tile, 1)
-    return seq, row, kv_head, part, first_tile, num_tiles, num_keys, gl.maximum(count, 1), low
+    num_tiles = gl.maximum((end + FORM.block_n - 1) // FORM.block_n - first_tile, 1)
+    return _Item(seq, row, kv_head, split, first_tile, num_tiles, num_keys, gl.maximum(count, 1), low)
 
 
 @gluon.jit
-def _find_rows(table, stride_table, seq, box, num_keys, lanes, BOX: gl.constexpr, PAGE_SIZE: gl.constexpr):
+def _find_rows(pages, seq, box, num_keys, lanes, FORM: gl.constexpr):
     """Rows of the pages where the 32 boxes from `box` on begin; boxes beyond the last key read that one's again."""
-    boxes = gl.minimum(box + lanes, gl.maximum(num_keys - 1, 0) // BOX)
-    pages = gl.load(table + seq.to(gl.int64) * stride_table + boxes * BOX // PAGE_SIZE)
-    return pages * PAGE_SIZE + boxes * BOX % PAGE_SIZE
+    boxes = gl.minimum(box + lanes, gl.maximum(num_keys - 1, 0) // FORM.box)
+    page = gl.load(pages.table + seq.to(gl.int64) * pages.stride_table + boxes * FORM.box // FORM.page_size)
+    return page * FORM.page_size + boxes * FORM.box % FORM.page_size
 
 
 @gluon.jit
@@ -109,118 +120,91 @@ def _find_factor(scales, kv_head):
 
 
 @gluon.jit
-def produce(
-    q_desc,
-    k_desc,
-    v_desc,
-    cu_q,
-    context_lens,
-    table,
-    stride_table,
-    k_scale,
-    v_scale,
-    counters,
-    q_s,
-    k_s,
-    v_s,
-    message_s,
-    full,
-    empty,
-    message_full,
-    message_empty,
-    num_seqs,
-    window,
-    sinks,
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    D: gl.constexpr,
-    BN: gl.constexpr,
-    BOX: gl.constexpr,
-    RING: gl.constexpr,
-    PAGE_SIZE: gl.constexpr,
-    MAX_SEQS: gl.constexpr,
-    WINDOWED: gl.constexpr,
-    MIN_BITS: gl.constexpr,
-    MAX_SPLITS: gl.constexpr,
-):
+def produce(q_desc, k_desc, v_desc, pages, scales, counters, sizes, buffers, FORM: gl.constexpr):
     """The producer warp: takes items, tells the consumers, and streams their queries and tiles.
 
     While memory is busy a load takes longer than a tile: an item and its page ids are looked up one item ahead.
     """
     SEQS: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    BOXES: gl.constexpr = BN // BOX
-    MESSAGES: gl.constexpr = q_s.shape[0]
-    seqs = gl.arange(0, MAX_SEQS, SEQS)
-    inside = seqs < num_seqs
-    lengths = gl.load(context_lens + seqs, mask=inside, other=0)
-    has_row = gl.load(cu_q + seqs + 1, mask=inside, other=0) > gl.load(cu_q + seqs, mask=inside, other=0)
-    _, _, _, counts, _ = _plan(lengths, window, sinks, WINDOWED, MIN_BITS, MAX_SPLITS)
+    RING: gl.constexpr = FORM.ring
+    MESSAGES: gl.constexpr = FORM.messages
+    BOXES: gl.constexpr = FORM.block_n // FORM.box
+    D: gl.constexpr = FORM.head_dim
+    seqs = gl.arange(0, FORM.max_seqs, SEQS)
+    inside = seqs < sizes.num_seqs
+    lengths = gl.load(pages.context_lens + seqs, mask=inside, other=0)
+    has_row = gl.load(pages.cu_q + seqs + 1, mask=inside, other=0) > gl.load(pages.cu_q + seqs, mask=inside, other=0)
+    _, _, _, counts, _ = _plan(lengths, sizes, FORM)
     # A sequence without keys still has an output to write; padding without a row has none.
-    counts = gl.where(has_row, gl.maximum(counts, 1) * KV_HEADS, 0)
-    ends = gl.associative_scan(counts, 0, _add)
+    counts = gl.where(has_row, gl.maximum(counts, 1) * FORM.kv_heads, 0)
+    queue = _Queue(lengths, gl.associative_scan(counts, 0, _add))
     total = gl.sum(counts, 0)
     fields = gl.arange(0, MESSAGE, SEQS)
     lanes = gl.arange(0, 32, SEQS)
 
     # The first two items of each program are known; the queue on the device begins behind them.
-    item = gl.program_id(0)
-    next_item = item + gl.num_programs(0)
-    seq, row, kv_head, part, first_tile, num_tiles, num_keys, count, low = _find_item(
-        item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
-    )
-    page_rows = _find_rows(table, stride_table, seq, first_tile * BOXES, num_keys, lanes, BOX, PAGE_SIZE)
-    k_factor = _find_factor(k_scale, kv_head)
-    v_factor = _find_factor(v_scale, kv_head)
+    index = gl.program_id(0)
+    next_index = index + gl.num_programs(0)
+    item = _find_item(index, queue, pages.cu_q, sizes, SEQS, FORM)
+    page_rows = _find_rows(pages, item.seq, item.first_tile * BOXES, item.num_keys, lanes, FORM)
+    k_factor = _find_factor(scales.k_scale, item.kv_head)
+    v_factor = _find_factor(scales.v_scale, item.kv_head)
     items = 0
     tiles = 0
-    while item < total:
-        seq_1, row_1, kv_head_1, part_1, first_tile_1, num_tiles_1, num_keys_1, count_1, low_1 = _find_item(
-            next_item, ends, lengths, cu_q, num_seqs, window, sinks, SEQS, KV_HEADS, BN, WINDOWED, MIN_BITS, MAX_SPLITS
-        )
-        page_rows_1 = _find_rows(table, stride_table, seq_1, first_tile_1 * BOXES, num_keys_1, lanes, BOX, PAGE_SIZE)
-        k_factor_1 = _find_factor(k_scale, kv_head_1)
-        v_factor_1 = _find_factor(v_scale, kv_head_1)
+    while index < total:
+        item_1 = _find_item(next_index, queue, pages.cu_q, sizes, SEQS, FORM)
+        page_rows_1 = _find_rows(pages, item_1.seq, item_1.first_tile * BOXES, item_1.num_keys, lanes, FORM)
+        k_factor_1 = _find_factor(scales.k_scale, item_1.kv_head)
+        v_factor_1 = _find_factor(scales.v_scale, item_1.kv_head)
 
         slot = items % MESSAGES
-        mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
-        message = gl.where(fields == 0, seq, gl.where(fields == 1, row, gl.where(fields == 2, kv_head, part)))
-        message = gl.where(fields == 4, first_tile, gl.where(fields == 5, num_tiles, message))
-        message = gl.where(fields == 6, num_keys, gl.where(fields == 7, count, message))
-        message = gl.where(fields == 8, low, message)
+        mbarrier.wait(buffers.message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
+        message = gl.where(
+            fields == 0,
+            item.seq,
+            gl.where(fields == 1, item.row, gl.where(fields == 2, item.kv_head, item.split)),
+        )
+        message = gl.where(fields == 4, item.first_tile, gl.where(fields == 5, item.num_tiles, message))
+        message = gl.where(fields == 6, item.num_keys, gl.where(fields == 7, item.count, message))
+        message = gl.where(fields == 8, item.low, message)
         if k_desc.dtype == gl.float8e4nv:
             message = gl.where(fields == 9, k_factor, gl.where(fields == 10, v_factor, message))
-        message_s.index(slot).store(message)
+        buffers.messages.index(slot).store(message)
         barrier()
-        mbarrier.expect(message_full.index(slot), q_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(q_desc, [row, kv_head * GROUP, 0], message_full.index(slot), q_s.index(slot))
+        mbarrier.expect(buffers.message_full.index(slot), q_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(
+            q_desc, [item.row, item.kv_head * FORM.group, 0], buffers.message_full.index(slot), buffers.q.index(slot)
+        )
 
-        for i in range(num_tiles):
+        for i in range(item.num_tiles):
             if (i > 0) & (i * BOXES % 32 == 0):
-                page_rows = _find_rows(
-                    table, stride_table, seq, (first_tile + i) * BOXES, num_keys, lanes, BOX, PAGE_SIZE
-                )
+                box = (item.first_tile + i) * BOXES
+                page_rows = _find_rows(pages, item.seq, box, item.num_keys, lanes, FORM)
             stage = (tiles + i) % RING
-            mbarrier.wait(empty.index(stage), (((tiles + i) // RING) & 1) ^ 1)
-            mbarrier.expect(full.index(stage), 2 * BOXES * k_desc.block_type.nbytes)
-            k_boxes = k_s.index(stage)._reinterpret(k_desc.dtype, [BOXES, BOX, D], k_desc.layout)
-            v_boxes = v_s.index(stage)._reinterpret(k_desc.dtype, [BOXES, BOX, D], k_desc.layout)
+            mbarrier.wait(buffers.empty.index(stage), (((tiles + i) // RING) & 1) ^ 1)
+            mbarrier.expect(buffers.full.index(stage), 2 * BOXES * k_desc.block_type.nbytes)
+            k_boxes = buffers.k.index(stage)._reinterpret(k_desc.dtype, [BOXES, FORM.box, D], k_desc.layout)
+            v_boxes = buffers.v.index(stage)._reinterpret(k_desc.dtype, [BOXES, FORM.box, D], k_desc.layout)
             for j in gl.static_range(BOXES):
                 page_row = gl.sum(gl.where(lanes == i * BOXES % 32 + j, page_rows, 0), 0)
-                tma.async_copy_global_to_shared(k_desc, [page_row, kv_head * D], full.index(stage), k_boxes.index(j))
-                tma.async_copy_global_to_shared(v_desc, [page_row, kv_head * D], full.index(stage), v_boxes.index(j))
-        tiles += num_tiles
+                tma.async_copy_global_to_shared(
+                    k_desc, [page_row, item.kv_head * D], buffers.full.index(stage), k_boxes.index(j)
+                )
+                tma.async_copy_global_to_shared(
+                    v_desc, [page_row, item.kv_head * D], buffers.full.index(stage), v_boxes.index(j)
+                )
+        tiles += item.num_tiles
         items += 1
-        item = next_item
-        seq, row, kv_head, part = seq_1, row_1, kv_head_1, part_1
-        first_tile, num_tiles, num_keys, count, low = first_tile_1, num_tiles_1, num_keys_1, count_1, low_1
+        index = next_index
+        item = item_1
         page_rows, k_factor, v_factor = page_rows_1, k_factor_1, v_factor_1
-        if next_item < total:
-            next_item = gl.atomic_add(counters, 1, sem="relaxed") + 2 * gl.num_programs(0)
+        if next_index < total:
+            next_index = gl.atomic_add(counters, 1, sem="relaxed") + 2 * gl.num_programs(0)
     slot = items % MESSAGES
-    mbarrier.wait(message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
-    message_s.index(slot).store(gl.full([MESSAGE], -1, gl.int32, SEQS))
+    mbarrier.wait(buffers.message_empty.index(slot), ((items // MESSAGES) & 1) ^ 1)
+    buffers.messages.index(slot).store(gl.full([MESSAGE], -1, gl.int32, SEQS))
     barrier()
-    mbarrier.arrive(message_full.index(slot), count=1)
+    mbarrier.arrive(buffers.message_full.index(slot), count=1)
     # The last program to find the queue empty leaves it as it was for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)

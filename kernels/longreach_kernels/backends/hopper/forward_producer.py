@@ -7,76 +7,57 @@ producer also fetches the numbers of the work items and tells the consumers.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 # (the stubs describe host functions; device functions take and return other types)
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.language.core import _aggregate as aggregate
 
 from longreach_kernels.backends.hopper.forward_products import ROWS
 from longreach_kernels.backends.hopper.work_items import find_item, row_of, tile_of, transposed_row
 
 
-@aggregate
-class Buffers:
-    """Shared memory, and the barriers that say when each part is full or free again. `q_operand` is the queries as
-    products take them: a rounded copy where keys are 8-bit floats, else `q` itself."""
+class Queries(NamedTuple):
+    """The queries of each consumer, and its results: shared memory, and barriers that say when it is full or free.
 
-    q: gl.shared_memory_descriptor
-    q_operand: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    o: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
-    k_empty: gl.shared_memory_descriptor
-    v_full: gl.shared_memory_descriptor
-    v_empty: gl.shared_memory_descriptor
-    items: gl.shared_memory_descriptor
-    item_full: gl.shared_memory_descriptor
-    item_empty: gl.shared_memory_descriptor
-    RING: gl.constexpr
-    CONSUMERS: gl.constexpr
-    OWN_OUT: gl.constexpr
+    `operand` is the queries as products take them: a rounded copy where keys are 8-bit floats, else `q` itself. `out`
+    is where results go: memory of its own, or `q`.
+    """
 
-    @gluon.constexpr_function
-    def __init__(
-        self,
-        q,
-        q_operand,
-        k,
-        v,
-        o,
-        q_full,
-        q_empty,
-        k_full,
-        k_empty,
-        v_full,
-        v_empty,
-        items,
-        item_full,
-        item_empty,
-        RING,
-        CONSUMERS,
-        OWN_OUT,
-    ):
-        self.q = q
-        self.q_operand = q_operand
-        self.k = k
-        self.v = v
-        self.o = o
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.k_full = k_full
-        self.k_empty = k_empty
-        self.v_full = v_full
-        self.v_empty = v_empty
-        self.items = items
-        self.item_full = item_full
-        self.item_empty = item_empty
-        self.RING = gl.constexpr(RING)
-        self.CONSUMERS = gl.constexpr(CONSUMERS)
-        self.OWN_OUT = gl.constexpr(OWN_OUT)
+    q: Any
+    operand: Any
+    out: Any
+    full: Any
+    empty: Any
+
+
+class Tiles(NamedTuple):
+    """The rings of K and V, and barriers that say when a place is full or free."""
+
+    k: Any
+    v: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+
+
+class Turns(NamedTuple):
+    """The number of the item of each of the next two turns, and barriers that say when it is there or read."""
+
+    numbers: Any
+    full: Any
+    empty: Any
+
+
+class Buffers(NamedTuple):
+    """The shared memory of a program."""
+
+    queries: Any
+    tiles: Any
+    turns: Any
 
 
 @gluon.jit
@@ -89,65 +70,68 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def _publish(index, turn, buffers):
+def _publish(index, turn, turns):
     """Tell the consumers the number of the item in a turn."""
     slot = turn % 2
-    mbarrier.wait(buffers.item_empty.index(slot), ((turn // 2) & 1) ^ 1)
+    mbarrier.wait(turns.empty.index(slot), ((turn // 2) & 1) ^ 1)
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    buffers.items.index(slot).store(gl.zeros([1], gl.int32, layout) + index)
-    mbarrier.arrive(buffers.item_full.index(slot), count=1)
+    turns.numbers.index(slot).store(gl.zeros([1], gl.int32, layout) + index)
+    mbarrier.arrive(turns.full.index(slot), count=1)
 
 
 @gluon.jit
-def next_item(turn, buffers):
+def next_item(turn, turns):
     """What the producer published for a turn."""
     slot = turn % 2
-    mbarrier.wait(buffers.item_full.index(slot), (turn // 2) & 1)
-    index = gl.max(buffers.items.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    mbarrier.arrive(buffers.item_empty.index(slot), count=1)
+    mbarrier.wait(turns.full.index(slot), (turn // 2) & 1)
+    index = gl.max(turns.numbers.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    mbarrier.arrive(turns.empty.index(slot), count=1)
     return index
 
 
 @gluon.jit
-def produce(q_desc, k_desc, v_desc, counter, batch, buffers):
+def produce(q_desc, k_desc, v_desc, counter, batch, buffers, FORM: gl.constexpr):
     """The producer warp: for each item the queries once, then its key tiles."""
-    RING: gl.constexpr = buffers.RING
+    RING: gl.constexpr = FORM.ring
+    CONSUMERS: gl.constexpr = FORM.consumers
     step = gl.to_tensor(0)  # of all items: rings go on from one to the next
     turn = gl.to_tensor(0)
     filled = gl.to_tensor(0)  # items that had something to do
     index = gl.program_id(0)
-    while index < batch.num_items:
-        _publish(index, turn, buffers)
+    while index < batch.sizes.num_items:
+        _publish(index, turn, buffers.turns)
         turn += 1
-        item = find_item(batch, index)
+        item = find_item(batch, index, FORM)
         index = gl.num_programs(0) + gl.atomic_add(counter, 1)  # the next one, in time for it
-        if item.num_steps > 0:
-            tile = tile_of(batch, item, 0)
-            row = row_of(batch, item, tile)
-            for c in gl.static_range(buffers.CONSUMERS):
-                mbarrier.wait(buffers.q_empty.index(c), (filled & 1) ^ 1)
-                mbarrier.expect(buffers.q_full.index(c), q_desc.block_type.nbytes)
+        if item.steps.count > 0:
+            tile = tile_of(batch, item, 0, FORM)
+            row = row_of(batch, item, tile, FORM)
+            for c in gl.static_range(CONSUMERS):
+                mbarrier.wait(buffers.queries.empty.index(c), (filled & 1) ^ 1)
+                mbarrier.expect(buffers.queries.full.index(c), q_desc.block_type.nbytes)
                 coordinates = [item.q_outer, item.q_row + ROWS * c, 0]
-                tma.async_copy_global_to_shared(q_desc, coordinates, buffers.q_full.index(c), buffers.q.index(c))
+                tma.async_copy_global_to_shared(
+                    q_desc, coordinates, buffers.queries.full.index(c), buffers.queries.q.index(c)
+                )
             filled += 1
-            for j in range(item.num_steps):
+            for j in range(item.steps.count):
                 slot = step % RING
                 phase = ((step // RING) & 1) ^ 1
-                mbarrier.wait(buffers.k_empty.index(slot), phase)
-                k_full = buffers.k_full.index(slot)
+                mbarrier.wait(buffers.tiles.k_empty.index(slot), phase)
+                k_full = buffers.tiles.k_full.index(slot)
                 mbarrier.expect(k_full, k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, [item.kv_outer, row, 0], k_full, buffers.k.index(slot))
+                tma.async_copy_global_to_shared(k_desc, [item.kv_outer, row, 0], k_full, buffers.tiles.k.index(slot))
                 # The next tile's place is looked up while this one waits for room.
-                next_tile = tile_of(batch, item, gl.minimum(j + 1, item.num_steps - 1))
-                next_row = row_of(batch, item, next_tile)
+                next_tile = tile_of(batch, item, gl.minimum(j + 1, item.steps.count - 1), FORM)
+                next_row = row_of(batch, item, next_tile, FORM)
                 v_row = row
                 if v_desc.dtype == gl.float8e4nv:
                     v_row = transposed_row(batch, item, tile, v_desc.block_type.shape[1])
-                mbarrier.wait(buffers.v_empty.index(slot), phase)
-                v_full = buffers.v_full.index(slot)
+                mbarrier.wait(buffers.tiles.v_empty.index(slot), phase)
+                v_full = buffers.tiles.v_full.index(slot)
                 mbarrier.expect(v_full, v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, v_row, 0], v_full, buffers.v.index(slot))
+                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, v_row, 0], v_full, buffers.tiles.v.index(slot))
                 row = next_row
                 tile = next_tile
                 step += 1
-    _publish(index, turn, buffers)
+    _publish(index, turn, buffers.turns)

@@ -9,36 +9,6 @@ assembler decides much of their cost, so what it made of them is tested (`tests/
 # (the stubs describe host functions; device functions take and return other types)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
-
-
-@aggregate
-class Logits:
-    """How logits come from products: their scale in log2 units, the softcap, and learned sinks."""
-
-    scale: gl.tensor
-    softcap: gl.tensor
-    sinks: gl.tensor
-    bits: gl.tensor
-    bit_index: gl.tensor
-    k_scale: gl.tensor
-    v_scale: gl.tensor
-    SOFTCAP: gl.constexpr
-    SINKS: gl.constexpr
-    OFFSET: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, scale, softcap, sinks, bits, bit_index, k_scale, v_scale, SOFTCAP, SINKS, OFFSET):
-        self.scale = scale
-        self.softcap = softcap
-        self.sinks = sinks
-        self.bits = bits
-        self.bit_index = bit_index
-        self.k_scale = k_scale
-        self.v_scale = v_scale
-        self.SOFTCAP = gl.constexpr(SOFTCAP)
-        self.SINKS = gl.constexpr(SINKS)
-        self.OFFSET = gl.constexpr(OFFSET)
 
 
 @gluon.jit
@@ -63,7 +33,7 @@ def row_maxima(x):
 
 
 @gluon.jit
-def softmax_step(qk, row_max, row_sum, scale, logits):
+def softmax_step(qk, row_max, row_sum, scale, softcap_log2, SOFTCAP: gl.constexpr, OFFSET: gl.constexpr):
     """One step of the online softmax in base 2 (Milakov and Gimelshein 2018): p, the old rows' factor, maximum, sum.
 
     The maximum is in log2 units. It stays as it is while it would grow by no more than 8: then p is at most 256, which
@@ -74,16 +44,16 @@ def softmax_step(qk, row_max, row_sum, scale, logits):
         wide = scale[:, None]
     else:
         wide = scale
-    if logits.SOFTCAP:
+    if SOFTCAP:
         # cap tanh(x) = cap (1 - 2 / (exp(2 x) + 1)), the factors 2 log2(e) / cap in the scale. Masked stays masked.
-        capped = logits.softcap * (1.0 - 2.0 * reciprocal(gl.exp2(qk * wide) + 1.0))
+        capped = softcap_log2 * (1.0 - 2.0 * reciprocal(gl.exp2(qk * wide) + 1.0))
         qk = gl.where(qk == float("-inf"), float("-inf"), capped)
         tile_max = row_maxima(qk)
     else:
         tile_max = row_maxima(qk) * scale
-    new_max = gl.where(tile_max - row_max > 8.0, tile_max - logits.OFFSET, row_max)
+    new_max = gl.where(tile_max - row_max > 8.0, tile_max - OFFSET, row_max)
     safe = gl.where(new_max == float("-inf"), 0.0, new_max)
-    if logits.SOFTCAP:
+    if SOFTCAP:
         p = gl.exp2(qk - safe[:, None])
     else:
         p = gl.exp2(qk * wide - safe[:, None])

@@ -26,7 +26,7 @@ def shared_layout(*block: int, dtype: torch.dtype) -> Any:
     return gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_TYPES[dtype])
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """A tensor as (heads, rows, D), by the strides of the first two."""
 
     tensor: Tensor
@@ -44,19 +44,19 @@ class Rows(NamedTuple):
         return TensorDescriptor(self.tensor, shape, strides, block, layout)
 
 
-def dense_rows(x: Tensor) -> Rows:
+def dense_rows(x: Tensor) -> HeadRows:
     """Of x (B, H, N, D): heads are numbered through the batch."""
     batch, heads, length, _ = x.shape
     if not _aligned(x) or (batch > 1 and x.stride(0) != heads * x.stride(1)):
         x = x.contiguous()
-    return Rows(x, batch * heads, length, x.stride(1) if heads > 1 else x.stride(0), x.stride(2))
+    return HeadRows(x, batch * heads, length, x.stride(1) if heads > 1 else x.stride(0), x.stride(2))
 
 
-def token_rows(x: Tensor) -> Rows:
+def token_rows(x: Tensor) -> HeadRows:
     """Of x (T, H, D)."""
     if not _aligned(x):
         x = x.contiguous()
-    return Rows(x, x.shape[1], x.shape[0], x.stride(1), x.stride(0))
+    return HeadRows(x, x.shape[1], x.shape[0], x.stride(1), x.stride(0))
 
 
 def _aligned(x: Tensor) -> bool:

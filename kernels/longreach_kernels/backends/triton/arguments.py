@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longreach_kernels.backends.triton.config import Config
+from longreach_kernels.backends.triton.config import TileConfig
 from longreach_kernels.backends.triton.primitives import LOG2E
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import Band
 from longreach_kernels.masks.tile_lists import TileLists
 
@@ -63,17 +64,37 @@ class Lists(NamedTuple):
     sharing: int
 
 
+class Sequences(NamedTuple):
+    """Where the sequences of a launch lie.
+
+    Attributes:
+        tiles: query tiles of all sequences together, at most.
+        num_seqs: how many there are.
+        num_keys: keys of all sequences together, at most.
+        lengths: queries and keys of each sequence of a dense batch.
+        cu_q, cu_k: of a ragged or paged batch, where each sequence's queries and keys begin.
+        context_lens, page_table: of a paged batch.
+    """
+
+    tiles: int
+    num_seqs: int
+    num_keys: int
+    lengths: tuple[int, int] = (0, 0)
+    cu_q: Tensor | None = None
+    cu_k: Tensor | None = None
+    context_lens: Tensor | None = None
+    page_table: Tensor | None = None
+
+
 def form(
     q: Tensor,
     kv_heads: int,
-    config: Config,
+    config: TileConfig,
     band: Band | None,
+    call: AttentionCall,
     *,
     ragged: bool = False,
     page_size: int = 0,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    kv_scales: tuple[Tensor, Tensor] | None = None,
 ) -> Form:
     """The form for queries (..., Hq, [N,] D) with Hq at axis 1; ``band`` is None where there are tile lists."""
     window = None if band is None else band.window
@@ -89,9 +110,9 @@ def form(
         causal=band is not None and band.causal,
         windowed=window is not None,
         sinks=window is not None and band is not None and band.sinks > 0,
-        softcap=softcap is not None,
-        sink_logits=sink_logits is not None,
-        kv_scales=kv_scales is not None,
+        softcap=call.softcap is not None,
+        sink_logits=call.sink_logits is not None,
+        kv_scales=call.kv_scales is not None,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
     )
 

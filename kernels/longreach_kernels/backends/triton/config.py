@@ -12,7 +12,7 @@ from longreach_kernels.compilation import launches_compile_only
 from longreach_kernels.masks.mask import And, BlockSparse, Mask, Or
 
 
-class Config(NamedTuple):
+class TileConfig(NamedTuple):
     """Launch configuration of a kernel: tile sizes, warps, and stages of the software pipeline."""
 
     block_m: int
@@ -58,7 +58,7 @@ def processors(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=64)
-def forward_config(head_dim: int, dtype: torch.dtype, arch: int, page_size: int | None) -> Config:
+def forward_config(head_dim: int, dtype: torch.dtype, arch: int, page_size: int | None) -> TileConfig:
     """Configuration of the forward kernel; ``page_size`` is None where keys are contiguous.
 
     Measured on an H200 at D=128, causal, 16K: 128x128 with 8 warps and 3 stages 498 TFLOP/s, 128x64 480 to 488,
@@ -66,23 +66,23 @@ def forward_config(head_dim: int, dtype: torch.dtype, arch: int, page_size: int 
     ids of a gather: pages smaller than a tile take 128x64.
     """
     if arch == 0:
-        return Config(32, 32, 4, 1)
+        return TileConfig(32, 32, 4, 1)
     if dtype == torch.float32:
         # Exact fp32 products run on the ordinary units, whose operands sit in registers: larger tiles spill.
-        return Config(32, 32, 8, 1) if head_dim <= 128 else Config(16, 16, 8, 1)
+        return TileConfig(32, 32, 8, 1) if head_dim <= 128 else TileConfig(16, 16, 8, 1)
     if arch >= 90 and arch < 120:
         if head_dim > 128:
-            return Config(128, 64, 8, 2)
+            return TileConfig(128, 64, 8, 2)
         if page_size is None:
-            return Config(128, 128, 8, 3)
+            return TileConfig(128, 128, 8, 3)
         # The load of a page id takes two stages of the pipeline from the load that depends on it.
-        return Config(128, 64 if page_size % 128 else 128, 8, 5)
+        return TileConfig(128, 64 if page_size % 128 else 128, 8, 5)
     # sm_80 has 163 KB of shared memory a block; sm_86, sm_89 and sm_120 have 99 KB.
     if head_dim <= 64:
-        return Config(128, 64, 4, 3)
+        return TileConfig(128, 64, 4, 3)
     if head_dim <= 128:
-        return Config(128, 64, 8, 3 if arch == 80 else 2)
-    return Config(64, 64, 4, 2) if arch == 80 else Config(64, 32, 4, 2)
+        return TileConfig(128, 64, 8, 3 if arch == 80 else 2)
+    return TileConfig(64, 64, 4, 2) if arch == 80 else TileConfig(64, 32, 4, 2)
 
 
 def smallest_block(mask: Mask) -> int:
@@ -94,7 +94,7 @@ def smallest_block(mask: Mask) -> int:
     return 128
 
 
-def sparse_config(dense: Config, mask: Mask | None = None) -> Config:
+def sparse_config(dense: TileConfig, mask: Mask | None = None) -> TileConfig:
     """Configuration of the forward kernel with tile lists: tiles no larger than 64 where the mask's blocks are smaller
     than 128, so that fewer of them are partial. No mask: lists that the caller brings.
 
@@ -122,27 +122,29 @@ def section_heads(heads: int, kv_heads: int, bytes_of_keys: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def backward_configs(head_dim: int, dtype: torch.dtype, arch: int) -> tuple[Config, Config]:
+def backward_configs(head_dim: int, dtype: torch.dtype, arch: int) -> tuple[TileConfig, TileConfig]:
     """Configurations of the dQ kernel, which holds a query tile, and of the dK/dV kernel, which holds a key tile."""
     if arch == 0:
-        return Config(32, 32, 4, 1), Config(32, 32, 4, 1)
+        return TileConfig(32, 32, 4, 1), TileConfig(32, 32, 4, 1)
     if dtype == torch.float32:
         tile = 32 if head_dim <= 64 else 16
-        return Config(tile, 32, 8, 1), Config(tile, 32, 8, 1)
+        return TileConfig(tile, 32, 8, 1), TileConfig(tile, 32, 8, 1)
     if arch >= 90 and arch < 120:
         if head_dim <= 64:
-            return Config(128, 128, 8, 2), Config(64, 128, 8, 3)
+            return TileConfig(128, 128, 8, 2), TileConfig(64, 128, 8, 3)
         if head_dim <= 128:
-            return Config(128, 64, 8, 3), Config(64, 128, 8, 3)  # with 2 stages the compiler spills ten times more
-        return Config(64, 64, 8, 2), Config(32, 64, 8, 2)
+            return TileConfig(128, 64, 8, 3), TileConfig(
+                64, 128, 8, 3
+            )  # with 2 stages the compiler spills ten times more
+        return TileConfig(64, 64, 8, 2), TileConfig(32, 64, 8, 2)
     if head_dim <= 64:
-        return Config(64, 64, 4, 2), Config(64, 64, 4, 2)
+        return TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)
     if head_dim <= 128:
-        return Config(64, 64, 8, 1 if arch != 80 else 2), Config(32, 64, 8, 1 if arch != 80 else 2)
-    return Config(32, 32, 8, 1), Config(32, 32, 8, 1)
+        return TileConfig(64, 64, 8, 1 if arch != 80 else 2), TileConfig(32, 64, 8, 1 if arch != 80 else 2)
+    return TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)
 
 
-def sparse_backward_config(dense: Config, mask: Mask) -> Config:
+def sparse_backward_config(dense: TileConfig, mask: Mask) -> TileConfig:
     """Configuration of a backward kernel with tile lists: no tile wider than the blocks, down to 64."""
     limit = 128 if smallest_block(mask) == 128 else 64
     return dense._replace(block_m=min(dense.block_m, limit), block_n=max(32, min(dense.block_n, limit)))
@@ -154,10 +156,10 @@ SPLIT_KEYS = 512
 
 
 @lru_cache(maxsize=64)
-def decode_config(head_dim: int, dtype: torch.dtype, arch: int) -> Config:
+def decode_config(head_dim: int, dtype: torch.dtype, arch: int) -> TileConfig:
     """Configuration of the split-KV decode kernel; ``block_m`` is the least number of query rows of a product."""
     if arch == 0:
-        return Config(16, 32, 4, 1)
+        return TileConfig(16, 32, 4, 1)
     if dtype == torch.float32:
-        return Config(16, 32, 4, 2)
-    return Config(16, 32 if head_dim > 128 else 64, 4, 5)
+        return TileConfig(16, 32, 4, 2)
+    return TileConfig(16, 32 if head_dim > 128 else 64, 4, 5)

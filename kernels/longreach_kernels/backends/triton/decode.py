@@ -10,18 +10,10 @@ integers; programs beyond a sequence's true length leave at once, so the launch 
 # (the stubs give device functions that return a tuple of tl values the type NoReturn)
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from longreach_kernels.backends.triton.arguments import logit_scales, padded, page_strides
-from longreach_kernels.backends.triton.config import SPLIT_KEYS, capability, cdiv, decode_config, launch
-from longreach_kernels.backends.triton.forward_launch import paged_forward
 from longreach_kernels.backends.triton.primitives import LN2, LOG2E, load_rows, online_softmax, tile_pointers
-from longreach_kernels.batch import PagedBatch
-from longreach_kernels.masks.mask import Mask
-from longreach_kernels.needs import DecodeNeeds
 
 
 @triton.jit
@@ -43,12 +35,12 @@ def _layout(num_keys, window, sinks, SPLIT: tl.constexpr, WINDOWED: tl.constexpr
     do_not_specialize=["stride_table", "pages_of_head", "window", "sinks", "num_splits"],
     do_not_specialize_on_alignment=["CuQ", "ContextLens", "Table"],
 )
-def _split_kernel(
+def split_kernel(
     Q,
     K,
     V,
-    PartOut,
-    PartLse,
+    SplitOut,
+    SplitLse,
     KScale,
     VScale,
     CuQ,
@@ -78,16 +70,16 @@ def _split_kernel(
     PRECISION: tl.constexpr,
 ):
     """Grid (splits, Hkv, B): partial out (B, Hq, splits, D), normalised, and lse (B, Hq, splits) in log2 units."""
-    part = tl.program_id(0)
+    place = tl.program_id(0)
     kv_head = tl.program_id(1)
     seq = tl.program_id(2)
     num_keys = tl.load(ContextLens + seq)
     sink_splits, first, count, low = _layout(num_keys, window, sinks, SPLIT, WINDOWED)
-    if part >= count:
+    if place >= count:
         return
-    split = part
+    split = place
     if WINDOWED:
-        split = tl.where(part < sink_splits, part, first + part - sink_splits)
+        split = tl.where(place < sink_splits, place, first + place - sink_splits)
     start = split * SPLIT
     end = tl.minimum(start + SPLIT, num_keys)
     if WINDOWED:
@@ -127,19 +119,19 @@ def _split_kernel(
 
     # A split that holds none of the keys in sight contributes a weight of 0.
     seen = row_sum > 0.0
-    index = ((seq.to(tl.int64) * tl.num_programs(1) + kv_head) * GROUP + offs_g) * num_splits + part
+    index = ((seq.to(tl.int64) * tl.num_programs(1) + kv_head) * GROUP + offs_g) * num_splits + place
     out = acc / tl.where(seen, row_sum, 1.0)[:, None]
     if KV_SCALES:
         out *= tl.load(VScale + kv_head)
-    tl.store(PartOut + index[:, None] * HEAD_DIM + offs_d[None, :], out, mask=row_mask)
+    tl.store(SplitOut + index[:, None] * HEAD_DIM + offs_d[None, :], out, mask=row_mask)
     lse = tl.where(seen, row_max + tl.log2(tl.where(seen, row_sum, 1.0)), float("-inf"))
-    tl.store(PartLse + index, lse, mask=offs_g < GROUP)
+    tl.store(SplitLse + index, lse, mask=offs_g < GROUP)
 
 
 @triton.jit(do_not_specialize=["window", "sinks", "num_splits"], do_not_specialize_on_alignment=["CuQ", "ContextLens"])
-def _merge_kernel(
-    PartOut,
-    PartLse,
+def merge_kernel(
+    SplitOut,
+    SplitLse,
     Out,
     Lse,
     SinkLogits,
@@ -177,15 +169,15 @@ def _merge_kernel(
         row_max = tl.load(SinkLogits + head).to(tl.float32) * LOG2E
         row_sum = tl.full((), 1.0, tl.float32)
     for start in range(0, count, BLOCK_S):
-        parts = start + offs_s
-        lse = tl.load(PartLse + base + parts, mask=parts < count, other=float("-inf"))
+        splits = start + offs_s
+        lse = tl.load(SplitLse + base + splits, mask=splits < count, other=float("-inf"))
         max_new = tl.maximum(row_max, tl.max(lse, 0))
         safe = tl.where(max_new == float("-inf"), 0.0, max_new)
         weights = tl.exp2(lse - safe)
         alpha = tl.exp2(row_max - safe)
         out = tl.load(
-            PartOut + (base + parts)[:, None] * HEAD_DIM + offs_d[None, :],
-            mask=(parts < count)[:, None] & (offs_d[None, :] < HEAD_DIM),
+            SplitOut + (base + splits)[:, None] * HEAD_DIM + offs_d[None, :],
+            mask=(splits < count)[:, None] & (offs_d[None, :] < HEAD_DIM),
             other=0.0,
         )
         acc = acc * alpha + tl.sum(out * weights[:, None], 0)
@@ -196,114 +188,3 @@ def _merge_kernel(
     o_ptrs = Out + row * stride_ot + head * stride_oh + offs_d
     tl.store(o_ptrs, (acc / safe_l).to(Out.dtype.element_ty), mask=offs_d < HEAD_DIM)
     tl.store(Lse + row * stride_lt + head * stride_lh, tl.where(seen, (row_max + tl.log2(safe_l)) * LN2, float("-inf")))
-
-
-def split_bound(max_context_len: int, window: int | None, sinks: int, split: int) -> int:
-    """Most splits that a query can need: all up to the longest context, or with a window those of the window, one
-    more because it is not aligned, and the sinks'."""
-    bound = cdiv(max_context_len, split)
-    if window is not None:
-        bound = min(bound, cdiv(sinks, split) + cdiv(window, split) + 1)
-    return max(bound, 1)
-
-
-def decode_needs(q: Tensor, k_pages: Tensor, num_seqs: int, max_context_len: int) -> DecodeNeeds:
-    """Programs are launched for every split that there could be, and each has a place for its result."""
-    places = num_seqs * q.shape[1] * split_bound(max_context_len, None, 0, SPLIT_KEYS)
-    return DecodeNeeds(4 * places * (q.shape[2] + 1), by_length=False)
-
-
-def paged_decode(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    batch: PagedBatch,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    kv_scales: tuple[Tensor, Tensor] | None = None,
-    pages_of_head: int = 0,
-) -> None:
-    """The decodes of ``batch``: writes their rows of out (T, Hq, D) and lse (T, Hq). Where the mask has no closed form
-    the prefill kernel computes them: it walks tile lists.
-
-    With ``pages_of_head`` the rows of the page table hold so many pages for each KV head, one head after the other."""
-    band = mask.band
-    if band is None:
-        options = {"scale": scale, "softcap": softcap, "sink_logits": sink_logits, "kv_scales": kv_scales}
-        paged_forward(q, k_pages, v_pages, out, lse, batch, mask, decodes=True, **options)
-        return
-    num_seqs = batch.decodes
-    heads, head_dim = q.shape[1], q.shape[2]
-    kv_heads = k_pages.shape[2]
-    config = decode_config(head_dim, q.dtype, capability(q.device))
-    splits = split_bound(batch.max_context_len, band.window, band.sinks, SPLIT_KEYS)
-    part_out = torch.empty((num_seqs, heads, splits, head_dim), dtype=torch.float32, device=q.device)
-    part_lse = torch.empty((num_seqs, heads, splits), dtype=torch.float32, device=q.device)
-    scale_log2, softcap_log2 = logit_scales(scale, softcap)
-    group = heads // kv_heads
-    block_d = padded(head_dim)
-    launch(
-        _split_kernel,
-        (splits, kv_heads, num_seqs),
-        q,
-        k_pages,
-        v_pages,
-        part_out,
-        part_lse,
-        *(kv_scales or (None, None)),
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        batch.page_table,
-        q.stride(0),
-        q.stride(1),
-        page_strides(k_pages),
-        page_strides(v_pages),
-        batch.page_table.stride(0),
-        pages_of_head,
-        band.window or 0,
-        band.sinks,
-        splits,
-        scale_log2,
-        softcap_log2,
-        GROUP=group,
-        BLOCK_G=max(config.block_m, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        BLOCK_N=config.block_n,
-        SPLIT=SPLIT_KEYS,
-        PAGE_SIZE=k_pages.shape[1],
-        WINDOWED=band.window is not None,
-        SOFTCAP=softcap is not None,
-        KV_SCALES=kv_scales is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        **config.options(),
-    )
-    launch(
-        _merge_kernel,
-        (heads, num_seqs),
-        part_out,
-        part_lse,
-        out,
-        lse,
-        sink_logits,
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        out.stride(0),
-        out.stride(1),
-        lse.stride(0),
-        lse.stride(1),
-        band.window or 0,
-        band.sinks,
-        splits,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        BLOCK_S=16,
-        SPLIT=SPLIT_KEYS,
-        WINDOWED=band.window is not None,
-        SINK_LOGITS=sink_logits is not None,
-    )

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from longreach_kernels.backends.triton.arguments import form, lists_of, logit_scales, page_strides, strides
+from longreach_kernels.backends.protocol import CuSeqlens
+from longreach_kernels.backends.triton.arguments import (
+    Sequences,
+    form,
+    lists_of,
+    logit_scales,
+    page_strides,
+    strides,
+)
 from longreach_kernels.backends.triton.config import (
-    Config,
+    TileConfig,
     capability,
     cdiv,
     forward_config,
@@ -17,6 +27,7 @@ from longreach_kernels.backends.triton.config import (
 )
 from longreach_kernels.backends.triton.forward import forward_kernel
 from longreach_kernels.batch import PagedBatch
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import Full, Mask
 from longreach_kernels.masks.tile_lists import TileLists, ragged_tile_lists, tile_lists
 
@@ -27,162 +38,90 @@ def _launch(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    mask: Mask,
-    config: Config,
+    call: AttentionCall,
+    config: TileConfig,
     lists: TileLists | None,
-    *,
-    tiles: int,
-    num_seqs: int,
-    num_keys: int,
-    lengths: tuple[int, int] = (0, 0),
-    scale: float,
-    softcap: float | None,
-    sink_logits: Tensor | None,
-    kv_scales: tuple[Tensor, Tensor] | None = None,
-    cu_q: Tensor | None = None,
-    cu_k: Tensor | None = None,
-    context_lens: Tensor | None = None,
-    page_table: Tensor | None = None,
+    sequences: Sequences,
 ) -> None:
-    """``tiles``: query tiles of all sequences; ``num_keys``: of all sequences, at most; ``lengths``: queries and keys
-    of each sequence of a dense batch."""
-    if tiles == 0:
+    """``lists``: those of the call, or made of its mask; None where the mask has a closed form."""
+    if sequences.tiles == 0:
         return
-    ragged, heads = cu_q is not None, q.shape[1]
-    if page_table is not None:
+    ragged, heads, table = sequences.cu_q is not None, q.shape[1], sequences.page_table
+    if table is not None:
         page_size, kv_heads = k.shape[1], k.shape[2]
         key_strides = page_strides(k), page_strides(v)
     else:
         page_size, kv_heads = 0, k.shape[1]
         key_strides = strides(k, token_major=ragged), strides(v, token_major=ragged)
-    band = mask.band if lists is None else None
-    compiled = form(
-        q,
-        kv_heads,
-        config,
-        band,
-        ragged=ragged,
-        page_size=page_size,
-        softcap=softcap,
-        sink_logits=sink_logits,
-        kv_scales=kv_scales,
-    )
+    band = call.mask.band if lists is None else None
     launch(
         forward_kernel,
-        (heads, tiles),
+        (heads, sequences.tiles),
         q,
         k,
         v,
         out,
         lse,
-        sink_logits,
-        *(kv_scales or (None, None)),
-        cu_q,
-        cu_k,
-        context_lens,
-        page_table if page_table is not None else q,
+        call.sink_logits,
+        *(call.kv_scales or (None, None)),
+        sequences.cu_q,
+        sequences.cu_k,
+        sequences.context_lens,
+        table if table is not None else q,
         lists_of(lists, heads),
         strides(q, token_major=ragged),
         *key_strides,
         strides(out, token_major=ragged),
         strides(lse, token_major=ragged),
-        page_table.stride(0) if page_table is not None else 0,
-        num_seqs,
-        *lengths,
+        table.stride(0) if table is not None else 0,
+        sequences.num_seqs,
+        *sequences.lengths,
         (band.window or 0) if band is not None else 0,
         band.sinks if band is not None else 0,
-        *logit_scales(scale, softcap),
-        section_heads(heads, kv_heads, num_keys * k.shape[-1] * k.element_size()),
-        FORM=compiled,
+        *logit_scales(call.scale, call.softcap),
+        section_heads(heads, kv_heads, sequences.num_keys * k.shape[-1] * k.element_size()),
+        FORM=form(q, kv_heads, config, band, call, ragged=ragged, page_size=page_size),
         **config.options(),
     )
 
 
-def dense_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def dense_forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
     """q (B, Hq, Nq, D), k, v (B, Hkv, Nk, D): out like q, lse (B, Hq, Nq) fp32."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     num_seqs, queries, keys = q.shape[0], q.shape[2], k.shape[2]
     config = forward_config(q.shape[-1], q.dtype, capability(q.device), None)
     lists = None
-    if mask.band is None and queries and keys:
-        config = sparse_config(config, mask)
-        lists = tile_lists(mask, queries, keys, config.block_m, config.block_n, q.device)
-    elif mask.band is None:
-        mask = Full()  # no pairs at all: the kernel writes the empty rows
-    _launch(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        mask,
-        config,
-        lists,
-        tiles=cdiv(queries, config.block_m) * num_seqs,
-        num_seqs=num_seqs,
-        num_keys=num_seqs * keys,
-        lengths=(queries, keys),
-        scale=scale,
-        softcap=softcap,
-        sink_logits=sink_logits,
-    )
+    if call.mask.band is None and queries and keys:
+        config = sparse_config(config, call.mask)
+        lists = tile_lists(call.mask, queries, keys, config.block_m, config.block_n, q.device)
+    elif call.mask.band is None:
+        call = replace(call, mask=Full())  # no pairs at all: the kernel writes the empty rows
+    tiles = cdiv(queries, config.block_m) * num_seqs
+    sequences = Sequences(tiles, num_seqs, num_keys=num_seqs * keys, lengths=(queries, keys))
+    _launch(q, k, v, out, lse, call, config, lists, sequences)
     return out, lse
 
 
 def ragged_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: CuSeqlens, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
     """q (Tq, Hq, D), k, v (Tk, Hkv, D): out like q, lse (Tq, Hq) fp32. Waits for the lengths if the mask has no closed
     form."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     config = forward_config(q.shape[-1], q.dtype, capability(q.device), None)
-    num_seqs = cu_seqlens_q.shape[0] - 1
+    num_seqs = cu_seqlens.q.shape[0] - 1
     if num_seqs == 0 or q.shape[0] == 0:
         return out, lse
     lists = None
-    if mask.band is None:
-        config = sparse_config(config, mask)
-        refuse_capture(mask, q.device)
-        lengths = pair_lengths(cu_seqlens_q, cu_seqlens_k)
-        lists = ragged_tile_lists(mask, *lengths, config.block_m, config.block_n, q.device)
-    _launch(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        mask,
-        config,
-        lists,
-        tiles=cdiv(q.shape[0], config.block_m) + num_seqs,
-        num_seqs=num_seqs,
-        num_keys=k.shape[0],
-        scale=scale,
-        softcap=softcap,
-        sink_logits=sink_logits,
-        cu_q=cu_seqlens_q,
-        cu_k=cu_seqlens_k,
-    )
+    if call.mask.band is None:
+        config = sparse_config(config, call.mask)
+        refuse_capture(call.mask, q.device)
+        lists = ragged_tile_lists(call.mask, *pair_lengths(cu_seqlens), config.block_m, config.block_n, q.device)
+    tiles = cdiv(q.shape[0], config.block_m) + num_seqs
+    sequences = Sequences(tiles, num_seqs, num_keys=k.shape[0], cu_q=cu_seqlens.q, cu_k=cu_seqlens.k)
+    _launch(q, k, v, out, lse, call, config, lists, sequences)
     return out, lse
 
 
@@ -193,50 +132,35 @@ def paged_forward(
     out: Tensor,
     lse: Tensor,
     batch: PagedBatch,
-    mask: Mask,
+    call: AttentionCall,
     *,
     decodes: bool = False,
-    scale: float,
-    softcap: float | None = None,
-    sink_logits: Tensor | None = None,
-    kv_scales: tuple[Tensor, Tensor] | None = None,
-    lists: TileLists | None = None,
 ) -> None:
     """The sequences of ``batch`` that are not decodes, or those that are; writes their rows of out (T, Hq, D) and lse
     (T, Hq). Waits for the lengths, once a batch, if the mask has no closed form.
 
-    With ``lists``, of tiles as `list_tiles` says, all sequences of the batch, and the mask is not looked at."""
+    Lists of the call, of tiles as `list_tiles` says, are of all sequences of the batch."""
     config = forward_config(q.shape[-1], q.dtype, capability(q.device), k_pages.shape[1])
     these = slice(batch.decodes) if decodes else slice(batch.decodes, None)
     num_seqs = batch.decodes if decodes else batch.size - batch.decodes
+    lists = call.lists
     if lists is not None:
         these, num_seqs, decodes = slice(None), batch.size, False
         config = sparse_config(config)
-    elif mask.band is None:
-        config = sparse_config(config, mask)
-        refuse_capture(mask, q.device)
+    elif call.mask.band is None:
+        config = sparse_config(config, call.mask)
+        refuse_capture(call.mask, q.device)
         queries, keys = batch.host_lengths
-        lists = ragged_tile_lists(mask, queries[these], keys[these], config.block_m, config.block_n, q.device)
-    _launch(
-        q,
-        k_pages,
-        v_pages,
-        out,
-        lse,
-        mask,
-        config,
-        lists,
+        lists = ragged_tile_lists(call.mask, queries[these], keys[these], config.block_m, config.block_n, q.device)
+    sequences = Sequences(
         tiles=cdiv(num_seqs if decodes else q.shape[0] - (these.start or 0), config.block_m) + num_seqs,
         num_seqs=num_seqs,
         num_keys=num_seqs * batch.max_context_len,
-        scale=scale,
-        softcap=softcap,
-        sink_logits=sink_logits,
-        kv_scales=kv_scales,
         cu_q=batch.cu_seqlens_q[these.start or 0 :],
         context_lens=batch.context_lens[these],
         page_table=batch.page_table[these],
     )
+    _launch(q, k_pages, v_pages, out, lse, call, config, lists, sequences)
 
 
 def list_tiles(q: Tensor, k_pages: Tensor) -> tuple[int, int]:
@@ -254,6 +178,6 @@ def refuse_capture(mask: Mask, device: torch.device) -> None:
         )
 
 
-def pair_lengths(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def pair_lengths(cu_seqlens: CuSeqlens) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Queries and keys of each sequence as host integers (copies from the device)."""
-    return tuple(cu_seqlens_q.diff().tolist()), tuple(cu_seqlens_k.diff().tolist())
+    return tuple(cu_seqlens.q.diff().tolist()), tuple(cu_seqlens.k.diff().tolist())

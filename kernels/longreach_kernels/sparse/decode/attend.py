@@ -7,14 +7,23 @@ output is off by at most twice that times the largest value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from longreach_kernels.backends.resolve import resolve_backend
 from longreach_kernels.batch import PagedBatch
-from longreach_kernels.checks import check_inputs, check_softcap, kv_scale_of, kv_scales_of, scale_of
+from longreach_kernels.call import AttentionCall
+from longreach_kernels.checks import (
+    attention_call,
+    check_inputs,
+    check_softcap,
+    kv_scale_of,
+    kv_scales_of,
+    scale_of,
+)
+from longreach_kernels.masks.mask import Full
 from longreach_kernels.sizes import KEY_BLOCK
 
 
@@ -163,12 +172,11 @@ def block_attention(
             f"choice: is of {tuple(choice.blocks.shape[:2])} sequences and heads, "
             f"needs {(batch.size, k_pages.shape[2])} with one query each, got q of {tuple(q.shape)}"
         )
-    check_softcap(softcap)
-    options = {"scale": scale_of(q, scale), "softcap": softcap}
     kv_scales = kv_scales_of(k_pages, k_scale, v_scale)
+    call = attention_call(q, Full(), scale, softcap, sink_logits, kv_scales=kv_scales)
     if resolve_backend(backend, q.device, q.dtype).name in ("cpu", "reference"):
-        return _on_cpu(q, k_pages, v_pages, batch, choice, sink_logits, kv_scales, options)
-    return _by_head(q, k_pages, v_pages, batch, choice, sink_logits, kv_scales, options)
+        return _on_cpu(q, k_pages, v_pages, batch, choice, call)
+    return _by_head(q, k_pages, v_pages, batch, choice, call)
 
 
 def _rows(batch: PagedBatch, blocks: Tensor, blocks_of_page: int) -> Tensor:
@@ -179,18 +187,10 @@ def _rows(batch: PagedBatch, blocks: Tensor, blocks_of_page: int) -> Tensor:
 
 
 def _by_head(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    batch: PagedBatch,
-    choice: BlockChoice,
-    sink_logits: Tensor | None,
-    kv_scales: tuple[Tensor, Tensor] | None,
-    options: dict,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, choice: BlockChoice, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
     """By the split-KV kernel over pages of one block, with a table for each KV head."""
-    from longreach_kernels.backends.triton.decode import paged_decode
-    from longreach_kernels.masks.mask import Full
+    from longreach_kernels.backends.triton.decode_launch import paged_decode
 
     room = choice.blocks.shape[2]
     chosen = PagedBatch(
@@ -203,25 +203,17 @@ def _by_head(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     k_blocks, v_blocks = (x.view(-1, KEY_BLOCK, *x.shape[2:]) for x in (k_pages, v_pages))
-    options = options | {"sink_logits": sink_logits, "kv_scales": kv_scales, "pages_of_head": room}
-    paged_decode(q, k_blocks, v_blocks, out, lse, chosen, Full(), **options)
+    paged_decode(q, k_blocks, v_blocks, out, lse, chosen, call, pages_of_head=room)
     return out, lse
 
 
 def _on_cpu(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    batch: PagedBatch,
-    choice: BlockChoice,
-    sink_logits: Tensor | None,
-    kv_scales: tuple[Tensor, Tensor] | None,
-    options: dict,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, choice: BlockChoice, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
     """Sequence by sequence, from copies of the chosen keys and values."""
     from longreach_kernels.backends.cpu import forward as cpu
-    from longreach_kernels.masks.mask import Full
 
+    kv_scales, of_head = call.kv_scales, replace(call, kv_scales=None)
     out = torch.zeros(q.shape, dtype=q.dtype)
     lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float32)
     rows = choice.rows.long()
@@ -235,7 +227,7 @@ def _on_cpu(
             pieces.append(piece if kv_scales is None else piece * kv_scales[i].to(q.dtype)[:, None, None])
         if length:
             k, v = (x[None] for x in pieces)
-            own, own_lse = cpu.attention(q[b][None, :, None], k, v, Full(), sink_logits=sink_logits, **options)
+            own, own_lse = cpu.attention(q[b][None, :, None], k, v, of_head)
             out[b], lse[b] = own[0, :, 0], own_lse[0, :, 0].float()
     return out, lse
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.arguments import logit_scales, padded, page_strides
-from longreach_kernels.backends.triton.config import Config, capability, cdiv, launch
+from longreach_kernels.backends.triton.config import TileConfig, capability, cdiv, launch
 from longreach_kernels.backends.triton.primitives import find_sequence, logits_log2
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.sparse.select.query_tiles import QueryTiles
@@ -204,7 +204,7 @@ def join_kernel(
         tl.store(at, (mass * PARTS + 0.5).to(tl.int32), mask=tile < key_tiles)
 
 
-def folded_config(head_dim: int, dtype: torch.dtype, arch: int, stride: int) -> Config:
+def folded_config(head_dim: int, dtype: torch.dtype, arch: int, stride: int) -> TileConfig:
     """Blocks of folded queries and keys.
 
     Measured on an H200 at D=128, 32 heads, 128K tokens, stride 16: 128x256 with 4 stages of 64 channels (192 KB) 8.97
@@ -212,12 +212,12 @@ def folded_config(head_dim: int, dtype: torch.dtype, arch: int, stride: int) -> 
     D=64 and stride 8 the wider blocks would spill with 8-bit keys.
     """
     if arch == 0:
-        return Config(16, max(16, 32 // stride), 4, 1)
+        return TileConfig(16, max(16, 32 // stride), 4, 1)
     if dtype == torch.float32:
-        return Config(32, 32, 4, 1)
+        return TileConfig(32, 32, 4, 1)
     if arch >= 90 and arch < 120:
-        return Config(128, 128 if head_dim <= 64 and stride < 16 else 256, 8, 4)
-    return Config(64, 64, 4, 2) if head_dim <= 128 else Config(64, 32, 4, 1)
+        return TileConfig(128, 128 if head_dim <= 64 and stride < 16 else 256, 8, 4)
+    return TileConfig(64, 64, 4, 2) if head_dim <= 128 else TileConfig(64, 32, 4, 1)
 
 
 def antidiagonal_mass(

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from longreach_kernels.api import list_tiles, paged_attention
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.paged_api import list_tiles, paged_attention
 from longreach_kernels.sparse.select.lists import cut_frame, lists_of_choice
 from longreach_kernels.sparse.select.query_tiles import query_tiles
 

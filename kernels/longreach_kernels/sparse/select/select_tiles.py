@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longreach_kernels.api import list_tiles
 from longreach_kernels.backends.resolve import resolve_backend
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import check_softcap, kv_scale_of, scale_of
 from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.paged_api import list_tiles
 from longreach_kernels.sparse.select import reference as specification
 from longreach_kernels.sparse.select.estimators import Antidiagonal, Estimator, Moments, Pooled
 from longreach_kernels.sparse.select.lists import ListFrame, edge_frame, lists_of_choice
@@ -241,7 +241,7 @@ def masses(
     # A tile of the specification's, or of the interpreter's, may be smaller than a block.
     block = min(estimator.block, tiles.tile_k) if isinstance(estimator, Moments) else None
     if not plain:
-        from longreach_kernels.sparse.select.pooled import pooled_mass
+        from longreach_kernels.sparse.select.pooled_launch import pooled_mass
 
         return pooled_mass(*given, block)
     return specification.pooled_mass(*given) if block is None else specification.moments_mass(*given, block)

@@ -12,15 +12,15 @@ each tile of P is computed again where it is needed. Rows that saw nothing have 
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from longreach_kernels.backends.protocol import Saved
 from longreach_kernels.backends.triton.arguments import form, lists_of, logit_scales, padded, strides
+from longreach_kernels.backends.triton.backward_delta import delta_kernel
 from longreach_kernels.backends.triton.backward_dkdv import dkdv_kernel
 from longreach_kernels.backends.triton.backward_dq import dq_kernel
 from longreach_kernels.backends.triton.config import (
-    Config,
+    TileConfig,
     backward_configs,
     capability,
     cdiv,
@@ -28,63 +28,20 @@ from longreach_kernels.backends.triton.config import (
     sparse_backward_config,
 )
 from longreach_kernels.backends.triton.forward_launch import pair_lengths
-from longreach_kernels.masks.mask import Mask
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.tile_lists import TileLists, ragged_tile_lists
 
 
-@triton.jit
-def _delta_kernel(
-    Out,
-    GradOut,
-    GradLse,
-    Delta,
-    o_strides,
-    g_strides,
-    l_strides,
-    gl_strides,
-    num_queries,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """Grid (row tiles, Hq, B): delta = rowsum(dO * O) - dL. GradLse None: dL is 0."""
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
-    seq = tl.program_id(2).to(tl.int64)
-    offs_d = tl.arange(0, BLOCK_D)
-    inside = (rows[:, None] < num_queries) & (offs_d[None, :] < HEAD_DIM)
-    o_ptrs = Out + seq * o_strides[0] + head * o_strides[1] + rows[:, None] * o_strides[2] + offs_d[None, :]
-    g_ptrs = GradOut + seq * g_strides[0] + head * g_strides[1] + rows[:, None] * g_strides[2] + offs_d[None, :]
-    out = tl.load(o_ptrs, mask=inside, other=0.0)
-    grad = tl.load(g_ptrs, mask=inside, other=0.0)
-    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    if GradLse is not None:
-        place = GradLse + seq * gl_strides[0] + head * gl_strides[1] + rows * gl_strides[2]
-        delta -= tl.load(place, mask=rows < num_queries, other=0.0)
-    tl.store(Delta + seq * l_strides[0] + head * l_strides[1] + rows * l_strides[2], delta, mask=rows < num_queries)
-
-
 def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Mask,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
+    grad_out: Tensor, grad_lse: Tensor | None, saved: Saved, call: AttentionCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of a dense batch, or of a ragged one where cu_seqlens are given; shapes as in the forward pass.
+    """Gradients of a dense or ragged batch; shapes as in the forward pass.
 
     Returns:
         dq, dk, dv like q, k, v (contiguous), and delta like lse, from which the gradient of sink logits follows.
     """
-    ragged = cu_seqlens_q is not None
+    q, k, v, out, lse, cu_seqlens = saved
+    mask, ragged = call.mask, cu_seqlens is not None
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
     heads, head_dim = q.shape[1], q.shape[-1]
@@ -94,7 +51,7 @@ def backward(
     if tokens == 0 or keys == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), delta.zero_()
     launch(
-        _delta_kernel,
+        delta_kernel,
         (cdiv(tokens, 64), heads, 1 if ragged else q.shape[0]),
         out,
         grad_out,
@@ -112,32 +69,31 @@ def backward(
     band = mask.band
     if band is None:
         dq_config, dkdv_config = (sparse_backward_config(c, mask) for c in (dq_config, dkdv_config))
-        lengths = ((tokens,), (keys,))
-        if cu_seqlens_q is not None and cu_seqlens_k is not None:
-            lengths = pair_lengths(cu_seqlens_q, cu_seqlens_k)
+        lengths = ((tokens,), (keys,)) if cu_seqlens is None else pair_lengths(cu_seqlens)
         dq_lists = ragged_tile_lists(mask, *lengths, dq_config.block_m, dq_config.block_n, q.device)
         tile_q, tile_k = dkdv_config.block_m, dkdv_config.block_n
         dkdv_lists = ragged_tile_lists(mask, *lengths, tile_q, tile_k, q.device, by_keys=True)
-    num_seqs = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    num_seqs = q.shape[0] if cu_seqlens is None else cu_seqlens.q.shape[0] - 1
     inputs = (q, k, v, grad_out, lse, delta)
     numbers = (num_seqs, tokens, keys, (band.window or 0) if band else 0, band.sinks if band else 0)
 
-    def run(kernel: object, config: Config, lists: TileLists | None, length: int, block: int, *grads: Tensor) -> None:
+    def run(
+        kernel: object, config: TileConfig, lists: TileLists | None, length: int, block: int, *grads: Tensor
+    ) -> None:
         num_heads = grads[0].shape[1]
         launch(
             kernel,
             (num_heads, cdiv(length, block) + num_seqs if ragged else cdiv(length, block) * num_seqs),
             *inputs,
             *grads,
-            cu_seqlens_q,
-            cu_seqlens_k,
+            *(cu_seqlens or (None, None)),
             lists_of(lists, heads),
             *(strides(x, token_major=ragged) for x in (q, k, v, grad_out, lse, grads[0])),
             *numbers,
-            scale,
-            *logit_scales(scale, softcap),
+            call.scale,
+            *logit_scales(call.scale, call.softcap),
             num_heads,
-            FORM=form(q, k.shape[1], config, band, ragged=ragged, softcap=softcap),
+            FORM=form(q, k.shape[1], config, band, call, ragged=ragged),
             **config.options(),
         )
 
