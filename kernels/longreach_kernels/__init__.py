@@ -6,7 +6,8 @@ Depends on torch, and for a GPU on triton, only. Start with `attention`, `ragged
 from longreach_kernels.api import attention, ragged_attention
 from longreach_kernels.backends.resolve import Backend, resolve_backend
 from longreach_kernels.batch import DecodeNeeds, PagedBatch
-from longreach_kernels.masks.mask import BlockSparse, Causal, Full, Mask, Window
+from longreach_kernels.masks.block_sparse import BlockSparse
+from longreach_kernels.masks.mask import Causal, Full, Mask, Window
 from longreach_kernels.masks.tile_lists import TileLists
 from longreach_kernels.paged_api import decode_needs, list_tiles, paged_attention, write_pages
 from longreach_kernels.rotation import rotate

@@ -44,7 +44,7 @@ class Compilation:
 
 @contextlib.contextmanager
 def compile_only(device: torch.device, threads: int) -> Iterator[Compilation]:
-    """Let launches of this thread (`portable.config.launch`) compile their kernels and compute nothing.
+    """Let launches of this thread (`backends.triton.config.launch`) compile their kernels and compute nothing.
 
     Kernels that write their results nowhere leave tensors as they were allocated: the code that runs here must not
     read numbers back, nor wait for what a kernel would have done. At the end all kernels have been compiled. One that

@@ -16,7 +16,8 @@ from longreach_kernels.backends.hopper.config import forward_config
 from longreach_kernels.backends.hopper.forward import forward_kernel
 from longreach_kernels.backends.hopper.forward_arguments import Form
 from longreach_kernels.backends.hopper.tma import padded
-from longreach_kernels.masks.mask import BlockSparse, Causal, Full, Window
+from longreach_kernels.masks.block_sparse import BlockSparse
+from longreach_kernels.masks.mask import Causal, Full, Window
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource

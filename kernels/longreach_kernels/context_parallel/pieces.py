@@ -13,14 +13,14 @@ from longreach_kernels.masks.mask import (
     Band,
     Full,
     Mask,
+    NamedMask,
     Or,
     Window,
-    _NamedMask,
 )
 
 
 @dataclass(frozen=True)
-class Shifted(_NamedMask):
+class Shifted(NamedMask):
     """A mask seen from other origins: query q and key k here are ``q + by_q`` and ``k + by_k`` of `mask`."""
 
     mask: Mask

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from longreach_kernels.masks.mask import Mask, _NamedMask
+from longreach_kernels.masks.mask import Mask, NamedMask
 from longreach_kernels.sizes import TILE
 
 
@@ -24,7 +24,7 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 
 @dataclass(frozen=True)
-class BlockRule(_NamedMask):
+class BlockRule(NamedMask):
     """Base of the rules: which key block ``j`` the queries of block ``i`` see."""
 
     @property

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.masks.block_rules import BlockRule, for_heads
-from longreach_kernels.masks.mask import Mask, _NamedMask
+from longreach_kernels.masks.mask import Mask, NamedMask
 
 
 @dataclass(frozen=True)
-class HeadSlice(_NamedMask):
+class HeadSlice(NamedMask):
     """A mask with some of the heads that `mask` tells apart: head h of this one is head ``chosen[h]`` of that one."""
 
     mask: Mask

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longreach_kernels.masks.mask import BlockSparse, Causal, Mask, Window
+from longreach_kernels.masks.block_sparse import BlockSparse
+from longreach_kernels.masks.mask import Causal, Mask, Window
 
 
 def _grid(length: int, block: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 Torch's own flash backward takes neither a softcap nor a gradient of the log-sum-exp, so the five products of
 FlashAttention-2 (Dao 2023, algorithm 2) are written out here, with the weights of a tile computed again from the
-saved log-sum-exp. See `longreach_kernels.backends.triton.backward` for the equations.
+saved log-sum-exp. See `longreach_kernels.backends.triton.backward_launch` for the equations.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import torch
 
 from longreach_kernels.backends.resolve import interpreting
 from longreach_kernels.compilation import launches_compile_only
-from longreach_kernels.masks.mask import And, BlockSparse, Mask, Or
+from longreach_kernels.masks.block_sparse import BlockSparse
+from longreach_kernels.masks.mask import And, Mask, Or
 
 
 class TileConfig(NamedTuple):

@@ -237,7 +237,7 @@ def products_on_cpu(q: Tensor, bounds: Tensor, batch: PagedBatch) -> Tensor:
 
     Args:
         q: (B, Hq, D), one query a sequence.
-        bounds: of `page_bounds.new_bounds`.
+        bounds: of `bounds.new_bounds`.
         batch: of decodes.
     """
     blocks_of_page, kv_heads = bounds.shape[1], bounds.shape[2]

@@ -1,4 +1,4 @@
-"""The bounds of `page_bounds` in Triton."""
+"""The bounds of `bounds` in Triton."""
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # (to the stubs a constexpr has no attributes, and device functions that return tl values return nothing)
@@ -43,7 +43,7 @@ def bounds_kernel(
 
 
 def launch_bounds(k_pages: Tensor, bounds: Tensor, slots: Tensor, block: int) -> None:
-    """As `page_bounds.write_bounds`, whose arguments have been checked; ``block`` is KEY_BLOCK."""
+    """As `bounds.write_bounds`, whose arguments have been checked; ``block`` is KEY_BLOCK."""
     heads, head_dim = k_pages.shape[2:]
     launch(
         bounds_kernel,

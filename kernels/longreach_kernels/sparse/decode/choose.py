@@ -145,7 +145,7 @@ def choose(
     logits: Tensor, best: Tensor, batch: PagedBatch, room: int, blocks_of_page: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Blocks (B, Hkv, room) and their rows, keys in them (B,), int32, and the logarithm of the skipped keys' weight at
-    most (B, Hq), fp32; as `page_selection.BlockChoice` has them.
+    most (B, Hq), fp32; as `attend.BlockChoice` has them.
 
     Args:
         logits: (B, Hq, blocks) fp32, contiguous: the greatest that a key of a block may have.

@@ -81,7 +81,7 @@ def scores(
     greatest, (B, Hkv, blocks); -inf beyond a sequence's end.
 
     Args:
-        q, bounds, batch: as for `page_selection.products_on_cpu`.
+        q, bounds, batch: as for `attend.products_on_cpu`.
         scale, softcap: as in `paged_attention`.
         k_scale: (Hkv,) fp32, of fp8 pages.
     """

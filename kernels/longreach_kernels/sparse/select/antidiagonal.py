@@ -223,7 +223,7 @@ def folded_config(head_dim: int, dtype: torch.dtype, arch: int, stride: int) -> 
 def antidiagonal_mass(
     q: Tensor, k_pages: Tensor, batch: PagedBatch, tiles: QueryTiles, logits: Logits, stride: int
 ) -> Tensor:
-    """As `specification.antidiagonal_mass`, for a whole batch in two launches. Does not wait for the device."""
+    """As `reference.antidiagonal_mass`, for a whole batch in two launches. Does not wait for the device."""
     heads, head_dim = q.shape[1], q.shape[2]
     page_size, kv_heads = k_pages.shape[1], k_pages.shape[2]
     group, slots, folds = heads // kv_heads, len(tiles.seq), tiles.tile_q // stride

@@ -10,8 +10,7 @@ from torch import Tensor
 from longreach_kernels.backends.triton.arguments import logit_scales, padded, page_strides
 from longreach_kernels.backends.triton.config import TileConfig, capability, cdiv, launch, processors
 from longreach_kernels.batch import PagedBatch
-from longreach_kernels.sparse.select import estimators
-from longreach_kernels.sparse.select import reference as specification
+from longreach_kernels.sparse.select import estimators, reference
 from longreach_kernels.sparse.select.pooled import Form, moments_kernel, pooled_kernel
 from longreach_kernels.sparse.select.query_tiles import QueryTiles
 from longreach_kernels.sparse.select.reference import Logits
@@ -52,7 +51,7 @@ def pooled_mass(
     logits: Logits,
     block: int | None = None,
 ) -> Tensor:
-    """As `specification.pooled_mass`, or with a ``block`` `specification.moments_mass`, for a whole batch in two
+    """As `reference.pooled_mass`, or with a ``block`` `reference.moments_mass`, for a whole batch in two
     launches. Does not wait for the device.
 
     Means and variances are made of the pages each time: reading the keys once costs little beside attention to them.
@@ -67,7 +66,7 @@ def pooled_mass(
     steps = cdiv(key_tiles * per_tile, config.block_n)
     blocks = steps * config.block_n  # of whole steps, so that no load needs a mask for rows
     means = torch.empty((batch.size, kv_heads, blocks, head_dim), dtype=q.dtype, device=q.device)
-    variances = means.new_empty(means.shape, dtype=specification.squares_dtype(q.dtype)) if second else means
+    variances = means.new_empty(means.shape, dtype=reference.squares_dtype(q.dtype)) if second else means
     programs = min(slots * heads, _PROGRAMS * processors(q.device))
     sums = torch.float32 if q.dtype == torch.float32 else torch.float16
     parts = means.new_empty((programs, steps, config.block_n // per_tile, tiles.tile_q), dtype=sums)

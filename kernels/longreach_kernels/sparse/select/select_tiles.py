@@ -12,7 +12,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.checks import check_softcap, kv_scale_of, scale_of
 from longreach_kernels.masks.tile_lists import TileLists
 from longreach_kernels.paged_api import list_tiles
-from longreach_kernels.sparse.select import reference as specification
+from longreach_kernels.sparse.select import reference
 from longreach_kernels.sparse.select.estimators import Antidiagonal, Estimator, Moments, Pooled
 from longreach_kernels.sparse.select.lists import ListFrame, edge_frame, lists_of_choice
 from longreach_kernels.sparse.select.query_tiles import QueryTiles, query_tiles
@@ -234,7 +234,7 @@ def masses(
     given = (q, k_pages, batch, tiles, logits)
     if isinstance(estimator, Antidiagonal):
         if plain:
-            return specification.antidiagonal_mass(*given, estimator.stride)
+            return reference.antidiagonal_mass(*given, estimator.stride)
         from longreach_kernels.sparse.select.antidiagonal import antidiagonal_mass
 
         return antidiagonal_mass(*given, estimator.stride)
@@ -244,7 +244,7 @@ def masses(
         from longreach_kernels.sparse.select.pooled_launch import pooled_mass
 
         return pooled_mass(*given, block)
-    return specification.pooled_mass(*given) if block is None else specification.moments_mass(*given, block)
+    return reference.pooled_mass(*given) if block is None else reference.moments_mass(*given, block)
 
 
 def forced_tiles(tiles: QueryTiles, prompt_lens: Tensor, local: int, tail: int, dense_below: int) -> Tensor:
