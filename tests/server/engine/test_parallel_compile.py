@@ -65,7 +65,7 @@ def _run(*arguments: str, cache: Path | None = None) -> str:
     [
         ("hopper", "auto", {"forward_kernel", "_merge_kernel", "decode_kernel"}),
         ("hopper", "fp8", {"forward_kernel", "_merge_kernel", "decode_kernel", "transpose_kernel"}),
-        ("triton", "auto", {"forward_kernel", "_split_kernel", "_merge_kernel"}),
+        ("triton", "auto", {"forward_kernel", "split_kernel", "merge_kernel"}),
     ],
 )
 def test_the_start_launches_what_was_compiled_in_parallel(
