@@ -13,6 +13,7 @@ from longreach.engine.messages import AttentionUse, Failed
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy
 from longreach_kernels import Causal, Window
+from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.tile_counts import tile_count
 from longreach_kernels.sparse import Antidiagonal, Density, Moments, Pooled, Recall, Speedup
 from longreach_patches import policy_step
@@ -160,14 +161,11 @@ def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
     choice = policy_step.TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), batch.context_lens * 2, 2048)
     group = policy_step.StepGroup(0, len(q), batch, choice=choice)
-    record = policy_step.GroupRecord()
-    options = {"scale": None, "k_scale": None, "backend": "cpu"}
-    first, second = (
-        policy_step._choose(x, k_pages, i, group, choice, record, options) for i, x in enumerate((q, q.flip(0)))
-    )
+    given = group, choice, policy_step.GroupRecord(), AttentionCall(Causal(), 0.25), "cpu"
+    first, second = (policy_step._choose(x, k_pages, i, *given) for i, x in enumerate((q, q.flip(0))))
     assert len(made) == 1
     assert not torch.equal(first.tiles, second.tiles)
-    policy_step._choose(q[:, :, :8], k_pages[..., :8], 2, group, choice, record, options)  # a layer of another shape
+    policy_step._choose(q[:, :, :8], k_pages[..., :8], 2, *given)  # a layer of another shape
     assert len(made) == 2
 
 
