@@ -29,18 +29,18 @@ _DKDV = "kernels/longreach_kernels/backends/triton/backward_dkdv.py"
 _DECODE = "kernels/longreach_kernels/backends/triton/decode.py"
 _MASKS = "kernels/longreach_kernels/masks/mask.py"
 _ROTARY = "model_patches/longreach_patches/fused/rotary_kernel.py"
-_HOLDINGS = "server/longreach/engine/kv_cache/allocator.py"
-_PAGES = "server/longreach/engine/kv_cache/page_pool.py"
+_ALLOCATOR = "server/longreach/engine/kv_cache/allocator.py"
+_PAGE_POOL = "server/longreach/engine/kv_cache/page_pool.py"
 _PREFIX_CACHE = "server/longreach/engine/kv_cache/prefix_cache.py"
 _SCHEDULER = "server/longreach/engine/scheduling/scheduler.py"
-_ORDER = "server/longreach/engine/scheduling/priority.py"
+_PRIORITY = "server/longreach/engine/scheduling/priority.py"
 _ADMISSION = "server/longreach/engine/admission.py"
 _SAMPLER = "server/longreach/engine/sampling/sampler.py"
-_ADJUSTMENTS = "server/longreach/engine/sampling/logit_processors.py"
+_PROCESSORS = "server/longreach/engine/sampling/logit_processors.py"
 _STOP = "server/longreach/text/stop.py"
-_STREAM = "server/longreach/api/http/sse.py"
-_RECORD = "server/longreach/api/http/request_log.py"
-_ANSWERING = "server/longreach/api/http/respond.py"
+_SSE = "server/longreach/api/http/sse.py"
+_REQUEST_LOG = "server/longreach/api/http/request_log.py"
+_USAGE = "server/longreach/api/generation/usage.py"
 
 _KERNELS, _PATCHES, _ENGINE, _API = "tests/kernels", "tests/patches", "tests/server/engine", "tests/server/api"
 
@@ -150,14 +150,14 @@ FAULTS = (
     ),
     Fault(
         "pages of a request that was cancelled leak",
-        _HOLDINGS,
-        "        self.pool.release(request.pages, request.promised_pages)\n",
-        "        self.pool.release(request.pages[:-1], request.promised_pages)\n",
+        _ALLOCATOR,
+        "        pool.free(hold.pages, hold.reserved)\n",
+        "        pool.free(hold.pages[:-1], hold.reserved)\n",
         (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
     ),
     Fault(
         "a page that others hold is free",
-        _PAGES,
+        _PAGE_POOL,
         "left = [page for page in pages if not self._holders[page]]",
         "left = pages",
         (f"{_ENGINE}/test_histories.py", f"{_ENGINE}/test_scheduler.py"),
@@ -188,21 +188,21 @@ FAULTS = (
     ),
     Fault(
         "usage does not count the first token",
-        _RECORD,
+        _REQUEST_LOG,
         "        if self.first_token is None:\n            self.first_token = time.monotonic()\n",
         "        if self.first_token is None:\n            self.first_token = time.monotonic()\n            return\n",
         (f"{_API}/test_completions.py::test_an_answer_has_text_usage_and_a_finish_reason",),
     ),
     Fault(
         "usage adds up to the wrong total",
-        _ANSWERING,
+        _USAGE,
         "Usage(prompt, output, prompt + output,",
         "Usage(prompt, output, prompt,",
         (f"{_API}/test_completions.py::test_an_answer_has_text_usage_and_a_finish_reason",),
     ),
     Fault(
         "a stream ends without [DONE]",
-        _STREAM,
+        _SSE,
         "        await self._send(send, DONE)\n",
         "",
         (f"{_API}/test_stream.py::test_events_have_openais_exact_form",),
@@ -223,21 +223,21 @@ FAULTS = (
     ),
     Fault(
         "a grammar is not applied",
-        _ADJUSTMENTS,
+        _PROCESSORS,
         '.masked_fill(~allowed, float("-inf"))',
         ".clone()",
         (f"{_ENGINE}/test_sampler.py::test_only_what_a_grammar_allows_is_drawn",),
     ),
     Fault(
         "long prompts go first",
-        _ORDER,
+        _PRIORITY,
         "PATIENCE * remaining\n    return",
         "-PATIENCE * remaining\n    return",
         (f"{_ENGINE}/test_scheduler.py::test_decodes_are_never_left_out_and_the_shortest_prompt_goes_first",),
     ),
     Fault(
         "a priority is ignored",
-        _ORDER,
+        _PRIORITY,
         "    return MOST_HEAD_START * priority / (abs(priority) + _HALF_PRIORITY)",
         "    return 0.0",
         (f"{_ENGINE}/test_scheduler.py::test_a_priority_is_worth_a_head_start_and_no_more",),
@@ -265,7 +265,7 @@ FAULTS = (
     ),
     Fault(
         "pages that may hold NaN are not cleaned",
-        _PAGES,
+        _PAGE_POOL,
         "            self._unclean += sorted(unclean)\n",
         "",
         (f"{_ENGINE}/test_faults.py::test_a_row_that_is_no_number_fails_alone_and_leaves_no_trace_in_its_pages",),

@@ -7,7 +7,7 @@ property `processor_seconds`, and by tier and file into the summary and a file.
 from __future__ import annotations
 
 import resource
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,18 @@ def used() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+def _dearest(seconds: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
 class ProcessorSeconds:
     """The plugin; in a worker of pytest-xdist it measures, and where tests are collected and reported it adds up."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._begun = used()
-        self._tiers: Counter[str] = Counter()
-        self._files: Counter[str] = Counter()
+        self._tiers: defaultdict[str, float] = defaultdict(float)
+        self._files: defaultdict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -61,10 +65,10 @@ class ProcessorSeconds:
         """Say what tiers and the dearest files cost, and write down all files."""
         if not self._files:
             return
-        tiers = ", ".join(f"{tier} {seconds:.0f}" for tier, seconds in self._tiers.most_common())
+        tiers = ", ".join(f"{tier} {seconds:.0f}" for tier, seconds in _dearest(self._tiers))
         terminalreporter.section("processor seconds")
         terminalreporter.write_line(f"by tier: {tiers}")
-        lines = [f"{seconds:8.1f}  {name}" for name, seconds in self._files.most_common()]
+        lines = [f"{seconds:8.1f}  {name}" for name, seconds in _dearest(self._files)]
         for line in lines[:_SHOWN]:
             terminalreporter.write_line(line)
         if self._path is not None:

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from longreach.engine.cost_model import StepCost, StepTime
-from longreach.engine.messages import AttentionPolicy, Generate
+from longreach.engine.messages import Generate
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk
 from longreach.engine.scheduling.chunk_size import ChunkLength, ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
+from longreach.policies.values import Dynamic, Window
 
 COST = StepCost(0.0, 1.0, 0.0, 0.0)
-DYNAMIC = AttentionPolicy("dynamic", (("recall", 0.9), ("estimator", "auto"), ("dense_below", 0)))
+DYNAMIC = Dynamic(recall=0.9, estimator="auto", dense_below=0)
 NOWHERE = 1 << 20  # where nobody else computes a page
 
 
@@ -50,15 +51,15 @@ def test_each_rule_bounds_the_chunk(what: Request, stop: int, budget: StepBudget
 
 
 def test_a_chunk_ends_where_its_policy_does() -> None:
-    budget = AttentionPolicy("dynamic", (*DYNAMIC.parameters, ("decode_budget", 600)))
+    budget = Dynamic(recall=0.9, estimator="auto", dense_below=0, decode_budget=608)
     sizer = ChunkSizer(Limits(8, 1024, 4096), COST)
     back = request(500, attention=budget)  # after a preemption, with 200 tokens of its answer
     back.tokens += [1] * 200
     lengths = []
-    for start in (0, 500, 600):
+    for start in (0, 500, 608):
         back.computed = start
         lengths.append(sizer.length(back, NOWHERE, left()).tokens)
-    assert lengths == [500, 100, 100]
+    assert lengths == [500, 108, 92]
 
 
 def test_where_bits_do_not_depend_on_the_batch_answers_are_apart_from_prompts() -> None:
@@ -66,7 +67,7 @@ def test_where_bits_do_not_depend_on_the_batch_answers_are_apart_from_prompts() 
     back = request(500)
     back.tokens += [1] * 200
     assert sizer.length(back, NOWHERE, left()).tokens == 500
-    window = request(700, attention=AttentionPolicy("window", (("size", 256), ("sinks", 4))))
+    window = request(700, attention=Window(size=256, sinks=4))
     assert sizer.length(window, NOWHERE, left(tokens=300)).tokens == 256, "whole tiles"
 
 
