@@ -41,7 +41,7 @@ RESULTS     := build/test-results
 PYTEST      := $(BIN)/python -m pytest --durations 50 --durations-min 1
 BESIDE      := -n $(WORKERS) --dist loadgroup
 
-test: quick ## run all tests that need no GPU: the unit tests, the others side by side, and alone what measures time
+test: quick ## run all tests that need no GPU: the unit tests, the others side by side, then what has to run alone
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not unit and not serial and not gpu" $(BESIDE) --junitxml $(RESULTS)/side-by-side.xml
 	$(PYTEST) -m "serial and not gpu" --junitxml $(RESULTS)/serial.xml
 

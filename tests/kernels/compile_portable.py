@@ -85,7 +85,11 @@ def pretend() -> _Compiler:
     compiler = _Compiler()
     triton.runtime.driver.set_active(_Driver())  # pyright: ignore[reportArgumentType]
     triton.compiler.compile = compiler  # pyright: ignore[reportAttributeAccessIssue]
-    for name in ("dynamic.antidiagonal", "dynamic.pooled", "portable.backward"):  # what the first call would import
+    for name in (
+        "sparse.select.antidiagonal",
+        "sparse.select.pooled_launch",
+        "backends.triton.backend",
+    ):  # what the first call would import
         importlib.import_module(f"longreach_kernels.{name}")
     backends._resolve_triton = lambda *_: backends.Backend("triton", "pretended")
     stand_ins = {"capability": lambda _: _Driver.arch, "processors": lambda _: 132, "_processors": lambda _: 132}

@@ -19,10 +19,10 @@ SHARED_BYTES = 227 * 1024  # that a block may use on sm_90
 # Every kind of batch, mask and option, and each of them with some head dims; LONGREACH_TEST_FULL=1 for all.
 VARIANTS = (
     *("dense causal", "dense full", "dense blocks", "paged causal fp16", "paged window with learned sinks"),
-    *("paged causal in parts", "ragged causal with softcap"),
+    *("paged causal in splits", "ragged causal with softcap"),
 )
 FP8_VARIANTS = (
-    *("fp8 causal", "fp8 full fp16", "fp8 blocks", "fp8 window with learned sinks", "fp8 causal in parts"),
+    *("fp8 causal", "fp8 full fp16", "fp8 blocks", "fp8 window with learned sinks", "fp8 causal in splits"),
     "fp8 causal with softcap",
 )
 COMPILED = [

@@ -16,7 +16,7 @@ import pytest
 from longreach.api.service.output_pipe import OutputPipe
 
 ROOT = Path(__file__).parents[3]
-DROPPED = re.compile(rb"WARNING longreach\.api\.output_pipe: lines that were dropped here, .*: (\d+)\n")
+DROPPED = re.compile(rb"WARNING longreach\.api\.service\.output_pipe: lines that were dropped here, .*: (\d+)\n")
 
 
 class Pipe:

@@ -138,4 +138,4 @@ class Deployed:
 
     def engines(self) -> list[int]:
         """Its engine processes."""
-        return self.pids(r"longreach\.engine\.process")
+        return self.pids(r"longreach\.engine\.startup\.engine_process")
