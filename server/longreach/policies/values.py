@@ -218,7 +218,8 @@ class Dynamic(RequestPolicy, frozen=True, tag="dynamic"):
     dense_below: Annotated[
         TokensOrNone,
         Meta(
-            description="Queries before this position use dense attention: on short prefixes, choosing costs what it saves."
+            description="Queries before this position use dense attention: "
+            "on short prefixes, choosing costs what it saves."
         ),
     ] = 8192
 
