@@ -7,7 +7,8 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 CORE     := $(VENV)/.core
 ALL      := $(VENV)/.installed
-PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
+# Bytecode is made of what is imported, when it is: of everything that takes as long as the tests of a tier.
+PIP      := $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test quick test-gpu test-training faults loadtest soak check format lock docs docker-check clean
@@ -39,7 +40,7 @@ WORKERS     ?= 2
 GPU_WORKERS ?= 8
 RESULTS     := build/test-results
 PYTEST      := $(BIN)/python -m pytest --durations 50 --durations-min 1
-BESIDE      := -n $(WORKERS) --dist loadgroup
+BESIDE      := -n $(WORKERS)
 
 test: quick ## run all tests that need no GPU: the unit tests, the others side by side, then what has to run alone
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not unit and not serial and not gpu" $(BESIDE) --junitxml $(RESULTS)/side-by-side.xml
@@ -49,7 +50,7 @@ quick: install ## run the unit tests, which take a minute
 	OMP_NUM_THREADS=1 $(PYTEST) -m unit $(BESIDE) --junitxml $(RESULTS)/unit.xml
 
 test-gpu: install ## run the tests that need a GPU, on one GPU; kernels compile on all cores
-	$(PYTEST) -m gpu -n $(GPU_WORKERS) --dist loadgroup --junitxml $(RESULTS)/gpu.xml
+	$(PYTEST) -m gpu -n $(GPU_WORKERS) --junitxml $(RESULTS)/gpu.xml
 
 faults: install ## plant faults into copies of the tree, and see that the tests catch each of them
 	$(BIN)/python -m tests.planted_faults
@@ -75,11 +76,17 @@ soak: install ## load the server for half an hour and three nodes for ten minute
 	LONGREACH_SCHEMA_CASES=300 LONGREACH_SCHEMA_RESULT=benchmarks/results/soak/schema.json $(BIN)/python -m pytest -n0 --timeout 0 tests/server/api/test_openapi.py
 
 check: install ## lint, formatting, spelling, file sizes, types, the import layers, and tables against results
+	$(MAKE) --no-print-directory --jobs 2 check-types check-rest
+
+.PHONY: check-types check-rest
+check-types:
+	$(BIN)/pyright
+
+check-rest:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/python scripts/large_files.py
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check

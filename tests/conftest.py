@@ -19,6 +19,7 @@ import torch
 from tests import pairwise
 from tests.processor_seconds import ProcessorSeconds
 from tests.tiers import SERIAL, SERIAL_MEANS, TIERS, may_hold, runs_alone, tier_of
+from tests.workers import GroupsStayTogether, sort_dearest_first
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
     junit = getattr(config.option, "xmlpath", None)
+    config.pluginmanager.register(GroupsStayTogether())
     config.pluginmanager.register(ProcessorSeconds(Path(junit).with_suffix(".seconds") if junit else None))
 
 
@@ -44,14 +46,15 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m unit` alone, without the seconds that importing all other tests takes."""
-    if config.option.markexpr not in TIERS or collection_path.suffix != ".py" or _ROOT not in collection_path.parents:
+    """`-m unit` or `-m "serial and not gpu"`, without the seconds that importing all other tests takes."""
+    wanted = config.option.markexpr.partition(" and ")[0]
+    if wanted not in {*TIERS, SERIAL} or collection_path.suffix != ".py" or _ROOT not in collection_path.parents:
         return None
     path = collection_path.relative_to(_ROOT).as_posix()
-    return None if may_hold(path, config.option.markexpr, collection_path.read_text()) else True
+    return None if may_hold(path, wanted, collection_path.read_text()) else True
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` and pytest-xdist look at the markers
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its tier, and skip what needs a GPU where there is none."""
     skip = pytest.mark.skip(reason="needs a CUDA GPU")
@@ -66,11 +69,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(tier)
         if runs_alone(path):
             item.add_marker(SERIAL)
-        if tier == "system" and not item.get_closest_marker("xdist_group"):
-            # A file's tests share servers and models that one worker starts.
-            item.add_marker(pytest.mark.xdist_group(path))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)
+    sort_dearest_first(items)
 
 
 @pytest.fixture(autouse=True)

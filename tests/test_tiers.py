@@ -37,6 +37,9 @@ def test_two_tiers_and_none_are_refused() -> None:
 def test_a_file_that_marks_tests_may_hold_them() -> None:
     assert may_hold("tests/kernels/test_fp8.py", "unit", "@pytest.mark.unit\ndef test_x(): ...")
     assert not may_hold("tests/kernels/test_fp8.py", "unit", "def test_x(): ...")
+    assert may_hold("tests/kernels/test_fp8.py", "serial", "@pytest.mark.serial\ndef test_x(): ...")
+    assert may_hold("tests/server/load/test_load.py", "serial", "def test_x(): ...")
+    assert not may_hold("tests/kernels/test_fp8.py", "serial", "def test_x(): ...")
 
 
 @pytest.mark.parametrize("path", [*TIER_OF, *SERIAL_FILES])

@@ -25,6 +25,7 @@ TIER_OF = {
     "tests/test_policy_page.py": "unit",
     "tests/test_security_page.py": "unit",
     "tests/test_tiers.py": "unit",
+    "tests/test_workers.py": "unit",
     "tests/benchmarks": "unit",
     "tests/benchmarks/test_compare.py": "system",
     "tests/benchmarks/test_methods_command.py": "system",
@@ -106,6 +107,7 @@ def is_under(path: str, place: str) -> bool:
     return path == place or path.startswith(f"{place}/")
 
 
-def may_hold(path: str, tier: str, text: str) -> bool:
-    """Whether a file with this `text` can have tests of a tier: those that it is in, or marks tests with."""
-    return tier_of(path, set()) == tier or f"pytest.mark.{tier}" in text
+def may_hold(path: str, wanted: str, text: str) -> bool:
+    """Whether a file with this `text` can have tests of a tier, or serial ones: it is listed so, or marks tests so."""
+    listed = runs_alone(path) if wanted == SERIAL else tier_of(path, set()) == wanted
+    return listed or f"pytest.mark.{wanted}" in text

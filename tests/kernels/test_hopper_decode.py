@@ -80,7 +80,6 @@ MASKS = [
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
 )
 class TestOnHopper:
-    @pytest.mark.xdist_group("gpu memory")  # the reference holds all pages as fp64
     @pytest.mark.parametrize("page_size", [16, 48, 64, 128, 256])
     @pytest.mark.parametrize("mask", MASKS, ids=repr)
     def test_lengths_pages_and_masks(self, mask: Mask, page_size: int) -> None:

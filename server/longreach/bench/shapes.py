@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 _LLAMA_8B: dict[str, Any] = {
     "vocab_size": 128256,
@@ -49,18 +49,22 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def config(shape: str) -> PretrainedConfig:
-    """The config of a shape named in `SHAPES`."""
-    return LlamaConfig(**SHAPES[shape], bos_token_id=0, eos_token_id=1, dtype="bfloat16")
+def config(shape: str) -> dict[str, Any]:
+    """The contents of config.json of a shape named in `SHAPES`."""
+    about = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    return about | SHAPES[shape] | {"bos_token_id": 0, "eos_token_id": 1}
 
 
 def write(shape: str, directory: Path) -> None:
     """Write config.json and a tokenizer of the shape's vocabulary, whose tokens are the words w0, w1, ..."""
     model = config(shape)
-    vocabulary = {f"w{i}": i for i in range(model.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w2"))
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(model["vocab_size"])}, unk_token="w2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w")])
+    tokenizer.add_special_tokens(["w0", "w1"])
     directory.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(directory)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w0", eos_token="w1").save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    # As files, without transformers: a benchmark of a server elsewhere need not wait for that to be imported.
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1"}
+    for name, contents in (("config.json", model), ("tokenizer_config.json", about)):
+        (directory / name).write_text(json.dumps(contents, indent=2), encoding="utf-8")

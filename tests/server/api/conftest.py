@@ -142,7 +142,7 @@ def server(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[EmbeddedServer]:
-    """One server with the embedded model for all tests that only send requests to one; they are in `embedded.GROUP`."""
+    """One server with the embedded model for the tests that only send requests; `tests/workers.py` names them."""
     from tests.server.api.embedded import EmbeddedServer  # it imports this module
 
     with EmbeddedServer(max_model_len=4096, kv_cache_memory="64MiB", page_bounds=True) as live:

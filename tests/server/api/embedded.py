@@ -16,9 +16,6 @@ from longreach.engine.messages import EngineConfig
 
 from tests.server.api.conftest import eventually
 
-# Tests of several files share one server, and so one worker of pytest-xdist.
-GROUP = "embedded server"
-
 
 class EmbeddedServer:
     """As `LiveServer`, with the embedded model on the CPU; leaving it asserts that it was one engine throughout.

@@ -14,9 +14,8 @@ from longreach_kernels import Causal, Window
 from longreach_kernels.analysis.work import work
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.api.embedded import GROUP, EmbeddedServer
+from tests.server.api.embedded import EmbeddedServer
 
-pytestmark = pytest.mark.xdist_group(GROUP)
 PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 30
 SPARSE = {"policy": "local_global", "window": 256, "global_tokens": 100}
 

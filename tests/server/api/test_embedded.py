@@ -10,13 +10,10 @@ import openai
 import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
 
-from tests.server.api.embedded import GROUP, EmbeddedServer
+from tests.server.api.embedded import EmbeddedServer
 from tests.server.attacks import sampling
 
 PROMPT = "The keeper of the lantern walks along the river. The pass key for the silver lantern is 4071. " * 20
-
-
-pytestmark = pytest.mark.xdist_group(GROUP)
 
 
 @pytest.fixture

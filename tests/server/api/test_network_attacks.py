@@ -13,6 +13,6 @@ from tests.server.attacks.network import ATTACKS
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_attack_leaves_nothing_behind(server: LiveServer, attack: Callable[[int], None]) -> None:
     attack(server.port)
-    eventually(lambda: server.idle and not server.connections, timeout=30)
-    assert server.service.bodies.total == 0
+    # A connection may be closed before what it held is given back.
+    eventually(lambda: server.idle and not server.connections and not server.service.bodies.total, timeout=30)
     assert server.complete().status_code == 200

@@ -18,6 +18,7 @@ from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Sampling
 from longreach.engine.startup.build import build_engine
 from msgspec.structs import replace
+from transformers import LlamaConfig
 
 from tests.server.engine.conftest import ids, save_model
 from tests.server.engine.places import admitted
@@ -161,7 +162,7 @@ def test_as_many_gpus_are_needed_as_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_give_the_tokens_of_one(tmp_path: Path) -> None:
     """Prompts that are read in several long steps, then answers from graphs that hold the shares' sums."""
-    model = shapes.config("llama-8b")
+    model = LlamaConfig.from_dict(shapes.config("llama-8b"))
     model.num_hidden_layers = 4
     model.save_pretrained(tmp_path)
     config = EngineConfig(

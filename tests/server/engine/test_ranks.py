@@ -25,6 +25,7 @@ from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, 
 from longreach.engine.startup.build import build_engine
 from longreach.plan_command import forecast
 from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, Strided, Window
+from transformers import LlamaConfig
 
 from tests.server.engine.places import admitted
 
@@ -264,7 +265,7 @@ def test_an_engine_ends_with_any_of_its_ranks(model_dir: Path, rank: int, blow: 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_two_gpus_give_the_tokens_of_one(tmp_path: Path, graphs: bool) -> None:
     """Steps overlap, and those of answers replay graphs that hold sums over ranks."""
-    model = shapes.config("llama-8b")
+    model = LlamaConfig.from_dict(shapes.config("llama-8b"))
     model.num_hidden_layers = 4
     model.save_pretrained(tmp_path)
     config = EngineConfig(
