@@ -73,8 +73,6 @@ TIER_OF = {
 }
 SERIAL_FILES = (
     "tests/server/attacks",
-    "tests/server/cluster/test_deploy.py",
-    "tests/server/playground",  # beside the tests of a worker, the server's thread aborted while it collected garbage
     "tests/server/load",
     "tests/server/engine/test_process.py",
     "tests/server/api/test_network_attacks.py",

@@ -55,9 +55,13 @@ def two() -> Iterator[Engine]:
     # Room for two of the long prompts on the device, and for as many in the host's memory: pages move, on both ranks.
     engine = build(tensor_parallel_size=2, kv_cache_bytes=24 << 20, kv_offload_bytes=48 << 20)
     yield engine
-    pids = engine._runner._ranks.pids  # type: ignore[attr-defined]
+    ranks = engine._runner._ranks  # type: ignore[attr-defined]
+    pids, rendezvous = ranks.pids, ranks.rendezvous
     engine.close()
     assert not any(alive(pid) for pid in pids)
+    # torch's store opens the file by this name when it is collected, and must not find another one there.
+    assert "longreach-rendezvous" in os.readlink(rendezvous)
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

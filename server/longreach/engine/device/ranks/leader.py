@@ -106,7 +106,8 @@ class Ranks:
                 process.wait()
         for connection in self._connections:
             connection.close()
-        os.close(self._file)
+        # The file stays open. torch's store opens it by its name once more when it is collected, whenever that is, and
+        # under the name of a descriptor that was closed there may be another file, which it would read and change.
 
     def kill(self) -> None:
         """End them at once, whatever they do."""
