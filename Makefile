@@ -7,8 +7,7 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 CORE     := $(VENV)/.core
 ALL      := $(VENV)/.installed
-# Bytecode is made of what is imported, when it is: of everything that takes as long as the tests of a tier.
-PIP      := $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -c requirements.lock
+PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test quick test-gpu test-training faults loadtest soak check format lock docs docker-check clean

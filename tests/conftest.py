@@ -5,6 +5,7 @@ Tiers are given here, as `tests/tiers.py` says, and a unit test is held to what 
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -52,6 +53,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     path = collection_path.relative_to(_ROOT).as_posix()
     return None if may_hold(path, wanted, collection_path.read_text()) else True
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of garbage collection: it stays to the end, and was looked through again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers

@@ -22,8 +22,8 @@ case "$*" in
   *) echo "python $*" >> "$NOTES" ;;
 esac
 """
-CORE = "python -m pip install --disable-pip-version-check --no-compile -c requirements.lock -e ."
-DEV = "python -m pip install --disable-pip-version-check --no-compile -c requirements.lock -e .[dev]"
+CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
+DEV = "python -m pip install --disable-pip-version-check -c requirements.lock -e .[dev]"
 SERVE = "longreach serve"
 QUICK, BESIDE, ALONE = (
     f"python -m pytest --durations 50 --durations-min 1 -m {chosen} --junitxml build/test-results/{name}.xml"
