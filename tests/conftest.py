@@ -56,7 +56,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was collected out of garbage collection: it stays to the end, and was looked through again and again."""
+    """Leave what was collected out of garbage collection: it stays to the end, and is looked through each time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
