@@ -10,7 +10,7 @@ ALL      := $(VENV)/.installed
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick test-gpu test-training faults loadtest soak check format lock docs docker-check clean
+.PHONY: help install serve test quick test-gpu test-training families faults loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ quick: install ## run the unit tests, which take a minute
 test-gpu: install ## run the tests that need a GPU, on one GPU; kernels compile on all cores
 	$(PYTEST) -m gpu -n $(GPU_WORKERS) --junitxml $(RESULTS)/gpu.xml
 
+families: install ## compare every model family with transformers' eager attention
+	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) tests/patches/families
+
 faults: install ## plant faults into copies of the tree, and see that the tests catch each of them
 	$(BIN)/python -m tests.planted_faults
 
@@ -89,6 +92,7 @@ check-rest:
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check
+	$(BIN)/python docs/model_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json
 

@@ -19,6 +19,7 @@ TIER_OF = {
     "tests/test_adr_index.py": "unit",
     "tests/test_architecture_page.py": "unit",
     "tests/test_changelog.py": "unit",
+    "tests/test_model_page.py": "unit",
     "tests/test_pairwise.py": "unit",
     "tests/test_parameters.py": "unit",
     "tests/test_planted_faults.py": "unit",

@@ -1,8 +1,10 @@
 """longreach's kernels inside Hugging Face models: patch(model), KV pages, and loading."""
 
+from longreach_patches.agreement import check_agreement
 from longreach_patches.batch_invariant import check_ranks
+from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
-from longreach_patches.families import FAMILIES, layer_masks, rotary_layers
+from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
@@ -40,9 +42,12 @@ __all__ = [
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",
+    "check_agreement",
+    "check_files_if_any",
     "check_layout",
     "check_ranks",
     "chosen_layers",
+    "head_shape",
     "layer_masks",
     "load_config",
     "load_model",

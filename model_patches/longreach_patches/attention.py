@@ -10,11 +10,11 @@ Shape suffixes: B batch, H query heads, N query tokens, M keys, T tokens of all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from longreach_kernels import Backend, attention, ragged_attention, write_pages
+from longreach_kernels import Backend, Window, attention, ragged_attention, write_pages
 from longreach_kernels.call import AttentionCall
 from torch import nn
 from transformers import AttentionInterface
@@ -22,11 +22,13 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerMask
-from longreach_patches.pages import PagedStep
+from longreach_patches.pages import PagedStep, step_behind
 from longreach_patches.policy_step import step_attention
 
 NAME = "longreach"
 LAYER_ATTRIBUTE = "longreach_attention"
+# By these names transformers' modules hand over what changes the result and has no place in a kernel.
+_NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks", "attention_bias", "attn_bias")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def longreach_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     paged_step: PagedStep | None = None,
     position_ids: torch.Tensor | None = None,
     **kwargs: Any,
@@ -93,6 +97,7 @@ def longreach_attention(
 
     With a `paged_step`, B is 1 and the N tokens belong to the step's sequences; their keys and values are written to
     the layer's pages first and everything is then read from there. Without one this is ordinary attention over `key`.
+    `s_aux` (H,) are the logits of learned sinks, which join the softmax's denominator and have no value.
 
     Raises:
         UnsupportedModelError: the module is not patched, or the call asks for what the kernels do not compute.
@@ -100,31 +105,44 @@ def longreach_attention(
     layer: LayerAttention | None = getattr(module, LAYER_ATTRIBUTE, None)
     if layer is None:
         raise UnsupportedModelError('attention "longreach" was set on a model that is not patched; call patch(model)')
-    _refuse_unsupported(dropout, kwargs)
+    _refuse_unsupported(layer.mask, dropout, sliding_window, kwargs)
+    if paged_step is None:
+        paged_step = step_behind(attention_mask)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(layer.mask, scale, softcap, s_aux, batch_invariant=layer.batch_invariant)
+    backend = layer.backend.name
     if paged_step is not None:
         if paged_step.wanted is not None:
             raise UnsupportedModelError("rows of a step can be left out of fused layers only; call fuse_layers() first")
-        return _paged(layer, module.layer_idx, query, key, value, scaling, paged_step), None  # pyright: ignore[reportArgumentType]
+        return _paged(call, backend, module.layer_idx, query, key, value, paged_step), None  # pyright: ignore[reportArgumentType]
     if attention_mask is None and _side_by_side(query, key):
-        return _uniform(layer, query, key, value, scaling), None
+        return _uniform(call, backend, query, key, value), None
     if attention_mask is None:
-        out = attention(query, key, value, layer.mask, scale=scaling, backend=layer.backend.name)
+        out = attention(query, key, value, backend=backend, **_options(call))
         return out.transpose(1, 2), None
     if isinstance(attention_mask, _PackedSequences):
         if position_ids is None:
             raise UnsupportedModelError("packed sequences need position_ids; pass them to the model")
-        return _packed(layer, query, key, value, scaling, position_ids), None
-    return _padded(layer, query, key, value, scaling, attention_mask), None
+        return _packed(call, backend, query, key, value, position_ids), None
+    return _padded(call, backend, query, key, value, attention_mask), None
 
 
-def _refuse_unsupported(dropout: float, kwargs: dict[str, Any]) -> None:
+def _options(call: AttentionCall) -> dict[str, Any]:
+    """A call as the public functions take it."""
+    return {"mask": call.mask, "scale": call.scale, "softcap": call.softcap, "sink_logits": call.sink_logits}
+
+
+def _refuse_unsupported(mask: LayerMask, dropout: float, sliding_window: int | None, kwargs: dict[str, Any]) -> None:
     if dropout:
         raise UnsupportedModelError(
             f"attention dropout is not computed in training (got {dropout}); set attention_dropout to 0"
         )
-    for name in ("softcap", "s_aux", "position_bias"):
+    # What a module says of its window is held against the family's row: a wrong row is an error, not another model.
+    if sliding_window is not None and mask != Window(sliding_window):
+        raise UnsupportedModelError(f"the module's window is {sliding_window}, and its family's row says {mask}")
+    for name in _NOT_COMPUTED:
         if kwargs.get(name) is not None:
-            raise UnsupportedModelError(f"the model passes {name!r} to attention, which no supported family uses")
+            raise UnsupportedModelError(f"the model passes {name!r} to attention, which these kernels do not compute")
     if kwargs.get("output_attentions"):
         raise UnsupportedModelError(
             'output_attentions needs attn_implementation="eager": these kernels keep no weights'
@@ -132,23 +150,21 @@ def _refuse_unsupported(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def _paged(
-    layer: LayerAttention,
+    call: AttentionCall,
+    backend: str,
     layer_index: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float | None,
     step: PagedStep,
 ) -> torch.Tensor:
     q_thd, k_thd, v_thd = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     k_pages, v_pages = step.pages.keys[layer_index], step.pages.values[layer_index]
-    kv_scales, backend = step.pages.scales[layer_index], layer.backend.name
+    kv_scales = step.pages.scales[layer_index]
     k_scale, v_scale = kv_scales or (None, None)
     write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
     step.pages.bound_keys(layer_index, step.slots, backend)
-    scale = q_thd.shape[-1] ** -0.5 if scaling is None else scaling
-    call = AttentionCall(layer.mask, scale, kv_scales=kv_scales, batch_invariant=layer.batch_invariant)
-    return step_attention(q_thd, layer_index, step, call, backend).unsqueeze(0)
+    return step_attention(q_thd, layer_index, step, replace(call, kv_scales=kv_scales), backend).unsqueeze(0)
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:
@@ -157,7 +173,7 @@ def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def _uniform(
-    layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+    call: AttentionCall, backend: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """Attention of sequences of one length that lie side by side, as a ragged batch: the tensor memory accelerator has
     one stride for the heads of all sequences of a dense one, so these, and their gradients, would be copied.
@@ -165,17 +181,16 @@ def _uniform(
     batch, heads, length, _ = query.shape
     q_thd, k_thd, v_thd = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
-    options = {"scale": scaling, "backend": layer.backend.name}
-    out = ragged_attention(q_thd, k_thd, v_thd, starts, starts, layer.mask, **options)
+    out = ragged_attention(q_thd, k_thd, v_thd, starts, starts, backend=backend, **_options(call))
     return out.view(batch, length, heads, -1)
 
 
 def _padded(
-    layer: LayerAttention,
+    call: AttentionCall,
+    backend: str,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float | None,
     valid: torch.Tensor,
 ) -> torch.Tensor:
     """Attention where `valid` (B, M) marks the keys that exist: drop the others, and give 0 at queries that do not."""
@@ -185,18 +200,18 @@ def _padded(
             "attention_mask has holes between real tokens; only padding at the ends is supported"
         )
     valid_q = valid[:, -query.shape[2] :]
-    out = _ragged(layer, query, key, value, scaling, valid_q, valid, valid_q.sum(1), valid.sum(1))
+    out = _ragged(call, backend, (query, key, value), (valid_q, valid), (valid_q.sum(1), valid.sum(1)))
     padded = out.new_zeros(query.shape[0], query.shape[2], query.shape[1], out.shape[-1])
     padded[valid_q] = out
     return padded
 
 
 def _packed(
-    layer: LayerAttention,
+    call: AttentionCall,
+    backend: str,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float | None,
     position_ids: torch.Tensor,
 ) -> torch.Tensor:
     """Attention inside each of the sequences laid end to end in a row; a new one starts where positions jump."""
@@ -207,33 +222,21 @@ def _packed(
     bounds = torch.cat([starts.flatten().nonzero().flatten(), starts.new_tensor([starts.numel()], dtype=torch.long)])
     everything = torch.ones_like(starts)
     lengths = bounds.diff()
-    out = _ragged(layer, query, key, value, scaling, everything, everything, lengths, lengths)
+    out = _ragged(call, backend, (query, key, value), (everything, everything), (lengths, lengths))
     return out.view(batch, length, heads, -1)
 
 
 def _ragged(
-    layer: LayerAttention,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float | None,
-    keep_q: torch.Tensor,
-    keep_k: torch.Tensor,
-    lengths_q: torch.Tensor,
-    lengths_k: torch.Tensor,
+    call: AttentionCall,
+    backend: str,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    keep: tuple[torch.Tensor, torch.Tensor],
+    lengths: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    q_thd = query.transpose(1, 2)[keep_q]
-    k_thd, v_thd = (x.transpose(1, 2)[keep_k] for x in (key, value))
-    return ragged_attention(
-        q_thd,
-        k_thd,
-        v_thd,
-        _cumulative(lengths_q),
-        _cumulative(lengths_k),
-        layer.mask,
-        scale=scaling,
-        backend=layer.backend.name,
-    )
+    """Attention of the tokens of queries, and of keys, that are kept; so many of each sequence."""
+    q_thd, k_thd, v_thd = (x.transpose(1, 2)[of] for x, of in zip(qkv, (keep[0], keep[1], keep[1]), strict=True))
+    starts_q, starts_k = (_cumulative(count) for count in lengths)
+    return ragged_attention(q_thd, k_thd, v_thd, starts_q, starts_k, backend=backend, **_options(call))
 
 
 def _cumulative(lengths: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from longreach_kernels import Backend
 from torch import nn
 from transformers import PreTrainedModel
 
+from longreach_patches.families import Family
 from longreach_patches.layout import RankLayout
 
 
@@ -27,6 +28,19 @@ def check_backend(backend: Backend) -> None:
         raise ValueError(
             f"--batch-invariant: the attention backend {backend.name!r} rests on libraries whose sums depend on the "
             "number of rows; it needs a GPU, with the backend triton or hopper"
+        )
+
+
+def check_family(family: Family) -> None:
+    """See whether a family's layers can be batch invariant.
+
+    Raises:
+        ValueError: they cannot; the message names the fix.
+    """
+    if not family.fused:
+        raise ValueError(
+            f"--batch-invariant: layers of the family {family.model_type!r} are transformers' own, whose norms and "
+            "experts may sum in an order that depends on the number of tokens; leave it out"
         )
 
 

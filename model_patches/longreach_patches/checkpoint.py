@@ -16,24 +16,37 @@ from longreach_patches.errors import ModelLoadError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+ADAPTER = "adapter_config.json"
+_OTHER_FORMATS = {
+    "*.gguf": "take the repository with safetensors files that it was made from",
+    "pytorch_model*.bin": "save the model once more with transformers: save_pretrained writes safetensors",
+    "consolidated*.pth": "save the model once more with transformers: save_pretrained writes safetensors",
+}
+
 _WEIGHT_TYPES = {"F64", "F32", "F16", "BF16"}
 
 
-def check_weights(directory: Path) -> Path:
-    """Check the headers of a model directory's safetensors files; no weights are read.
+def check_files(directory: Path) -> Path:
+    """Check what lies in a model's directory: the headers of its safetensors files, and that no adapter is beside them.
+    No weights are read.
 
-    Returns the file that says which tensors there are: the index, or the only file.
+    Returns the file that says which tensors there are: the only one, where it is whole, or else the index.
 
     Raises:
         ModelLoadError: a file is missing, cut short or no safetensors file; a tensor is not where the index says, or is
-            of a type that is no weight's. The message names the file.
+            of a type that is no weight's; there is an adapter. The message names the file.
     """
-    index = directory / INDEX
-    if not index.is_file():
-        if not (directory / SINGLE).is_file():
-            raise ModelLoadError(f"{directory}: there is no {SINGLE} and no {INDEX}; other formats are not read")
+    if (directory / ADAPTER).is_file():
+        raise ModelLoadError(
+            f"{directory / ADAPTER}: an adapter is not applied; merge it into the model (peft: merge_and_unload), or "
+            "move it to another directory to serve the model without it"
+        )
+    if (directory / SINGLE).is_file():  # which transformers prefers to an index that was left behind
         _check_file(directory / SINGLE, set())
         return directory / SINGLE
+    index = directory / INDEX
+    if not index.is_file():
+        raise ModelLoadError(f"{directory}: there is no {SINGLE} and no {INDEX}; {_found_instead(directory)}")
     expected: dict[str, set[str]] = {}
     for tensor, name in _weight_map(index).items():
         expected.setdefault(name, set()).add(tensor)
@@ -43,6 +56,24 @@ def check_weights(directory: Path) -> Path:
             raise ModelLoadError(f"{index}: it names {name!r}, which is no file of this directory; download it again")
         _check_file(path, tensors)
     return index
+
+
+def check_files_if_any(directory: Path) -> None:
+    """As `check_files`, where there is something that could be weights: a plan needs none.
+
+    Raises:
+        ModelLoadError: as `check_files`.
+    """
+    names = (SINGLE, INDEX, ADAPTER)
+    if any((directory / name).is_file() for name in names) or any(any(directory.glob(p)) for p in _OTHER_FORMATS):
+        check_files(directory)
+
+
+def _found_instead(directory: Path) -> str:
+    for pattern, cure in _OTHER_FORMATS.items():
+        if found := sorted(directory.glob(pattern)):
+            return f"{found[0].name} is of a format that is not read; {cure}"
+    return "other formats are not read"
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from longreach_patches.families import head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -51,8 +52,8 @@ class Footprint:
             split_weights(model, layout)
         tensors = [*model.parameters(), *model.buffers()]
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
-        hidden, inner = config.hidden_size, config.intermediate_size // layout.tensor_size
-        heads = len(layout.part(config.num_attention_heads))
+        hidden, inner = config.hidden_size, widest_inner(config) // layout.tensor_size
+        heads = len(layout.part(head_shape(config).heads))
         queries = heads * pages.head_dim
         keys = pages.num_kv_heads * pages.head_dim
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from longreach_kernels.context_parallel import contiguous_sizes
 from transformers import PretrainedConfig
 
+from longreach_patches.families import family_of, head_shape
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -90,9 +92,17 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
     Raises:
         ValueError: it cannot; the message names the sizes that work.
     """
+    if layout.size == 1:
+        return
+    if not family_of(config).fused:
+        raise ValueError(
+            f"{layout.flags}: layers of the family {config.model_type!r} are transformers' own, which are not split "
+            "over ranks; use size 1"
+        )
+    heads = head_shape(config)
     split = {
-        "query heads": config.num_attention_heads,
-        "KV heads": config.num_key_value_heads,
+        "query heads": heads.heads,
+        "KV heads": heads.kv_heads,
         "inner channels": config.intermediate_size,
     }
     uneven = [f"{count} {name}" for name, count in split.items() if count % layout.size]

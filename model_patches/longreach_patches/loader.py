@@ -7,6 +7,7 @@ refused before anything else happens.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,17 +18,23 @@ from typing import Any, cast
 import torch
 from longreach_kernels import resolve_backend
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from longreach_patches.batch_invariant import check_backend, check_ranks
-from longreach_patches.checkpoint import check_weights
+from longreach_patches import rope, wrapper
+from longreach_patches.batch_invariant import check_backend, check_family, check_ranks
+from longreach_patches.checkpoint import check_files
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError
-from longreach_patches.families import layer_masks
+from longreach_patches.families import family_of, head_shape, layer_masks
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.tensor_parallel import layer_cuts, split_head, split_weights
 
+logger = logging.getLogger(__name__)
+
+_ANSWERING = ("ForCausalLM", "LMHeadModel")
+_WITH_OTHER_PARTS = "ForConditionalGeneration"
+_FAULTS = ("missing_keys", "mismatched_keys", "error_msgs")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -67,12 +74,15 @@ def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> Pretr
         UnsupportedModelError: the family is not supported.
     """
     raw = _read_config(model)
+    _check_purpose(model, raw)
+    own_code = raw.get("auto_map")
+    raw = wrapper.text_part(raw)
     # transformers derives values from those of the file, so these are changed first and given to it as a file.
     changed = stretch(override(raw, overrides or {}))
-    if "auto_map" in changed:
-        raise ModelLoadError(f"{model}: the config has an auto_map; code from a model repository is never run")
     if not isinstance(changed.get("model_type"), str):
         raise ModelLoadError(f"{model}: no usable config.json (it has no model_type)")
+    if (changed.pop("auto_map", None) or own_code) is not None:
+        _ignore_own_code(model, changed["model_type"])
     try:
         with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
             Path(folder, "config.json").write_text(json.dumps(changed), encoding="utf-8")
@@ -100,6 +110,7 @@ def load_model(
     batch_invariant: bool = False,
     layout: RankLayout = SINGLE,
     overrides: Mapping[str, Any] | None = None,
+    max_length: int | None = None,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -113,6 +124,8 @@ def load_model(
         layout: which part of the model is kept. Files of the wanted dtype are mapped and not read where they are not
             needed; those of another are on the host as a whole for a moment.
         overrides: as in `load_config`.
+        max_length: the longest sequence that there will be, in tokens; by default the longest that the model is made
+            for. Rotary frequencies that depend on the length (LongRoPE, dynamic NTK) are those of this one.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -128,16 +141,20 @@ def load_model(
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
+        check_family(family_of(config))
     if random_weights:
         loaded = _random(config, target, resolved_dtype, layout)
     else:
         read = _from_files(model, config, resolved_dtype)
         split_weights(read, layout, target)
         loaded = read.to(target)  # pyright: ignore[reportArgumentType]
+    longest = rope.longest_sequence(config)
+    rope.freeze(loaded, max_length or longest)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
-    patched.fuse_layers(layout)
+    if family_of(config).fused:
+        patched.fuse_layers(layout)
     seconds = time.perf_counter() - start
-    return LoadedModel(patched, target, resolved_dtype, config.max_position_embeddings, seconds, layout)
+    return LoadedModel(patched, target, resolved_dtype, longest, seconds, layout)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -190,7 +207,8 @@ def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, 
 
 
 def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    source: str | Path = check_weights(Path(model)) if Path(model).is_dir() else model
+    wrapped = wrapper.is_wrapper(_read_config(model))
+    source: str | Path = check_files(Path(model)) if Path(model).is_dir() else model
     try:
         loaded, report = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
@@ -201,14 +219,21 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                key_mapping=wrapper.KEY_MAPPING if wrapped else None,
             ),
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelLoadError(f"{model}: the weights could not be read ({_in_one_line(error)})") from error
     # transformers fills what is missing with random numbers and only warns; a server must not answer from those.
-    for fault in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if report.get(fault):
-            some = ", ".join(str(name) for name in sorted(report[fault], key=str)[:3])
+    # What is unexpected is of another model than the config describes; tables of frequencies are always computed.
+    unexpected = [
+        name
+        for name in report.get("unexpected_keys") or ()
+        if not name.endswith("rotary_emb.inv_freq") and (not wrapped or wrapper.is_of_text(name))
+    ]
+    for fault, found in (*((name, report.get(name)) for name in _FAULTS), ("unexpected_keys", unexpected)):
+        if found:
+            some = ", ".join(str(name) for name in sorted(found, key=str)[:3])
             raise ModelLoadError(f"{source}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
     return loaded
 
@@ -231,17 +256,38 @@ def _read_config(model: str) -> dict[str, Any]:
         raise ModelLoadError(f"{path}: not valid JSON ({_in_one_line(error)})") from error
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")
-    if "auto_map" in raw:
-        raise ModelLoadError(f"{path}: it has an auto_map; code from a model repository is never run")
     return raw
+
+
+def _ignore_own_code(model: str, model_type: str) -> None:
+    if model_type not in CONFIG_MAPPING:
+        raise ModelLoadError(
+            f"{model}: its config.json has an auto_map, and transformers has no model type {model_type!r} of its own; "
+            "code from a model repository is never run"
+        )
+    logger.warning(
+        "%s: the auto_map in config.json is ignored; transformers' own class for %s is used", model, model_type
+    )
+
+
+def _check_purpose(model: str, raw: Mapping[str, Any]) -> None:
+    """A reward model or an embedding model has weights that fit, and answers nonsense."""
+    named = raw.get("architectures")
+    answering = (*_ANSWERING, _WITH_OTHER_PARTS) if wrapper.is_wrapper(raw) else _ANSWERING
+    if isinstance(named, list) and named and not any(str(name).endswith(answering) for name in named):
+        raise ModelLoadError(
+            f"{model}: config.json says that it is a {named[0]}; only language models that answer "
+            f"(...{_ANSWERING[0]}) are served, not reward, embedding or classification models"
+        )
 
 
 def _check_shapes(model: str, config: PretrainedConfig) -> None:
     """Build the model without memory: values that no layer can be made of are the config's fault, not the weights'."""
-    if config.num_attention_heads % config.num_key_value_heads:
+    shape = head_shape(config)
+    if shape.heads % shape.kv_heads:
         raise ModelLoadError(
-            f"{model}: no usable config.json ({config.num_attention_heads} num_attention_heads cannot share "
-            f"{config.num_key_value_heads} num_key_value_heads)"
+            f"{model}: no usable config.json ({shape.heads} num_attention_heads cannot share {shape.kv_heads} "
+            "num_key_value_heads)"
         )
     try:
         with torch.device("meta"):

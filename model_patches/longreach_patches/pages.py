@@ -19,7 +19,7 @@ from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import write_bounds
 from transformers import PretrainedConfig
 
-from longreach_patches.families import layer_masks
+from longreach_patches.families import head_shape, layer_masks
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecord
 
@@ -46,9 +46,9 @@ class PageShape:
         bounded: tuple[int, ...] = (),
     ) -> PageShape:
         """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads."""
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        kv_heads = len(layout.part(config.num_key_value_heads))
-        return cls(len(layer_masks(config)), kv_heads, head_dim, dtype, page_size, bounded)
+        shape = head_shape(config)
+        kv_heads = len(layout.part(shape.kv_heads))
+        return cls(len(layer_masks(config)), kv_heads, shape.head_dim, dtype, page_size, bounded)
 
     @property
     def bytes_per_token(self) -> int:
@@ -230,6 +230,17 @@ class PagedStep:
     def mask_placeholder(self) -> torch.Tensor:
         """A 4-D tensor of one element: transformers takes a 4-D mask as ready made and builds none of its own.
 
-        Without it, transformers inspects the position ids for packed sequences, which waits for the GPU.
+        Without it, transformers inspects the position ids for packed sequences, which waits for the GPU. It carries the
+        step (`step_behind`): the layers of some families hand on their mask, and not what else they are given.
         """
-        return self.slots.new_zeros(()).view(1, 1, 1, 1)
+        mask = self.slots.new_zeros(()).view(1, 1, 1, 1)
+        setattr(mask, _STEP, self)
+        return mask
+
+
+_STEP = "longreach_step"
+
+
+def step_behind(mask: object) -> PagedStep | None:
+    """The step whose `mask_placeholder` this is; None for other masks."""
+    return getattr(mask, _STEP, None)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longreach_patches import batch_invariant as invariance
-from longreach_patches import norms
+from longreach_patches import norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import LayerMask, layer_masks
+from longreach_patches.families import Family, LayerMask, family_of, layer_masks
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
@@ -33,6 +33,7 @@ class PatchedModel:
         masks: the mask of every decoder layer.
         backend: the kernels in use, with the reason they were chosen.
         batch_invariant: whether a token's results depend on what is computed along with it.
+        fused_layers: what computes steps over KV pages in place of the model's own layers; empty if they do.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PatchedModel:
         self._norms = norms.fuse(model) if fuse_norms else []
         self._linears = invariance.make_invariant(model) if batch_invariant else []
         self._layers: list[nn.Module] = []
+        self.fused_layers: list[FusedLayer] = []
 
     def fuse_layers(self, layout: RankLayout = SINGLE) -> None:
         """Compute steps over KV pages (`paged_step`) with few kernels a layer; other calls stay as they are.
@@ -70,11 +72,21 @@ class PatchedModel:
         """
         if self.batch_invariant:
             invariance.check_ranks(layout)
+        if not family_of(self.model.config).fused:
+            raise UnsupportedModelError(
+                f"layers of the family {self.model.config.model_type!r} are not fused; its own forward computes steps"
+            )
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
         for layer in layers if not self._layers else ():
             fused = FusedLayer(layer, layout, is_last=layer is layers[-1])
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
+            self.fused_layers.append(fused)
+
+    @property
+    def fused(self) -> bool:
+        """Whether steps over KV pages are computed by few kernels a layer, and not by the model's own layers."""
+        return bool(self._layers)
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
@@ -87,6 +99,7 @@ class PatchedModel:
         invariance.restore(self._linears)
         for layer in self._layers:
             del layer.forward
+        self._layers, self.fused_layers = [], []
         self._previous = None
 
     def __enter__(self) -> Self:
@@ -121,7 +134,8 @@ def patch(
         ValueError: the backend cannot run on the model's device or dtype, or is not batch invariant.
     """
     masks = layer_masks(model.config)
-    modules = _attention_modules(model)
+    family = family_of(model.config)
+    modules = _attention_modules(model, family)
     if len(modules) != len(masks):
         raise UnsupportedModelError(
             f"expected {len(masks)} attention modules in {type(model).__name__}, found {len(modules)}; "
@@ -135,6 +149,8 @@ def patch(
     resolved = resolve_backend(backend, parameter.device, parameter.dtype)
     if batch_invariant:
         invariance.check_backend(resolved)
+        invariance.check_family(family)
+    rope.check_frozen(model)
     register()
     return PatchedModel(model, modules, masks, resolved, fuse_norms, batch_invariant)
 
@@ -148,19 +164,21 @@ def _layer_forward(
     paged_step: PagedStep | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    if paged_step is not None:
+    if paged_step is not None and fused.in_use:
         return fused(hidden_states, position_embeddings, paged_step)
     if fused.is_part:
         raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
+    if paged_step is not None:
+        kwargs["paged_step"] = paged_step
     return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
 
 
-def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+def _attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:
     """The modules that call the attention interface, first layer to last."""
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise UnsupportedModelError(f"{type(model).__name__} has no list of decoder layers where one was expected")
-    modules = [cast("nn.Module", layer.self_attn) for layer in layers]
+    modules = [cast("nn.Module", getattr(layer, family.attention)) for layer in layers]
     if [module.layer_idx for module in modules] != list(range(len(modules))):
         raise UnsupportedModelError(
             f"the attention modules of {type(model).__name__} do not number their layers 0 to n-1"

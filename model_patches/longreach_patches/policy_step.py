@@ -273,6 +273,7 @@ def _choose(
         target=choice.target,
         estimator=choice.estimators[layer_index],
         scale=call.scale,
+        softcap=call.softcap,
         k_scale=None if call.kv_scales is None else call.kv_scales[0],
         backend=backend,
     )
@@ -292,9 +293,11 @@ def _within_budget(
     k_scale, v_scale = call.kv_scales or (None, None)
     found = []
     for rows, batch in budget.parts:
-        of_choice = {"scale": call.scale, "k_scale": k_scale, "backend": backend}
+        of_choice = {"scale": call.scale, "softcap": call.softcap, "k_scale": k_scale, "backend": backend}
         choice = select_blocks(q[rows], bounds, batch, budget=budget.tokens, **of_choice)
-        out, lse = block_attention(q[rows], *pages, batch, choice, v_scale=v_scale, **of_choice)
+        out, lse = block_attention(
+            q[rows], *pages, batch, choice, sink_logits=call.sink_logits, v_scale=v_scale, **of_choice
+        )
         found.append((out, lse, choice.missed(lse)))
     out, lse, missed = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
     return out, lse, missed

@@ -12,12 +12,14 @@ from longreach_patches import (
     Footprint,
     PatchError,
     RankLayout,
+    check_files_if_any,
     layer_masks,
     load_config,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
 )
+from longreach_patches.rope import longest_sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -148,7 +150,9 @@ def forecast(
     ]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
-    model = load_config(str(hub.small_files(config.model)), config.hf_overrides)
+    files = hub.small_files(config.model)
+    model = load_config(str(files), config.hf_overrides)
+    check_files_if_any(files)
     on_gpu = config.device != "cpu"
     if not on_gpu and gpu_memory:
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")
@@ -162,7 +166,7 @@ def forecast(
             for kv_dtype in kv_dtypes:
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype)
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
-                rows.append(_row(part, model.max_position_embeddings, config, host, layout, size))
+                rows.append(_row(part, longest_sequence(model), config, host, layout, size))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows))
 
 

@@ -93,7 +93,7 @@ def test_overrides_change_the_model_itself(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "su", "factor": 2}}, "no model can be built of config.json .*su"),
         ({"num_key_value_heads": 3}, "4 num_attention_heads cannot share 3 num_key_value_heads"),
         ({"num_attention_heads": 0}, "config.json"),
-        ({"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map"),
+        ({"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}, "auto_map"),
     ],
 )
 def test_what_no_model_can_be_made_of_is_named(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach_patches import ModelLoadError, RankLayout, UnsupportedModelError, load_model
+from longreach_patches import ModelLoadError, RankLayout, UnsupportedModelError, check_files_if_any, load_model
 from longreach_patches.loader import resolve_device, resolve_dtype
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -70,13 +70,95 @@ def test_random_weights_of_ranks_are_parts_of_one_model(directory: Path) -> None
         assert torch.equal(torch.cat(pieces, dim) if name in cut else pieces[1], tensor), name
 
 
-def test_own_code_is_refused_and_never_run(directory: Path, tmp_path: Path) -> None:
+def test_own_code_is_never_run(directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trap = tmp_path / "ran"
     (directory / "modeling_evil.py").write_text(f"open({str(trap)!r}, 'w')")
     edit_config(directory, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Evil"})
-    with pytest.raises(ModelLoadError, match="auto_map"):
+    assert type(load_model(str(directory), device="cpu").patched.model).__name__ == "LlamaForCausalLM"
+    assert "auto_map in config.json is ignored; transformers' own class for llama is used" in caplog.text
+    edit_config(directory, model_type="evil")
+    with pytest.raises(ModelLoadError, match=r"auto_map.* no model type 'evil' of its own; code .* is never run"):
         load_model(str(directory))
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("kind", ["LlamaForSequenceClassification", "LlamaModel", "LlamaForTokenClassification"])
+def test_a_model_that_answers_nothing_is_refused(directory: Path, kind: str) -> None:
+    edit_config(directory, architectures=[kind])
+    assert f"it is a {kind}; only language models that answer" in refused(directory)
+
+
+def test_an_architecture_that_nobody_names_is_taken(directory: Path) -> None:
+    for named in (None, [], ["MyLlamaForCausalLM"]):
+        edit_config(directory, architectures=named)
+        load_model(str(directory), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"num_hidden_layers": 2}, "model.layers.2.input_layernorm.weight"),
+        ({"tie_word_embeddings": False}, None),
+    ],
+)
+def test_weights_that_the_config_has_no_place_for_are_named(
+    directory: Path, changes: dict[str, object], name: str | None
+) -> None:
+    edit_config(directory, **changes)
+    if name is None:
+        load_model(str(directory), device="cpu")
+        return
+    assert f"the weights do not match config.json (unexpected keys: {name}" in refused(directory)
+
+
+@pytest.mark.parametrize(
+    ("extra", "taken"),
+    [
+        ("model.layers.0.self_attn.q_norm.weight", False),
+        ("model.layers.0.self_attn.q_proj.bias", False),
+        ("score.weight", False),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", True),
+    ],
+)
+def test_a_tensor_too_many_is_of_another_model(directory: Path, extra: str, taken: bool) -> None:
+    weights = directory / "model.safetensors"
+    save_file(load_file(weights) | {extra: torch.ones(16)}, weights, metadata={"format": "pt"})
+    if taken:
+        load_model(str(directory), device="cpu")
+    else:
+        assert f"unexpected keys: {extra}" in refused(directory)
+
+
+def test_an_adapter_beside_the_model_is_not_passed_over(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text("{}")
+    assert refused(directory).startswith(f"{directory / 'adapter_config.json'}: an adapter is not applied; merge it")
+
+
+def test_an_index_that_was_left_beside_the_whole_file_is_not_read(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    load_model(str(directory), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("model.Q4_K_M.gguf", "take the repository with safetensors files"),
+        ("pytorch_model-00001-of-00002.bin", "save_pretrained writes safetensors"),
+        ("consolidated.00.pth", "save_pretrained writes safetensors"),
+    ],
+)
+def test_other_formats_are_named_with_what_helps(directory: Path, name: str, cure: str) -> None:
+    (directory / "model.safetensors").rename(directory / name)
+    message = refused(directory)
+    assert f"{name} is of a format that is not read" in message
+    assert cure in message
+    with pytest.raises(ModelLoadError, match="of a format that is not read"):
+        check_files_if_any(directory)
+
+
+def test_a_directory_without_weights_can_be_planned_for(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    check_files_if_any(directory)
 
 
 def refused(directory: Path) -> str:

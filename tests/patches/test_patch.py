@@ -130,7 +130,7 @@ def test_patching_twice_is_refused() -> None:
 
 def test_an_unsupported_family_is_named() -> None:
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=50))
-    with pytest.raises(UnsupportedModelError, match=r"'gpt2'.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match="'gpt2' is not supported: it has learned positions"):
         patch(model)
 
 
@@ -138,10 +138,6 @@ def test_an_unsupported_family_is_named() -> None:
     ("change", "message"),
     [
         ({"is_causal": False}, "bidirectional"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            r"RoPE.*'dynamic'",
-        ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantized weights .*gptq.*16 bits"),
         ({"compression_config": {"format": "pack-quantized"}}, r"quantized weights \(compression_config"),
     ],

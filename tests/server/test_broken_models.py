@@ -37,7 +37,9 @@ def wrong_type(path: Path) -> None:
 
 
 def own_code(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "evil.Config"}}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C"}})
+    )
     path.with_name("evil.py").write_text("raise SystemExit('it ran')")
 
 

@@ -52,6 +52,7 @@ class FusedLayer:
         self._attention = attention
         self._mlp = mlp
         self.is_part = layout.size > 1
+        self.in_use = True  # off while the layer's own forward is asked what it computes
         self._layout = layout
         self._backend = cast("str", attention.longreach_attention.backend.name)
         self._invariant = cast("bool", attention.longreach_attention.batch_invariant)

@@ -165,6 +165,8 @@ class ForwardPass:
 
     def _wanted(self, batch: HostBatch, logit_rows: torch.Tensor) -> WantedRows | None:
         """What the last layer is asked for, where that is much less than all: nothing after it looks at other rows."""
+        if not self.loaded.patched.fused:
+            return None  # the model's own last layer computes all
         unwanted = len(batch.input_ids) - len(batch.logit_rows)
         if batch.groups or unwanted < _WORTH_LEAVING_OUT or self.loaded.layout.context_size > 1:
             return None

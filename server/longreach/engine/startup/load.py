@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,13 @@ from longreach_patches import (
     KVPages,
     LoadedModel,
     PageShape,
+    head_shape,
     layer_masks,
     load_model,
     resolve_kv_dtype,
     rotary_layers,
 )
+from longreach_patches.rope import described
 from transformers.utils import logging as transformers_logging
 
 from longreach.engine.device.forward_pass import StepGraphs
@@ -26,6 +29,8 @@ from longreach.engine.device.ranks.process_group import Joined, in_turn
 from longreach.engine.messages import EngineConfig
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.startup import capacity
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,12 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
             batch_invariant=config.batch_invariant,
             layout=layout,
             overrides=config.hf_overrides,
+            max_length=config.max_model_len,
         )
+    if joined.layout.rank == 0:
+        logger.info("%s", path_of(loaded))
+        if (note := described(loaded.config, config.max_model_len or loaded.max_positions)) is not None:
+            logger.info("%s", note)
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
         torch.cuda.empty_cache()  # what whole weights took before they were cut
@@ -98,22 +108,33 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
     policies = LayerPolicies(
         own,
-        loaded.config.num_attention_heads,
+        head_shape(loaded.config).heads,
         PageShape.of(loaded.config, kv_dtype, config.page_size, bounded=bounded),
         tuple(config.attention_dense_layers),
         tile=list_tiles(*_alike(loaded, footprint), backend=loaded.patched.backend.name),
         step_tokens=batched_tokens,
-        part=layout.part(loaded.config.num_attention_heads),
+        part=layout.part(head_shape(loaded.config).heads),
         rotary=rotary_layers(loaded.config),
     )
     demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
     return LoadedRank(config, loaded, own, footprint, demand, policies, batched_tokens)
 
 
+def path_of(loaded: LoadedModel) -> str:
+    """Which of the two ways computes steps, and why, for people."""
+    family = loaded.config.model_type
+    if loaded.patched.fused:
+        return f"layers are fused: the family {family} is on the list"
+    return (
+        f"layers are transformers' own, with our attention: for the family {family} there are no fused ones; "
+        "a token takes more launches"
+    )
+
+
 def _alike(loaded: LoadedModel, footprint: Footprint) -> tuple[torch.Tensor, torch.Tensor]:
     """A query and a page of the kind that attention is computed of."""
     shape = footprint.pages
-    heads = len(loaded.layout.part(loaded.config.num_attention_heads))
+    heads = len(loaded.layout.part(head_shape(loaded.config).heads))
     q = torch.empty((1, heads, shape.head_dim), dtype=loaded.dtype, device=loaded.device)
     size = (1, shape.page_size, shape.num_kv_heads, shape.head_dim)
     return q, torch.empty(size, dtype=shape.dtype, device=loaded.device)

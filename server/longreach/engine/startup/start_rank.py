@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import Mask
-from longreach_patches import KVPages, RankLayout
+from longreach_patches import KVPages, RankLayout, check_agreement
 
 from longreach.engine.device.forward_pass import ForwardPass, StepGraphs
 from longreach.engine.device.offload_store import HostStore
@@ -69,6 +69,7 @@ def start_rank(config: EngineConfig, joined: Joined) -> RankState:
     rank = load_rank(config, joined)
     if rank.on_gpu:
         compile_start(rank)
+    check_agreement(rank.loaded.patched)
     measured = measure(rank)
     pages, drawn = allocate(rank, measured)
     graphs = capture(rank, pages, drawn, measured.limits)
@@ -146,9 +147,20 @@ def capture(rank: LoadedRank, pages: KVPages, drawn: torch.Tensor, limits: Limit
     """The CUDA graphs of steps over these pages; None where there are none."""
     if not (rank.on_gpu and rank.config.cuda_graphs):
         return None
-    with _logged("captured CUDA graphs"):
-        graphs = rank.graphs(pages, drawn, limits)
-        graphs.capture()
+    graphs = rank.graphs(pages, drawn, limits)
+    try:
+        with _logged("captured CUDA graphs"):
+            graphs.capture()
+    except RuntimeError as error:
+        if rank.loaded.patched.fused:
+            raise
+        logger.warning(
+            "no CUDA graphs: layers of the family %s cannot be captured (%s); each step launches its kernels one by "
+            "one, so tokens of short contexts come slower",
+            rank.loaded.config.model_type,
+            str(error).splitlines()[0],
+        )
+        return None
     return graphs
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sizes import KEY_BLOCK
-from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup
+from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup, head_shape
 
 from longreach.engine.device.forward_pass import forward
 from longreach.engine.scheduling.limits import Limits
@@ -70,7 +70,7 @@ def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> N
 
 def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> None:
     """One token each of so many answers, each of which may read the first and the last of its blocks."""
-    heads = len(loaded.layout.part(loaded.config.num_attention_heads))
+    heads = len(loaded.layout.part(head_shape(loaded.config).heads))
     input_ids, positions, slots, rows = upload(
         [np.zeros(tokens, np.int64), np.full(tokens, context - 1), np.full(tokens, -1), np.arange(tokens)],
         loaded.device,

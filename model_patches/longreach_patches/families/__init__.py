@@ -1,0 +1,18 @@
+"""What is known of each model family, as data, and what follows from a model's config."""
+
+from longreach_patches.families.family import Family, LayerMask
+from longreach_patches.families.read import HeadShape, family_of, head_shape, layer_masks, rotary_layers, widest_inner
+from longreach_patches.families.table import FAMILIES, LEFT_OUT
+
+__all__ = [
+    "FAMILIES",
+    "LEFT_OUT",
+    "Family",
+    "HeadShape",
+    "LayerMask",
+    "family_of",
+    "head_shape",
+    "layer_masks",
+    "rotary_layers",
+    "widest_inner",
+]

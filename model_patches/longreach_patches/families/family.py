@@ -1,0 +1,83 @@
+"""What the patches know of a model family: a row of data, and how its config is read.
+
+A row says which layers see a window and which turn keys by their positions, whether few kernels of our own may stand
+for a layer, and where its attention modules are. All numbers come from the model's own config, so a fine-tune with
+another window needs nothing here. To add a family, see docs/adding-a-model-family.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from longreach_kernels import Causal, Window
+from transformers import PretrainedConfig
+
+from longreach_patches.errors import UnsupportedModelError
+
+LayerMask = Causal | Window
+
+_FULL = {"full_attention", "attention"}
+_WINDOWED = {"sliding_attention"}
+
+
+def windows_of_config(config: PretrainedConfig) -> list[int | None]:
+    """Each layer's sliding window in tokens, or None for full attention, as transformers' newer configs have it: by
+    `layer_types` where there are such, else `sliding_window` in all layers.
+
+    Raises:
+        UnsupportedModelError: a layer is of a kind that is neither.
+    """
+    kinds: Sequence[str] | None = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    if kinds is None:
+        return [window] * config.num_hidden_layers
+    if unknown := sorted(set(kinds) - _FULL - _WINDOWED):
+        raise UnsupportedModelError(
+            f"this {config.model_type} config has layers of the kind {', '.join(unknown)}; "
+            "only full_attention and sliding_attention are computed"
+        )
+    # Some clear `sliding_window` unless `use_sliding_window` is set, and keep the layers' kinds.
+    return [window if kind in _WINDOWED else None for kind in kinds]
+
+
+def no_windows(config: PretrainedConfig) -> list[int | None]:
+    """None for each layer, whatever the config says of windows."""
+    return [None] * config.num_hidden_layers
+
+
+def rotary_where_marked(config: PretrainedConfig) -> list[bool]:
+    """Of SmolLM3: despite the name `no_rope_layers`, 1 stands for rotary positions."""
+    return [bool(rotary) for rotary in config.no_rope_layers]
+
+
+def rotary_where_windowed(config: PretrainedConfig) -> list[bool]:
+    """Rotary positions in windowed layers alone."""
+    return [window is not None for window in windows_of_config(config)]
+
+
+def rotary_where_windowed_if_any(config: PretrainedConfig) -> list[bool]:
+    """Of EXAONE 4: as above in models with windows, and everywhere in those without."""
+    return rotary_where_windowed(config) if config.sliding_window else [True] * config.num_hidden_layers
+
+
+@dataclass(frozen=True)
+class Family:
+    """One supported `model_type`.
+
+    Attributes:
+        model_type: as config.json has it.
+        examples: published checkpoints, for the documentation.
+        windows: each layer's sliding window in tokens, or None where it sees everything.
+        rotary: whether each layer has rotary positions; None where all have.
+        fused: whether `fused.FusedLayer` computes what its layers compute. Only these are fused; the others are served
+            by their own forward, with our attention.
+        attention: the name that a layer has for its attention module.
+    """
+
+    model_type: str
+    examples: tuple[str, ...] = ()
+    windows: Callable[[PretrainedConfig], list[int | None]] = windows_of_config
+    rotary: Callable[[PretrainedConfig], list[bool]] | None = None
+    fused: bool = False
+    attention: str = "self_attn"

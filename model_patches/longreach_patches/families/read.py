@@ -1,0 +1,98 @@
+"""What a model's config says, read as its family has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longreach_kernels import Causal, Window
+from transformers import PretrainedConfig
+
+from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.families.family import Family, LayerMask
+from longreach_patches.families.table import FAMILIES, LEFT_OUT
+
+# Names that configs have for the experts that a token goes to, and for an expert's inner channels.
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k")
+_EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Attention heads of a layer, those of keys and values, and the channels of each."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    """The row of a config's family.
+
+    Raises:
+        UnsupportedModelError: it has none; the message says what would be missing where that is known.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is not None:
+        return family
+    if (missing := LEFT_OUT.get(config.model_type)) is not None:
+        raise UnsupportedModelError(f"model type {config.model_type!r} is not supported: it has {missing}")
+    raise UnsupportedModelError(
+        f"model type {config.model_type!r} has no entry in longreach_patches.families; "
+        f"supported are {', '.join(sorted(FAMILIES))}"
+    )
+
+
+def layer_masks(config: PretrainedConfig) -> tuple[LayerMask, ...]:
+    """The mask of every decoder layer, first to last, as the config asks for it.
+
+    Raises:
+        UnsupportedModelError: the family is not in the table, or the config asks for something no family here has.
+    """
+    family = family_of(config)
+    _refuse_what_no_family_has(config)
+    return tuple(Causal() if window is None else Window(window) for window in family.windows(config))
+
+
+def rotary_layers(config: PretrainedConfig) -> tuple[bool, ...]:
+    """Whether each decoder layer, first to last, turns its queries and keys by their positions.
+
+    Raises:
+        UnsupportedModelError: the family is not in the table.
+    """
+    rotary = family_of(config).rotary
+    return (True,) * config.num_hidden_layers if rotary is None else tuple(rotary(config))
+
+
+def head_shape(config: PretrainedConfig) -> HeadShape:
+    """The heads of every layer. Older families have as many heads of keys as of queries, and do not say so."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return HeadShape(heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def widest_inner(config: PretrainedConfig) -> int:
+    """The most inner channels that an MLP, or all experts of a token together, have in any layer."""
+    dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    widths = list(dense) if isinstance(dense, list | tuple) else [dense]
+    experts = _number(config, _EXPERTS_PER_TOKEN, 0) * _number(config, _EXPERT_INNER, widths[0])
+    return max(*widths, experts)
+
+
+def _number(config: PretrainedConfig, names: tuple[str, ...], default: int) -> int:
+    """What a config has under the first of these names that it knows."""
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int)), default)
+
+
+def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
+    missing = []
+    if not getattr(config, "is_causal", True):
+        missing.append("bidirectional attention (is_causal=False)")
+    if getattr(config, "use_bidirectional_attention", False):
+        missing.append("bidirectional attention (use_bidirectional_attention=True)")
+    for name in ("quantization_config", "compression_config"):
+        if (how := getattr(config, name, None)) is not None:
+            method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)
+            missing.append(f"quantized weights ({name}, {method or 'no quant_method'}); take the model in 16 bits")
+    if missing:
+        raise UnsupportedModelError(f"this {config.model_type} config needs {'; '.join(missing)}")

@@ -1,0 +1,136 @@
+"""The families that are served, a row each. tests/patches/families holds each row to transformers' eager model."""
+
+from __future__ import annotations
+
+from longreach_patches.families.family import (
+    Family,
+    no_windows,
+    rotary_where_marked,
+    rotary_where_windowed,
+    rotary_where_windowed_if_any,
+)
+
+_FUSED = (
+    Family(
+        "llama", ("meta-llama/Llama-3.1-8B-Instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"), no_windows, fused=True
+    ),
+    Family("mistral", ("mistralai/Mistral-Nemo-Instruct-2407",), fused=True),
+    Family("qwen2", ("Qwen/Qwen2.5-7B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"), fused=True),
+    Family("qwen3", ("Qwen/Qwen3-8B",), fused=True),
+    Family("smollm3", ("HuggingFaceTB/SmolLM3-3B",), rotary=rotary_where_marked, fused=True),
+    Family("cwm", ("facebook/cwm",), fused=True),
+    Family("internlm3", ("internlm/internlm3-8b-instruct",), no_windows, fused=True),
+    Family("iquestcoder", ("IQuestLab/IQuest-Coder-V1-40B-Instruct",), fused=True),
+    Family("ministral", fused=True),
+    Family("seed_oss", ("ByteDance-Seed/Seed-OSS-36B-Instruct",), no_windows, fused=True),
+)
+_DENSE = (
+    Family("apertus", ("swiss-ai/Apertus-8B-Instruct-2509",), no_windows),
+    Family("arcee", ("arcee-ai/AFM-4.5B",), no_windows),
+    Family("bitnet", ("microsoft/bitnet-b1.58-2B-4T-bf16",), no_windows),
+    Family("cohere", ("CohereLabs/c4ai-command-r-v01",), no_windows),
+    Family("cohere2", ("CohereLabs/c4ai-command-r7b-12-2024",), rotary=rotary_where_windowed),
+    Family("ernie4_5", ("baidu/ERNIE-4.5-0.3B-PT",), no_windows),
+    Family("exaone4", ("LGAI-EXAONE/EXAONE-4.0-32B",), rotary=rotary_where_windowed_if_any),
+    Family("gemma", ("google/gemma-7b-it",), no_windows),
+    Family("gemma2", ("google/gemma-2-9b-it",)),
+    Family("gemma3_text", ("google/gemma-3-1b-it",)),
+    Family("glm", ("zai-org/glm-4-9b-chat-hf",), no_windows),
+    Family("glm4", ("zai-org/GLM-4-9B-0414",), no_windows),
+    Family("gpt_neox", ("EleutherAI/pythia-6.9b",), no_windows, attention="attention"),
+    Family("granite", ("ibm-granite/granite-3.3-8b-instruct",), no_windows),
+    Family("granite_swa"),
+    Family("helium", ("kyutai/helium-1-2b",), no_windows),
+    Family("hunyuan_v1_dense", ("tencent/Hunyuan-7B-Instruct",), no_windows),
+    Family("hyperclovax", ("naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",), no_windows),
+    Family("jais2", ("inceptionai/Jais-2-8B-Chat",), no_windows),
+    Family("ministral3", ("mistralai/Ministral-3-8B-Instruct-2512",)),
+    Family("nanochat", ("karpathy/nanochat-d32",), no_windows),
+    Family("nemotron", ("nvidia/Minitron-8B-Base",), no_windows),
+    Family("olmo", ("allenai/OLMo-7B-hf",), no_windows),
+    Family("olmo2", ("allenai/OLMo-2-1124-13B-Instruct",), no_windows),
+    Family("olmo3", ("allenai/Olmo-3-7B-Instruct",)),
+    Family("persimmon", ("adept/persimmon-8b-chat",), no_windows),
+    Family("phi", ("microsoft/phi-2",), no_windows),
+    Family("phi3", ("microsoft/Phi-4-mini-instruct", "microsoft/phi-4")),
+    Family("stablelm", ("stabilityai/stablelm-2-12b-chat",), no_windows),
+    Family("starcoder2", ("bigcode/starcoder2-15b",)),
+    Family("vaultgemma", ("google/vaultgemma-1b",)),
+)
+# With experts, which transformers' own modules run.
+_EXPERTS = (
+    Family("afmoe", ("arcee-ai/Trinity-Mini",), rotary=rotary_where_windowed),
+    Family("cohere2_moe"),
+    Family("dots1", ("rednote-hilab/dots.llm1.inst",)),
+    Family("ernie4_5_moe", ("baidu/ERNIE-4.5-21B-A3B-PT",), no_windows),
+    Family("exaone_moe", ("LGAI-EXAONE/K-EXAONE-236B-A23B",), rotary=rotary_where_windowed_if_any),
+    Family("flex_olmo", ("allenai/FlexOlmo-7x7B-1T",), no_windows),
+    Family("glm4_moe", ("zai-org/GLM-4.5-Air",), no_windows),
+    Family("gpt_oss", ("openai/gpt-oss-20b",)),
+    Family("granitemoe", ("ibm-granite/granite-3.1-3b-a800m-instruct",), no_windows),
+    Family("granitemoeshared", (), no_windows),
+    Family("granitemoe_swa"),
+    Family("hunyuan_v1_moe", ("tencent/Hunyuan-A13B-Instruct",), no_windows),
+    Family("hy_v3", (), no_windows),
+    Family("laguna"),
+    Family("mellum"),
+    Family("minimax_m2", ("MiniMaxAI/MiniMax-M2",), no_windows),
+    Family("mixtral", ("mistralai/Mixtral-8x7B-Instruct-v0.1",)),
+    Family("olmoe", ("allenai/OLMoE-1B-7B-0924-Instruct",), no_windows),
+    Family("phimoe", ("microsoft/Phi-3.5-MoE-instruct",)),
+    Family("qwen2_moe", ("Qwen/Qwen1.5-MoE-A2.7B-Chat",)),
+    Family("qwen3_moe", ("Qwen/Qwen3-30B-A3B-Instruct-2507",)),
+    Family("solar_open", ("upstage/Solar-Open-100B",), no_windows),
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED, *_DENSE, *_EXPERTS)}
+
+# What is known and not served, and what that would take.
+_LATENT = "multi-head latent attention (keys and values of different head dims)"
+_STATE = "a recurrent state in some layers"
+_BIAS = "position biases (ALiBi or learned ones) in attention"
+_POSITIONS = "learned positions at the input"
+LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "axk1",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "kimi_linear",
+            "longcat_flash",
+            "minicpm3",
+            "youtu",
+        ),
+        _LATENT,
+    ),
+    **dict.fromkeys(
+        (
+            "bamba",
+            "falcon_h1",
+            "falcon_mamba",
+            "granitemoehybrid",
+            "jamba",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "mamba2",
+            "minimax",
+            "nemotron_h",
+            "olmo_hybrid",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+            "qwen3_next",
+        ),
+        _STATE,
+    ),
+    **dict.fromkeys(("bloom", "falcon", "mpt"), _BIAS),
+    **dict.fromkeys(("gpt2", "opt"), _POSITIONS),
+    "llama4_text": "chunked attention",
+    "diffllama": "a difference of two softmaxes",
+    "doge": "a mask that depends on the values",
+    "gemma4_text": "head dims that differ by layer",
+    "mimo_v2_flash": "numbers of KV heads that differ by layer",
+}

@@ -1,0 +1,135 @@
+"""A tiny config of every family, with odd values in its odd fields: multipliers that are not 1, short windows.
+
+A field that a forward drops shows only where its value changes something.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+WINDOW = 13
+_SMALL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+# Values that a config gets where its class knows the name.
+_IF_KNOWN: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "attention_dropout": 0.1,  # means nothing in eval mode
+}
+_SLIDING = "sliding_attention"
+_THREE_OF_FOUR: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": [_SLIDING, _SLIDING, _SLIDING, "full_attention"],
+}
+_MULTIPLIERS: dict[str, Any] = {
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 4.0,
+}
+_GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0}
+_BASE = {"rope_type": "default", "rope_theta": 1e4}
+_LONG: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.1,
+}
+
+# What is odd in a family, or in one of several configs of a family; `model_type` where it is not the name.
+ODD: dict[str, dict[str, Any]] = {
+    "afmoe": _THREE_OF_FOUR,
+    "apertus": {"hidden_act": "xielu"},
+    "cohere": {"logit_scale": 0.3, "use_qk_norm": True},
+    "cohere2": _THREE_OF_FOUR | {"logit_scale": 0.3},
+    "cohere2_moe": _THREE_OF_FOUR,
+    "exaone4": _THREE_OF_FOUR,
+    "exaone4-full": {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "exaone_moe": _THREE_OF_FOUR,
+    "gemma2": _THREE_OF_FOUR | _GEMMA | {"final_logit_softcapping": 3.0},
+    "gemma3_text": _THREE_OF_FOUR | {"query_pre_attn_scalar": 30, "final_logit_softcapping": 3.0},
+    "gpt_neox": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.25}},
+    "gpt_oss": _THREE_OF_FOUR,
+    "granite": _MULTIPLIERS,
+    "granite_swa": _MULTIPLIERS | _THREE_OF_FOUR,
+    "granitemoe": _MULTIPLIERS,
+    "granitemoe_swa": _MULTIPLIERS | _THREE_OF_FOUR,
+    "granitemoeshared": _MULTIPLIERS,
+    "hyperclovax": _MULTIPLIERS,
+    "laguna": _THREE_OF_FOUR,
+    "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "mellum": _THREE_OF_FOUR,
+    "minimax_m2": {"rotary_dim": 8},
+    "ministral": _THREE_OF_FOUR,
+    "ministral3": {"rope_parameters": _LONG},
+    "mistral": {"sliding_window": WINDOW},
+    "mixtral": {"sliding_window": WINDOW},
+    "olmo3": _THREE_OF_FOUR,
+    "olmo": {"clip_qkv": 0.5},
+    "phi": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.5}},
+    "phi3": {"sliding_window": WINDOW, "rope_parameters": _BASE | {"partial_rotary_factor": 0.75}},
+    "phimoe": {"sliding_window": WINDOW},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "starcoder2": {"sliding_window": WINDOW},
+    "vaultgemma": _THREE_OF_FOUR | _GEMMA,
+}
+
+
+def config_of(name: str) -> PretrainedConfig:
+    """The config of a family, or of a name in `ODD`."""
+    odd = dict(ODD.get(name, {}))
+    kind = CONFIG_MAPPING[odd.pop("model_type", name)]
+    default = kind()
+    known = set(vars(default)) | set(getattr(kind, "__dataclass_fields__", {})) | set(kind.attribute_map)
+    values = {field: value for field, value in (_SMALL | _IF_KNOWN).items() if field in known}
+    kinds = getattr(default, "layer_types", None)
+    if kinds and "layer_types" not in odd and "use_sliding_window" not in odd and "sliding_window" not in odd:
+        different = list(dict.fromkeys(kinds))
+        values["layer_types"] = [different[i % len(different)] for i in range(values["num_hidden_layers"])]
+        if _SLIDING in different:
+            values["sliding_window"] = WINDOW
+    return kind(**values | odd)
+
+
+@torch.no_grad()
+def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """An eager model with weights large enough for attention to be far from uniform, the same ones in every dtype."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+    )
+    for parameter in model.parameters():
+        noise = torch.randn_like(parameter)
+        parameter.copy_(noise * 0.12 if parameter.dim() > 1 else parameter + noise * 0.1)
+    return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,60 @@
+"""Each family, loaded as the server loads it, gives what transformers' eager model gives: over pages, in chunks, and in
+the tokens that follow.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from longreach_patches import FAMILIES, load_model
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.patches.families.configs import ODD, config_of, random_model
+from tests.patches.test_pages import PagedSequences
+
+NAMES = sorted({*FAMILIES, *ODD})
+CHUNKS = (31, 1, 13, 25)
+ANSWER = 8
+
+
+def greedy(model: PreTrainedModel, prompt: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Logits of the prompt, and the tokens that follow."""
+    ids, first = prompt, None
+    for _ in range(ANSWER):
+        logits = model(ids[None], use_cache=False).logits[0]
+        first = logits if first is None else first
+        ids = torch.cat([ids, logits[-1].argmax()[None]])
+    assert first is not None
+    return first, ids[len(prompt) :].tolist()
+
+
+def greedy_over_pages(model: PreTrainedModel, prompt: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """The same, with the prompt in chunks over scattered pages, then a token at a time."""
+    run = PagedSequences(model, [torch.cat([prompt, torch.zeros(ANSWER, dtype=torch.long)])])
+    logits = torch.cat([run.step([chunk])[0] for chunk in CHUNKS])
+    answer = [int(logits[-1].argmax())]
+    while len(answer) < ANSWER:
+        run.sequences[0][run.done[0]] = answer[-1]
+        answer.append(int(run.step([1])[0][-1].argmax()))
+    return logits, answer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
+    config = config_of(name)
+    random_model(config, torch.float32).save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu", dtype="float32")
+    assert loaded.patched.fused == FAMILIES[config.model_type].fused
+    eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32).eval()
+    prompt = torch.randint(5, 512, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
+    expected, answer = greedy(eager, prompt)
+    got, own_answer = greedy_over_pages(loaded.patched.model, prompt)
+    # The engine asks for some rows' logits alone.
+    assert "logits_to_keep" in inspect.signature(type(loaded.patched.model).forward).parameters
+    error = (got - expected).abs().max() / expected.abs().max()
+    assert error < 1e-5
+    assert own_answer == answer
