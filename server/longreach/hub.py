@@ -27,7 +27,9 @@ SMALL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
+TEMPLATES = "additional_chat_templates"  # the folder of named chat templates, which are small files, too
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _BRANCH = "main"
@@ -42,7 +44,10 @@ def small_files(model: str, revision: str | None = None) -> Path:
     Raises:
         ModelFilesError: there is no config.json to be had; the message says why and what helps.
     """
-    return Path(model) if Path(model).is_dir() else _Repository(model, revision).directory(SMALL_FILES)
+    if Path(model).is_dir():
+        return Path(model)
+    repository = _Repository(model, revision)
+    return repository.directory((*SMALL_FILES, *repository.templates()))
 
 
 def all_files(model: str, revision: str | None = None) -> Path:
@@ -54,7 +59,7 @@ def all_files(model: str, revision: str | None = None) -> Path:
     if Path(model).is_dir():
         return Path(model)
     repository = _Repository(model, revision)
-    directory = repository.directory((*SMALL_FILES, _INDEX))
+    directory = repository.directory((*SMALL_FILES, *repository.templates(), _INDEX))
     if not any((directory / name).is_file() for name in (_INDEX, _WEIGHTS)):
         repository.ask(revision)
         repository.directory([_INDEX])
@@ -92,6 +97,14 @@ class _Repository:
             )
         log.info("%s is read from the cache, at commit %s: %s", model, cached, self._silence)
         self._commit = cached
+
+    def templates(self) -> list[str]:
+        """The named chat templates that the hub lists; none where it was not asked or is silent."""
+        return sorted(
+            name
+            for name in self._listed or ()
+            if name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja") and name.count("/") == 1
+        )
 
     def directory(self, names: Sequence[str]) -> Path:
         """The snapshot, with those of the files that the repository has."""

@@ -17,7 +17,8 @@ def add_to_cache(home: Path, model: str, files: dict[str, bytes], commit: str = 
     for name, contents in files.items():
         blob = repository / "blobs" / hashlib.sha256(contents).hexdigest()
         blob.write_bytes(contents)
-        (snapshot / name).symlink_to(Path("..", "..", "blobs", blob.name))
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).symlink_to(Path(*[".."] * (2 + name.count("/")), "blobs", blob.name))
     (repository / "refs" / "main").write_text(commit)
     return snapshot
 

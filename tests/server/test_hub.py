@@ -154,6 +154,23 @@ def test_what_the_repository_has_is_downloaded_once(home: Path, make_hub: Any) -
     assert (len(stub.downloads), stub.questions) == (5, 2)
 
 
+def test_chat_templates_of_a_repository(home: Path, make_hub: Any) -> None:
+    named = "additional_chat_templates/tool_use.jinja"
+    files = {
+        "config.json": b"{}",
+        "special_tokens_map.json": b'{"bos_token": "<b>"}',
+        "chat_template.json": b'{"chat_template": "{{ bos_token }}"}',
+        named: b"tools",
+    }
+    unused = {"additional_chat_templates/old/tool_use.jinja": b"{%", "additional_chat_templates/README.md": b""}
+    stub = make_hub(files | unused)
+    assert hub.commit_of(MODEL, hub.small_files(MODEL)) == COMMIT
+    assert sorted(stub.downloads) == sorted(files)
+    stub.files = SILENT[0]
+    template = ChatTemplate.load(MODEL)  # from the cache
+    assert (template.render([]), template.render([], tools=[{}])) == ("<b>", "tools")
+
+
 def test_a_repository_without_safetensors(make_hub: Any) -> None:
     make_hub({"config.json": b"{}", "pytorch_model.bin": b"1"})
     with pytest.raises(ModelFilesError, match=r"acme/tiny has no model.safetensors on the hub"):

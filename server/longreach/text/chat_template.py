@@ -18,7 +18,8 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from longreach.errors import InvalidRequestError, TokenizerError, quoted
-from longreach.text.files import model_file
+from longreach.text.special_tokens import named_tokens
+from longreach.text.template_files import DEFAULT, chat_templates
 
 # For models that were never given a template: plain words, which a base model can continue.
 DEFAULT_TEMPLATE = """\
@@ -33,7 +34,7 @@ DEFAULT_TEMPLATE = """\
 # Where the default template's next turn would begin, a base model's answer has ended.
 DEFAULT_STOPS = ["\n\nUser:", "\n\nSystem:"]
 
-_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_PROBE = "a1b2c3"
 
 
 class TemplateRefusalError(Exception):
@@ -42,6 +43,10 @@ class TemplateRefusalError(Exception):
 
 class ChatTemplate:
     """The template of one model; loaded by `ChatTemplate.load`.
+
+    Arguments:
+        templates: by name; one is `DEFAULT`. None for a model that has none.
+        tokens: the special tokens that templates can write, by their names.
 
     Attributes:
         stops: strings that end an answer beside those of the request.
@@ -54,7 +59,7 @@ class ChatTemplate:
         self.stops = DEFAULT_STOPS if templates is None else []
         self.sources = [DEFAULT_TEMPLATE] if templates is None else [*templates.values()]
         environment = _environment()
-        texts = {"default": DEFAULT_TEMPLATE} if templates is None else templates
+        texts = {DEFAULT: DEFAULT_TEMPLATE} if templates is None else templates
         try:
             self._templates = {name: environment.from_string(text) for name, text in texts.items()}
             parsed = [environment.parse(text) for text in texts.values()]
@@ -62,25 +67,16 @@ class ChatTemplate:
             raise TokenizerError(f"the model's chat template is not valid Jinja: {error}") from error
         self._variables = {name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree)}
         self._tokens = tokens
+        self._of_parts = {name for name, template in self._templates.items() if self._reads_parts_only(template)}
 
     @classmethod
     def load(cls, model: str) -> ChatTemplate:
-        """Read the template of a model directory or hub id: `chat_template.jinja`, or what the tokenizer's config has.
+        """Read the templates of a model directory or hub id; `template_files` says where they are looked for.
 
         Raises:
-            TokenizerError: it is not valid.
+            TokenizerError: one is not valid, or a file cannot be read.
         """
-        path = model_file(model, "tokenizer_config.json")
-        config: dict[str, Any] = {} if path is None else json.loads(path.read_text("utf-8"))
-        tokens = {name: _content(config[name]) for name in _TOKENS if config.get(name) is not None}
-        if (path := model_file(model, "chat_template.jinja")) is not None:
-            return cls({"default": path.read_text("utf-8")}, tokens)
-        declared = config.get("chat_template")
-        if isinstance(declared, str):
-            return cls({"default": declared}, tokens)
-        if isinstance(declared, list) and declared:
-            return cls({entry["name"]: entry["template"] for entry in declared}, tokens)
-        return cls(None, tokens)
+        return cls(chat_templates(model), named_tokens(model))
 
     def reads(self, variable: str) -> bool:
         """Whether the template makes any use of a variable."""
@@ -98,12 +94,11 @@ class ChatTemplate:
         Raises:
             InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
         """
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name) or next(iter(self._templates.values()))
+        name = "tool_use" if tools and "tool_use" in self._templates else DEFAULT
         try:
-            return template.render(
+            return self._templates[name].render(
                 self._tokens,
-                messages=messages,
+                messages=[*map(_in_parts, messages)] if name in self._of_parts else messages,
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -115,13 +110,27 @@ class ChatTemplate:
             what = f"{type(error).__name__}: {quoted(str(error), 256)}"
             raise _refused(f"the model's chat template cannot be filled in with them ({what})") from None
 
+    def _reads_parts_only(self, template: jinja2.Template) -> bool:
+        """Whether a template, as some of models with images, drops a text that is not in a list of parts."""
+        message = {"role": "user", "content": _PROBE}
+        return not self._shows(template, message) and self._shows(template, _in_parts(message))
+
+    def _shows(self, template: jinja2.Template, message: dict[str, Any]) -> bool:
+        try:
+            return _PROBE in template.render(self._tokens, messages=[message], tools=None, documents=None)
+        except Exception:  # noqa: BLE001 - foreign code; a request's error will say what it does not like
+            return False
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
 
 def _refused(why: str) -> InvalidRequestError:
     return InvalidRequestError(f"`messages`: {why}.", param="messages", code="invalid_value")
-
-
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -15,3 +15,12 @@ def model_file(model: str, name: str) -> Path | None:
     """
     path = hub.small_files(model) / name
     return path if path.is_file() else None
+
+
+def chat_template_files(model: str) -> list[Path]:
+    """The files of a model's named chat templates, by name.
+
+    Raises:
+        ModelFilesError: as `model_file`.
+    """
+    return sorted(path for path in (hub.small_files(model) / hub.TEMPLATES).glob("*.jinja") if path.is_file())

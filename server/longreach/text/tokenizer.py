@@ -17,6 +17,7 @@ from longreach.text.detokenizer import Detokenizer, TokenBytes
 from longreach.text.files import model_file
 from longreach.text.marks import GUARD, Marks, renamed, unguarded
 from longreach.text.measure import Measure
+from longreach.text.special_tokens import CONFIG, declared_tokens, read_object
 
 # A piece has so many characters, and at most so many more up to the next place where it can end.
 PIECE_CHARACTERS = 32 * 1024
@@ -91,13 +92,12 @@ class Tokenizer:
                 f"{model} has no tokenizer.json; write one with "
                 "transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL)"
             )
-        config_path = model_file(model, "tokenizer_config.json")
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-            config = {} if config_path is None else json.loads(config_path.read_text("utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"the tokenizer of {model} cannot be read: {error}") from error
-        _add_declared_tokens(backend, config)
+        _add_declared_tokens(backend, read_object(model, CONFIG))
+        _mark_special(backend, declared_tokens(model))
         return cls(backend)
 
     @property
@@ -215,3 +215,15 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) 
             (backend.add_special_tokens if token.get("special", False) else backend.add_tokens)([added])
         if backend.token_to_id(token["content"]) != id_:
             raise TokenizerError(f"tokenizer_config.json and tokenizer.json disagree about the token with id {id_}")
+
+
+def _mark_special(backend: tokenizers.Tokenizer, declared: list[str]) -> None:
+    """Read tokens of the vocabulary as special where only the files beside `tokenizer.json` say that they are.
+
+    transformers also gives new ids to declared tokens that are not in the vocabulary. The model has no embeddings for
+    those, so their names stay plain text here.
+    """
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token in declared:
+        if token not in added and backend.token_to_id(token) is not None:
+            backend.add_special_tokens([AddedToken(token, special=True)])

@@ -5,6 +5,7 @@ the tokens that follow.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,12 @@ def greedy(model: PreTrainedModel, prompt: torch.Tensor) -> tuple[torch.Tensor, 
     return first, ids[len(prompt) :].tolist()
 
 
-def greedy_over_pages(model: PreTrainedModel, prompt: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+def greedy_over_pages(
+    model: PreTrainedModel, prompt: torch.Tensor, chunks: Sequence[int] = CHUNKS
+) -> tuple[torch.Tensor, list[int]]:
     """The same, with the prompt in chunks over scattered pages, then a token at a time."""
     run = PagedSequences(model, [torch.cat([prompt, torch.zeros(ANSWER, dtype=torch.long)])])
-    logits = torch.cat([run.step([chunk])[0] for chunk in CHUNKS])
+    logits = torch.cat([run.step([chunk])[0] for chunk in chunks])
     answer = [int(logits[-1].argmax())]
     while len(answer) < ANSWER:
         run.sequences[0][run.done[0]] = answer[-1]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from longreach.config import EMBEDDED_MODEL
 from longreach.errors import InvalidRequestError, TokenizerError
 from longreach.text.chat_template import ChatTemplate
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.server.conftest import BOS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -81,4 +85,114 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert ChatTemplate.load(str(tmp_path)).render(HELLO) == "file"
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(TokenizerError, match="not valid Jinja"):
+        ChatTemplate.load(str(tmp_path))
+
+
+def write(directory: Path, name: str, contents: Any) -> None:
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).write_text(contents if isinstance(contents, str) else json.dumps(contents))
+
+
+TEMPLATES = {
+    "chat_template.jinja": "jinja",
+    "additional_chat_templates/tool_use.jinja": "more {{ tools }}",
+    "tokenizer_config.json": {
+        "chat_template": [
+            {"name": "default", "template": "config"},
+            {"name": "tool_use", "template": "config {{ tools }}"},
+        ]
+    },
+    "chat_template.json": {"chat_template": "json"},
+}
+JINJA, MORE, LISTED, JSON = TEMPLATES
+
+
+@pytest.mark.parametrize(
+    ("names", "plain", "with_tools"),
+    [
+        ([JSON], "json", "json"),
+        ([LISTED, JSON], "config", "config [{}]"),
+        ([MORE, LISTED, JSON], "config", "more [{}]"),
+        ([MORE, JSON], "json", "more [{}]"),
+        ([JINJA, JSON], "jinja", "jinja"),
+        ([JINJA, LISTED, JSON], "jinja", "jinja"),
+        ([JINJA, MORE, LISTED, JSON], "jinja", "more [{}]"),
+    ],
+)
+def test_which_file_s_template_is_used(tmp_path: Path, names: list[str], plain: str, with_tools: str) -> None:
+    for name in names:
+        write(tmp_path, name, TEMPLATES[name])
+    template = ChatTemplate.load(str(tmp_path))
+    assert not template.is_default
+    assert (template.render(HELLO), template.render(HELLO, tools=[{}])) == (plain, with_tools)
+    assert template.reads("tools") == ("[{}]" in with_tools)
+
+
+def test_named_templates_in_files_are_those_of_transformers(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(model_dir / "tokenizer.json", tmp_path)
+    for name, contents in TEMPLATES.items():
+        write(tmp_path, name, contents)
+    write(tmp_path, "special_tokens_map.json", {"bos_token": BOS})
+    write(tmp_path, JINJA, "{{ bos_token }}{{ messages[0].content }}")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = ChatTemplate.load(str(tmp_path))
+    for tools in ([], [{"type": "function"}]):
+        assert ours.render(HELLO, tools=tools) == theirs.apply_chat_template(HELLO, tools=tools or None, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({MORE: "a"}, r"chat templates for tool_use alone; put .* into chat_template.jinja"),
+        ({LISTED: {"chat_template": [{"name": "rag", "template": "a"}]}}, "chat templates for rag alone"),
+        ({LISTED: {"chat_template": [{"name": "rag"}]}}, r"tokenizer_config.json: no readable chat_template"),
+        ({LISTED: {"chat_template": 7}}, r"tokenizer_config.json: no readable chat_template"),
+        ({JSON: {"chat_template": ["a"]}}, r"chat_template.json: no readable chat_template"),
+        ({JSON: ["a"]}, r"chat_template.json is not a JSON object"),
+        ({JSON: "{"}, r"chat_template.json cannot be read"),
+        ({JINJA: "a", MORE: "{% if %}"}, "not valid Jinja"),
+    ],
+)
+def test_templates_that_cannot_be_used_are_named(tmp_path: Path, files: dict[str, Any], match: str) -> None:
+    for name, contents in files.items():
+        write(tmp_path, name, contents)
+    with pytest.raises(TokenizerError, match=match):
+        ChatTemplate.load(str(tmp_path))
+
+
+def test_a_template_that_reads_parts_is_given_parts() -> None:
+    of_parts = (
+        "{% for message in messages %}{{ message.role }}:"
+        "{% for part in message.content if part.type == 'text' %}{{ part.text }}{% endfor %};{% endfor %}"
+    )
+    messages = [*HELLO, {"role": "assistant", "content": ""}, {"role": "user", "content": "Who?"}]
+    assert rendered(of_parts, messages) == "user:Hello;assistant:;user:Who?;"
+    of_both = "{% if messages[0].content is string %}text{% endif %}{{ messages[0].content }}"
+    assert rendered(of_both) == "textHello"
+
+
+CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
+
+
+@pytest.mark.parametrize(
+    ("config", "older", "begin"),
+    [
+        ({}, {"bos_token": "<m>"}, "<m>"),
+        ({}, {"bos_token": {"content": "<m>", "lstrip": False}}, "<m>"),
+        ({"bos_token": "<c>"}, {}, "<c>"),
+        ({"bos_token": "<c>"}, {"bos_token": "<m>"}, "<m>"),
+        ({"bos_token": "<c>", "added_tokens_decoder": {}}, {"bos_token": "<m>"}, "<c>"),
+        ({"added_tokens_decoder": {}}, {"bos_token": "<m>"}, "<m>"),
+    ],
+)
+def test_special_tokens_of_templates(tmp_path: Path, config: dict, older: dict, begin: str) -> None:
+    write(tmp_path, CONFIG, config)
+    write(tmp_path, MAP, older)
+    write(tmp_path, "chat_template.jinja", "{{ bos_token }}")
+    assert ChatTemplate.load(str(tmp_path)).render(HELLO) == begin
+
+
+def test_a_special_token_without_a_text_is_named(tmp_path: Path) -> None:
+    write(tmp_path, MAP, {"bos_token": {"lstrip": True}})
+    with pytest.raises(TokenizerError, match=r"special_tokens_map.json: no readable bos_token"):
         ChatTemplate.load(str(tmp_path))

@@ -94,3 +94,27 @@ def test_files_that_contradict_each_other(model_dir: Path, tmp_path: Path) -> No
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(TokenizerError, match="disagree"):
         Tokenizer.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("member", ["eos_token", "extra_special_tokens"])
+def test_tokens_that_only_other_files_call_special(model_dir: Path, tmp_path: Path, name: str, member: str) -> None:
+    vocabulary = json.loads((model_dir / "tokenizer.json").read_text())["model"]["vocab"]
+    word = min(token for token in vocabulary if len(token) == 2 and token.isascii() and token.isalpha())
+    shutil.copy(model_dir / "tokenizer.json", tmp_path)
+    (tmp_path / name).write_text(json.dumps({member: word if member == "eos_token" else [word]}))
+    ours = Tokenizer.load(str(tmp_path))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for text in (f"a {word} b", f"{word}{word}", f"lan{word}tern", word):
+        assert ours.encode_here(text) == theirs(text)["input_ids"]
+    assert ours.vocab_size == len(theirs)
+    assert ours.encode_here(f"lan{word}tern").count(vocabulary[word]) == 1
+    assert ours.marks.guard(word) != word  # a message that writes it does not mean it
+
+
+def test_a_declared_token_that_the_model_does_not_have_is_plain_text(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(model_dir / "tokenizer.json", tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    tokenizer = Tokenizer.load(str(tmp_path))
+    assert tokenizer.token_id("<pad>") is None
+    assert len(tokenizer.encode_here("<pad>", special=False)) > 1
