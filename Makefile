@@ -26,7 +26,7 @@ $(CORE): pyproject.toml requirements.lock
 	@touch $@
 
 $(ALL): $(CORE)
-	@echo "== installing what tests and checks need: 114 packages more, 1.3 GB; minutes"
+	@echo "== installing what tests and checks need: 115 packages more, 1.3 GB; minutes"
 	$(PIP) -e '.[dev]'
 	@touch $@
 

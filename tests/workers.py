@@ -29,6 +29,7 @@ DEAREST = (
     "tests/server/engine/test_context_parallel.py",
     "tests/server/engine/test_batch_invariant.py",
     "tests/server/engine/test_embedded_model.py",
+    "tests/real/test_smollm2.py",
 )
 
 
