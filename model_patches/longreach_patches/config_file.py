@@ -111,4 +111,5 @@ def _refuse_unknown(where: str, given: Iterable[str], known: set[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             meant = f"; did you mean {where}{close[0]}?" if close else ""
-            raise ModelLoadError(f"--hf-overrides: this model's config has no {json.dumps(where + name)}{meant}")
+            source = "--hf-overrides or --rope-scaling" if where else "--hf-overrides"
+            raise ModelLoadError(f"{source}: this model's config has no {json.dumps(where + name)}{meant}")

@@ -62,6 +62,7 @@ def version() -> None:
 _ENGINE_SETTINGS = (
     "model",
     "hf_overrides",
+    "rope_scaling",
     "device",
     "dtype",
     "kv_cache_dtype",
@@ -233,6 +234,7 @@ def warmup(**flags: Any) -> None:
 @with_settings(
     "model",
     "hf_overrides",
+    "rope_scaling",
     "device",
     "dtype",
     "max_model_len",

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from longreach.config import Settings, flag
-from longreach.setting_values import Measure
+from longreach.setting_values import Measure, or_auto
 
 # For `typer.Typer`: `-h` everywhere, and lines as wide as the terminal, up to where they are hard to read.
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -98,8 +98,7 @@ def shown_default(name: str) -> str | None:
     field = Settings.model_fields[name]
     value = field.default
     if value is None:
-        takes_auto = any(not isinstance(read, Measure) and read("auto") is None for read in _parsers(name))
-        return "auto" if takes_auto else None
+        return "auto" if or_auto in _parsers(name) else None
     if isinstance(value, bool):
         return "on" if value else None
     if isinstance(value, tuple):

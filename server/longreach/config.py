@@ -27,11 +27,13 @@ from longreach.setting_values import (
     check_hosts,
     check_overrides,
     check_policy,
+    check_rope_scaling,
     is_loopback,
     layer_numbers,
     model_problem,
     or_auto,
     parse_policy,
+    parse_rope_scaling,
     power_of_two,
 )
 
@@ -43,6 +45,8 @@ EMBEDDED_MODEL_DESCRIPTION = (
     "questions it says 'Not stated.', even where the text has the answer. Serve your own: longreach serve MODEL"
 )
 
+# Two names of RoPE's parameters in config.json.
+_ROPE_NAMES = ("rope_scaling", "rope_parameters")
 _ORIGIN = r"https?://[A-Za-z0-9.\-\[\]:]{1,253}"
 _ORIGINS = rf"^(\*|{_ORIGIN}(,{_ORIGIN}){{0,31}})$"
 # Text has about four bytes a token, as JSON escapes up to six a byte; token ids have up to nine.
@@ -61,6 +65,10 @@ class Settings(BaseSettings):
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
+    )
+    rope_scaling: Annotated[str, BeforeValidator(check_rope_scaling)] | None = Field(
+        None,
+        description="Scaling of RoPE instead of the config's: yarn:FACTOR:ORIGINAL, dynamic:FACTOR, none, or JSON.",
     )
     generation_config: Literal["auto", "openai"] = Field(
         "auto", description="Sampling defaults: auto (the model's generation_config.json) or openai (temperature 1)."
@@ -236,6 +244,17 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_rope(self) -> Settings:
+        twice = [name for name in _ROPE_NAMES if name in orjson.loads(self.hf_overrides)]
+        if self.rope_scaling is not None and twice:
+            raise PydanticCustomError(
+                "rope",
+                "--rope-scaling: --hf-overrides has {name}, too, which is the same thing; give one of the two",
+                {"name": twice[0]},
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_bounds(self) -> Settings:
         try:
             self.default_policy.check_bounds(self.page_bounds)
@@ -267,6 +286,14 @@ class Settings(BaseSettings):
         """The attention policy of requests that name none."""
         return parse_policy(self.attention)
 
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What replaces values of the model's config.json."""
+        overrides: dict[str, Any] = orjson.loads(self.hf_overrides)
+        if self.rope_scaling is not None:
+            overrides[_ROPE_NAMES[0]] = parse_rope_scaling(self.rope_scaling)
+        return overrides
+
     def body_limit(self, max_model_len: int | None) -> int:
         """Bytes of the longest body: as set, or what the longest prompt can need of a model of this length, in tokens.
         Where that is not known, what a prompt of a million tokens can need."""
@@ -278,7 +305,7 @@ class Settings(BaseSettings):
         """What the engine process is told."""
         return EngineConfig(
             model=self.model_source,
-            hf_overrides=orjson.loads(self.hf_overrides),
+            hf_overrides=self.overrides,
             device=self.device,
             dtype=self.dtype,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BeforeValidator, Field, Strict, TypeAdapter, ValidationError
@@ -20,6 +20,9 @@ from longreach.policies.parse import policy_of
 from longreach.policies.values import AttentionPolicy
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_ROPE_SCALING = re.compile(
+    r"(?P<kind>yarn|dynamic|linear):(?P<factor>\d{1,4}(\.\d{1,6})?)(:(?P<original>[1-9]\d{0,7}[kKM]?))?"
+)
 _TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -103,6 +106,38 @@ def check_overrides(value: object) -> object:
         if not isinstance(overrides, dict):
             raise PydanticCustomError("overrides", 'give a JSON object: {"vocab_size": 32000}')
     return value
+
+
+def check_rope_scaling(value: object) -> object:
+    """The text of a scaling, unchanged if `parse_rope_scaling` can read it; `Settings.engine_config` does."""
+    if isinstance(value, str):
+        parse_rope_scaling(value)
+    return value
+
+
+def parse_rope_scaling(text: str) -> dict[str, Any] | None:
+    """The value of `rope_scaling` in config.json from JSON or from a short form; None for `none`, which is no scaling.
+
+    Raises:
+        PydanticCustomError: it is neither.
+    """
+    text = text.strip()
+    if text.lower() == "none":
+        return None
+    if text.startswith("{"):
+        check_overrides(text)
+        return orjson.loads(text)
+    match = _ROPE_SCALING.fullmatch(text)
+    factor = 0.0 if match is None else float(match["factor"])
+    if match is None or factor < 1 or (match["kind"] == "yarn") != (match["original"] is not None):
+        raise PydanticCustomError(
+            "rope_scaling",
+            "give yarn:FACTOR:ORIGINAL (yarn:4:32768), dynamic:FACTOR, linear:FACTOR, none, or JSON as in config.json",
+        )
+    scaling: dict[str, Any] = {"rope_type": match["kind"], "factor": factor}
+    if match["original"] is not None:
+        scaling["original_max_position_embeddings"] = TypeAdapter(Tokens).validate_python(match["original"])
+    return scaling
 
 
 def layer_numbers(value: object) -> object:

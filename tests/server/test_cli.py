@@ -60,6 +60,7 @@ FLAGS = [
     "--prefix-cache",
     "--random-weights",
     "--resume-seconds",
+    "--rope-scaling",
     "--served-model-name",
     "--shutdown-grace-seconds",
     "--silence-timeout",
