@@ -19,10 +19,11 @@ from longreach_patches import (
     resolve_dtype,
     resolve_kv_dtype,
 )
-from longreach_patches.rope import longest_sequence
+from longreach_patches.rope import described, longest_sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from transformers import PretrainedConfig
 
 from longreach import hub
 from longreach.engine.messages import EngineConfig
@@ -78,12 +79,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All rows of one model."""
+    """All rows of one model; `note` is what a server says at its start of the length of its requests, or None."""
 
     model: str
     model_type: str
     dtype: str
     rows: tuple[Row, ...]
+    note: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The forecast as JSON has it."""
@@ -91,6 +93,7 @@ class Forecast:
             "model": self.model,
             "model_type": self.model_type,
             "dtype": self.dtype,
+            "note": self.note,
             "rows": [row.as_dict() for row in self.rows],
         }
 
@@ -118,6 +121,8 @@ class Forecast:
         )
         if any(row.context_parallel_size > 1 for row in self.rows):
             console.print("(m x n): the weights in m parts, each on n devices that share long steps by tokens.")
+        if self.note is not None:
+            console.print(self.note, highlight=False)
         for row in {row.kv_dtype: row for row in self.rows if row.host_kv_tokens}.values():
             console.print(f"Host memory keeps {row.host_kv_tokens:,} tokens ({row.kv_dtype}) that are evicted.")
         for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
@@ -166,16 +171,22 @@ def forecast(
             for kv_dtype in kv_dtypes:
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype)
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
-                rows.append(_row(part, longest_sequence(model), config, host, layout, size))
-    return Forecast(name, model.model_type, _name(dtype), tuple(rows))
+                rows.append(_row(part, model, config, host, layout, size))
+    note = described(model, config.max_model_len or longest_sequence(model))
+    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note)
 
 
 def _row(
-    part: Footprint, max_positions: int, config: EngineConfig, host: HostMemory | None, layout: RankLayout, memory: int
+    part: Footprint,
+    model: PretrainedConfig,
+    config: EngineConfig,
+    host: HostMemory | None,
+    layout: RankLayout,
+    memory: int,
 ) -> Row:
     count, on_gpu = layout.size, host is None
     tokens = config.max_batched_tokens or default_batched_tokens(on_gpu, layout.context_size)
-    demand = Demand.of(part, max_positions, config, tokens)
+    demand = Demand.of(part, model, config, tokens)
     if config.kv_cache_bytes is not None:
         room = config.kv_cache_bytes
     elif on_gpu:

@@ -178,7 +178,7 @@ def test_context_parallel_ranks_have_whole_weights_and_their_part_of_the_pages(l
         (["--gpu-memory", "0"], "--gpu-memory: give more than 0 bytes"),
         (["--kv-cache-dtype", "int4"], "kv_cache_dtype must be auto or fp8, got 'int4'"),
         (["--max-model-len", "1M"], "longer than the 131072 positions"),
-        (["--max-model-len", "1M"], 'give its values: --hf-overrides \'{"rope_scaling"'),
+        (["--max-model-len", "1M"], "--rope-scaling yarn:FACTOR:ORIGINAL"),
         (["--hf-overrides", "{"], "--hf-overrides: not valid JSON"),
         (["--hf-overrides", '{"rope_scalling": {}}'], "did you mean rope_scaling?"),
         (["--hf-overrides", '{"hidden_act": "no_such"}'], "no model can be built of config.json"),

@@ -69,5 +69,5 @@ def test_a_prompt_beyond_the_length_of_the_file_is_answered_as_by_transformers(t
 
 
 def test_a_length_that_is_too_long_names_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the 256 positions of this model; .*--hf-overrides '.*\"yarn\""):
+    with pytest.raises(ValueError, match=r"the 256 positions of this model; .*--rope-scaling yarn:FACTOR"):
         build(save_model(tmp_path), max_model_len=300)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longreach_kernels import Mask
-from longreach_patches import Footprint, RankLayout, chosen_layers
+from longreach_patches import Footprint, RankLayout, chosen_layers, rope
+from transformers import PretrainedConfig
 
 from longreach.engine.messages import EngineConfig
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
@@ -83,19 +84,17 @@ class Demand:
     selection_bytes: int = 0
 
     @classmethod
-    def of(cls, footprint: Footprint, max_positions: int, config: EngineConfig, batched_tokens: int) -> Demand:
-        """The demand of a model served as `config` says.
+    def of(cls, footprint: Footprint, model: PretrainedConfig, config: EngineConfig, batched_tokens: int) -> Demand:
+        """The demand of a model, whose own config is `model`, served as `config` says.
 
         Raises:
-            ValueError: the length that was asked for is more than the model is made for.
+            ValueError: the length that was asked for is more than the model is made for; the message names the cure.
         """
-        asked = config.max_model_len
+        asked, max_positions = config.max_model_len, rope.longest_sequence(model)
         if asked is not None and asked > max_positions:
             raise ValueError(
                 f"max_model_len {asked} is longer than the {max_positions} positions of this model; "
-                f"use --max-model-len {max_positions} or less. Where the model's card has YaRN, give its values: "
-                '--hf-overrides \'{"rope_scaling": {"rope_type": "yarn", "factor": F, '
-                '"original_max_position_embeddings": N}}\''
+                f"use --max-model-len {max_positions} or less: {rope.cure(model)}"
             )
         tokens = min(batched_tokens, asked or max_positions)
         rows = min(config.max_num_seqs + MAX_DRAFTS, tokens)

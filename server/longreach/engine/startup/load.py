@@ -116,7 +116,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
         part=layout.part(head_shape(loaded.config).heads),
         rotary=rotary_layers(loaded.config),
     )
-    demand = capacity.Demand.of(footprint, loaded.max_positions, config, batched_tokens)
+    demand = capacity.Demand.of(footprint, loaded.config, config, batched_tokens)
     return LoadedRank(config, loaded, own, footprint, demand, policies, batched_tokens)
 
 
