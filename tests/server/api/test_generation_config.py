@@ -129,3 +129,56 @@ def test_requests_that_do_not_say_have_the_models_defaults(server: LiveServer, p
         assert [(answer["temperature"], answer["top_p"]) for answer in answers] == [
             (0.6, 0.95), (0.6, 0.95), (1.5, 0.5), (0, 0.95)
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS, ids=[path for path, _ in CALLS])
+def test_a_request_may_have_openais_defaults(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    server.service.sampling_defaults = DEFAULTS
+    call = {"model": MODEL} | body
+    answers = [
+        server.http.post(path, json=call | fields).json()
+        for fields in (
+            {"generation_config": "openai"},
+            {"generation_config": "openai", "temperature": 0.3, "top_k": None},
+            {"generation_config": "auto"},
+            {"generation_config": None},
+            {},
+        )
+    ]
+    bare, warm, *others = (request.sampling for request in server.engine.requests)
+    assert bare == Sampling()
+    assert warm == Sampling(temperature=0.3)
+    assert others == [DEFAULTS] * 3
+    if path == "/v1/responses":
+        assert [(answer["temperature"], answer["top_p"]) for answer in answers] == [
+            (1.0, 1.0), (0.3, 1.0), (0.6, 0.95), (0.6, 0.95), (0.6, 0.95)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["vllm", "", "OpenAI", 1, True, {}])
+@pytest.mark.parametrize(("path", "body"), CALLS, ids=[path for path, _ in CALLS])
+def test_other_generation_configs_are_refused(
+    server: LiveServer, path: str, body: dict[str, Any], wrong: object
+) -> None:
+    answer = server.http.post(path, json={"model": MODEL, "generation_config": wrong} | body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "generation_config", "invalid_value")
+    assert "must be 'auto' or 'openai'" in error["message"]
+    assert not server.engine.requests
+
+
+def test_the_models_show_the_defaults(server: LiveServer) -> None:
+    shown = server.http.get("/v1/models").json()["data"][0]
+    assert shown["sampling_defaults"] == {
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0
+    }  # fmt: skip
+    server.service.sampling_defaults = DEFAULTS
+    shown = server.http.get(f"/v1/models/{MODEL}").json()
+    assert shown["sampling_defaults"] == {
+        "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1
+    }  # fmt: skip
+    # What is shown can be sent: it is what a request gets that sends nothing.
+    for fields in ({}, shown["sampling_defaults"]):
+        assert server.complete(max_tokens=1, **fields).status_code == 200
+    plain, sent = (request.sampling for request in server.engine.requests)
+    assert plain == sent

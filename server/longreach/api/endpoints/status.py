@@ -9,7 +9,7 @@ from starlette.responses import Response
 from longreach import __version__
 from longreach.api.documentation.openapi import documented
 from longreach.api.http.respond import json_response
-from longreach.api.schema.answers.status import Model, ModelList, Status, Version
+from longreach.api.schema.answers.status import Model, ModelList, SamplingDefaults, Status, Version
 from longreach.api.service.service import Phase, Service
 from longreach.metrics import CONTENT_TYPE
 
@@ -22,7 +22,9 @@ _METRICS = {"responses": {"200": {"description": "Metrics", "content": {"text/pl
 async def list_models(request: Request) -> Response:
     """The one model that is served, with the context length that really fits.
 
-    `description` says what the embedded model can do, in a line for people; of other models it is null.
+    `sampling_defaults` has the values that requests get where they do not name `temperature`, `top_p`, `top_k`, `min_p`
+    or `repetition_penalty`. `description` says what the embedded model can do, in a line for people; of other models it
+    is null.
     """
     return json_response(ModelList("list", [_model(request.app.state.service)]))
 
@@ -66,5 +68,19 @@ def _status(phase: Phase, *good: Phase) -> Response:
 
 def _model(service: Service) -> Model:
     engine, _ = service.require_ready()
-    settings = service.settings
-    return Model(settings.name, "model", service.created, "longreach", engine.info.max_model_len, settings.description)
+    settings, defaults = service.settings, service.sampling_defaults
+    return Model(
+        id=settings.name,
+        object="model",
+        created=service.created,
+        owned_by="longreach",
+        max_model_len=engine.info.max_model_len,
+        description=settings.description,
+        sampling_defaults=SamplingDefaults(
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+        ),
+    )

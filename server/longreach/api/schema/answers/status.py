@@ -7,10 +7,21 @@ from typing import Literal
 import msgspec
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """The sampling fields that a request has where it does not name them; `top_k` 0 means no limit."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
 class Model(msgspec.Struct, frozen=True):
     """A served model; `max_model_len` is the context that really fits, prompt and answer.
 
     `description` says what the embedded model can do, in a line for people; of other models it is None.
+    `sampling_defaults` are those of requests without `generation_config`.
     """
 
     id: str
@@ -19,6 +30,7 @@ class Model(msgspec.Struct, frozen=True):
     owned_by: str
     max_model_len: int
     description: str | None
+    sampling_defaults: SamplingDefaults
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -71,6 +71,13 @@ class ServingFields(StrictModel):
 class SamplingFields(ServingFields):
     """How each token is drawn, and what ends an answer. What has no default here has the model's, or else OpenAI's."""
 
+    generation_config: Annotated[Literal["auto", "openai"], or_default("auto")] = Field(
+        "auto",
+        description=(
+            "Sampling defaults of this request: auto (as `/v1/models` shows them) or openai (temperature 1, top_p 1, "
+            "no limit)."
+        ),
+    )
     temperature: float | None = Field(
         None,
         ge=0,
@@ -133,7 +140,12 @@ class SamplingFields(ServingFields):
     )
 
     def sampling(self, vocab_size: int, choice: int, defaults: Sampling) -> Sampling:
-        """What the engine is told for one choice; `defaults` are those of the server."""
+        """What the engine is told for one choice; `defaults` are those of the server.
+
+        With `generation_config` "openai" the defaults of this request are OpenAI's.
+        """
+        if self.generation_config == "openai":
+            defaults = Sampling()
         top_k = defaults.top_k if self.top_k is None else self.top_k
         penalty = self.repetition_penalty
         return Sampling(
