@@ -25,6 +25,7 @@ from longreach.setting_values import (
     Tokens,
     Whole,
     check_hosts,
+    check_names,
     check_overrides,
     check_policy,
     check_rope_scaling,
@@ -60,8 +61,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
     model: str | None = Field(None, description="Directory or hub id of the model; without one, the embedded model.")
-    served_model_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w./:@+-]{0,127}$")] | None = Field(
-        None, description="Name that requests use; by default the hub id or the directory's name."
+    served_model_name: Annotated[str, AfterValidator(check_names)] | None = Field(
+        None, description="Names that requests use, with commas; by default the hub id or the directory's name."
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
@@ -269,12 +270,17 @@ class Settings(BaseSettings):
 
     @property
     def name(self) -> str:
-        """The model's name in requests and answers."""
+        """The model's first name: that of metrics and of the log."""
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model that requests may use."""
         if self.served_model_name is not None:
-            return self.served_model_name
+            return tuple(self.served_model_name.split(","))
         if self.model is None:
-            return EMBEDDED_MODEL_NAME
-        return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+            return (EMBEDDED_MODEL_NAME,)
+        return (Path(self.model).resolve().name if Path(self.model).is_dir() else self.model,)
 
     @property
     def description(self) -> str | None:

@@ -22,6 +22,7 @@ The engine's own errors are in `longreach.engine.errors`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 # The most seconds that any `Retry-After` names: callers should look again, however long what waits may take.
@@ -156,9 +157,9 @@ class ModelNotFoundError(ApiError):
     status = 404
     type = "invalid_request_error"
 
-    def __init__(self, name: str, served: str) -> None:
+    def __init__(self, name: str, served: Sequence[str]) -> None:
         super().__init__(
-            f"The model {quoted(name)} does not exist. This server serves {quoted(served)}.",
+            f"The model {quoted(name)} does not exist. This server serves {' or '.join(map(quoted, served))}.",
             param="model",
             code="model_not_found",
         )

@@ -23,6 +23,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _ROPE_SCALING = re.compile(
     r"(?P<kind>yarn|dynamic|linear):(?P<factor>\d{1,4}(\.\d{1,6})?)(:(?P<original>[1-9]\d{0,7}[kKM]?))?"
 )
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,127}")
+_MOST_NAMES = 32
 _TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -148,6 +150,18 @@ def layer_numbers(value: object) -> object:
     if not all(re.fullmatch(r"-?\d{1,4}", part) for part in parts):
         raise PydanticCustomError("layers", "give numbers of layers with commas: 0,1,-1")
     return tuple(int(part) for part in parts)
+
+
+def check_names(value: str) -> str:
+    """A list of model names, unchanged if each can be one and none comes twice; `Settings.names` splits it."""
+    names = value.split(",")
+    if not all(_MODEL_NAME.fullmatch(name) for name in names):
+        raise PydanticCustomError("names", "give names of at most 128 characters without spaces: owl,owl-latest")
+    if len(names) > _MOST_NAMES:
+        raise PydanticCustomError("names", "give at most {most} names", {"most": _MOST_NAMES})
+    if len({*names}) < len(names):
+        raise PydanticCustomError("names", "give each name once")
+    return value
 
 
 def check_hosts(value: str) -> str:

@@ -126,6 +126,12 @@ def test_values_as_flag_and_as_variable(
         ("log_level", "loud"),
         ("served_model_name", "two words"),
         ("served_model_name", "x" * 129),
+        ("served_model_name", "owl\n"),
+        ("served_model_name", ""),
+        ("served_model_name", "owl,"),
+        ("served_model_name", "owl, owl-latest"),
+        ("served_model_name", "owl,lark,owl"),
+        ("served_model_name", ",".join(f"owl-{number}" for number in range(33))),
         ("cuda_graphs", "maybe"),
         ("generation_config", "vllm"),
         ("hf_overrides", "{"),
@@ -184,7 +190,9 @@ def test_the_models_name(model_dir: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert load_settings(model=str(model_dir)).name == "tiny-owl"
     assert load_settings(model=str(model_dir) + "/").name == "tiny-owl"
     assert load_settings(model="owner/name-7b").name == "owner/name-7b"
-    assert load_settings(model=str(model_dir), served_model_name="owl").name == "owl"
+    assert load_settings(model=str(model_dir), served_model_name="owl").names == ("owl",)
+    several = load_settings(model=str(model_dir), served_model_name="owl,acme/owl-7b")
+    assert (several.name, several.names) == ("owl", ("owl", "acme/owl-7b"))
     monkeypatch.setattr(config, "EMBEDDED_MODEL", model_dir)
     embedded = load_settings()
     assert (embedded.name, embedded.model_source) == ("longreach-default", str(model_dir))

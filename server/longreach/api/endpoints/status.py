@@ -20,21 +20,22 @@ _METRICS = {"responses": {"200": {"description": "Metrics", "content": {"text/pl
 
 @router.get("/v1/models", **documented(None, ModelList))
 async def list_models(request: Request) -> Response:
-    """The one model that is served, with the context length that really fits.
+    """The one model that is served, once for each of its names, with the context length that really fits.
 
     `sampling_defaults` has the values that requests get where they do not name `temperature`, `top_p`, `top_k`, `min_p`
     or `repetition_penalty`. `description` says what the embedded model can do, in a line for people; of other models it
     is null.
     """
-    return json_response(ModelList("list", [_model(request.app.state.service)]))
+    service: Service = request.app.state.service
+    return json_response(ModelList("list", [_model(service, name) for name in service.settings.names]))
 
 
 @router.get("/v1/models/{name:path}", **documented(None, Model, refusals=("401", "404", "500", "503")))
 async def retrieve_model(request: Request, name: str) -> Response:
-    """One model by name."""
+    """The model by one of its names."""
     service: Service = request.app.state.service
     service.require_model(name)
-    return json_response(_model(service))
+    return json_response(_model(service, name))
 
 
 @router.get("/health", **documented(None, Status, refusals=("500",), also={"503": Status}))
@@ -66,11 +67,11 @@ def _status(phase: Phase, *good: Phase) -> Response:
     return json_response(Status(phase.value), 200 if phase in good else 503)
 
 
-def _model(service: Service) -> Model:
+def _model(service: Service, name: str) -> Model:
     engine, _ = service.require_ready()
     settings, defaults = service.settings, service.sampling_defaults
     return Model(
-        id=settings.name,
+        id=name,
         object="model",
         created=service.created,
         owned_by="longreach",

@@ -213,8 +213,8 @@ class Service:
         Raises:
             ModelNotFoundError: another one is served.
         """
-        if name != self.settings.name:
-            raise ModelNotFoundError(name, self.settings.name)
+        if name not in self.settings.names:
+            raise ModelNotFoundError(name, self.settings.names)
 
     @contextlib.contextmanager
     def open_request(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A served model; `max_model_len` is the context that really fits, prompt and answer.
+    """A served model under one of its names; `max_model_len` is the context that really fits, prompt and answer.
 
     `description` says what the embedded model can do, in a line for people; of other models it is None.
     `sampling_defaults` are those of requests without `generation_config`.

@@ -47,7 +47,7 @@ _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0
 class ServingFields(StrictModel):
     """How one request is served: not what it answers, but when, and from which cache."""
 
-    model: str = Field(min_length=1, max_length=256, description="The served model's name.")
+    model: str = Field(min_length=1, max_length=256, description="A name of the served model.")
     stream: Annotated[bool, or_default(False)] = Field(False, description="Answer in server-sent events.")
     priority: Annotated[int, or_default(0)] = Field(
         0, ge=-100, le=100, description="A smaller number is read earlier; only with `--allow-priority`."
