@@ -61,6 +61,7 @@ def version() -> None:
 # What the engine is built from, and so which kernels it launches.
 _ENGINE_SETTINGS = (
     "model",
+    "revision",
     "hf_overrides",
     "rope_scaling",
     "device",
@@ -233,6 +234,7 @@ def warmup(**flags: Any) -> None:
 @app.command(cls=SectionedCommand)
 @with_settings(
     "model",
+    "revision",
     "hf_overrides",
     "rope_scaling",
     "device",

@@ -28,6 +28,7 @@ from longreach.setting_values import (
     check_names,
     check_overrides,
     check_policy,
+    check_revision,
     check_rope_scaling,
     is_loopback,
     layer_numbers,
@@ -63,6 +64,9 @@ class Settings(BaseSettings):
     model: str | None = Field(None, description="Directory or hub id of the model; without one, the embedded model.")
     served_model_name: Annotated[str, AfterValidator(check_names)] | None = Field(
         None, description="Names that requests use, with commas; by default the hub id or the directory's name."
+    )
+    revision: Annotated[str, AfterValidator(check_revision)] | None = Field(
+        None, description="Branch, tag or commit of a hub id; by default the newest commit of its main branch."
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
@@ -242,6 +246,8 @@ class Settings(BaseSettings):
         problem = model_problem(self.model, EMBEDDED_MODEL)
         if problem is not None:
             raise PydanticCustomError("model", "{problem}", {"problem": problem})
+        if self.revision is not None and Path(self.model_source).is_dir():
+            raise PydanticCustomError("revision", "--revision: MODEL is a directory; only hub ids have revisions")
         return self
 
     @model_validator(mode="after")
@@ -311,6 +317,7 @@ class Settings(BaseSettings):
         """What the engine process is told."""
         return EngineConfig(
             model=self.model_source,
+            revision=self.revision,
             hf_overrides=self.overrides,
             device=self.device,
             dtype=self.dtype,

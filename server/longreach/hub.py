@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longreach.errors import ModelFilesError
+from longreach.hub_refusals import explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ _PATIENCE_SECONDS = 10.0
 def small_files(model: str, revision: str | None = None) -> Path:
     """The directory that holds a model's config, tokenizer and templates, downloaded if they have to be.
 
-    `model` is a directory or a hub id; `revision` a commit of the repository, by default its newest.
+    `model` is a directory or a hub id; `revision` a branch, tag or commit, by default the newest commit of `main`.
 
     Raises:
         ModelFilesError: there is no config.json to be had; the message says why and what helps.
@@ -79,21 +80,23 @@ class _Repository:
         from huggingface_hub import constants  # only models of the hub pay for this import
 
         self._model = model
+        self._revision = revision
         self._cache = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
         self._listed: set[str] | None = None  # the repository's files, once the hub has named them
-        self._silence: str | None = None  # why the hub does not
+        self._silence: str | None = None  # why the hub does not, and what helps
         if revision is not None and (self._snapshot(revision) / CONFIG).is_file():
             self._commit = revision  # a commit does not change: the hub is asked only for what is missing
             return
         self.ask(revision)
         if self._silence is None:
-            self._commit = revision or self._download(CONFIG, None).parent.name
+            self._commit = self._download(CONFIG, revision).parent.name
             return
-        cached = revision or self._newest_cached()
+        cached = self._newest_cached()
         if cached is None or not (self._snapshot(cached) / CONFIG).is_file():
+            what = model if revision is None else f"{model} at {revision}"
             raise ModelFilesError(
-                f"{model} is neither a directory nor in the hub's cache ({self._cache}), and asking the hub failed: "
-                f"{self._silence}; {self._cure}"
+                f"{what} is neither a directory nor in the hub's cache ({self._cache}), and asking the hub failed: "
+                f"{self._silence}"
             )
         log.info("%s is read from the cache, at commit %s: %s", model, cached, self._silence)
         self._commit = cached
@@ -128,19 +131,18 @@ class _Repository:
             if self._silence is not None:
                 raise ModelFilesError(
                     f"{self._model}: {name} is missing in the cache ({directory}), and asking the hub failed: "
-                    f"{self._silence}; {self._cure}"
+                    f"{self._silence}"
                 )
             self._download(name, self._commit)
 
-    @property
-    def _cure(self) -> str:
-        return f"where there is a network, run: hf download {self._model}"
+    def _explained(self, error: Exception) -> str:
+        return explained(error, self._model, self._revision)
 
     def _snapshot(self, commit: str) -> Path:
         return self._cache / "snapshots" / commit
 
     def _newest_cached(self) -> str | None:
-        reference = self._cache / "refs" / _BRANCH
+        reference = self._cache / "refs" / (self._revision or _BRANCH)
         return reference.read_text("utf-8").strip() or None if reference.is_file() else None
 
     def ask(self, revision: str | None) -> None:
@@ -148,15 +150,12 @@ class _Repository:
         if self._listed is not None or self._silence is not None:
             return
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
             info = HfApi().model_info(self._model, revision=revision, timeout=_PATIENCE_SECONDS)
             self._listed = {file.rfilename for file in info.siblings or ()}
-        except OfflineModeIsEnabled:
-            self._silence = "HF_HUB_OFFLINE is set"
         except Exception as error:  # noqa: BLE001 - of HTTP, or the hub's refusal
-            self._silence = _in_one_line(error)
+            self._silence = self._explained(error)
 
     def _download(self, name: str, commit: str | None) -> Path:
         from huggingface_hub import hf_hub_download
@@ -167,10 +166,10 @@ class _Repository:
         except EntryNotFoundError as error:
             if not isinstance(error, LocalEntryNotFoundError):
                 raise ModelFilesError(f"{self._model} has no {name} on the hub") from error
-            why = _in_one_line(error)
+            why = self._explained(error)
         except Exception as error:  # noqa: BLE001 - of HTTP, of the hub, or of the disk
-            why = _in_one_line(error)
-        raise ModelFilesError(f"{self._model}: {name} cannot be downloaded: {why}; {self._cure}")
+            why = self._explained(error)
+        raise ModelFilesError(f"{self._model}: {name} cannot be downloaded: {why}")
 
 
 def _shards(index: Path) -> list[str]:
@@ -178,7 +177,3 @@ def _shards(index: Path) -> list[str]:
         return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{index}: no readable weight_map ({type(error).__name__})") from error
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

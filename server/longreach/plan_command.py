@@ -155,7 +155,7 @@ def forecast(
     ]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
-    files = hub.small_files(config.model)
+    files = hub.small_files(config.model, config.revision)
     model = load_config(str(files), config.hf_overrides)
     check_files_if_any(files)
     on_gpu = config.device != "cpu"

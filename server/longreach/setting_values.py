@@ -25,6 +25,7 @@ _ROPE_SCALING = re.compile(
 )
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,127}")
 _MOST_NAMES = 32
+_REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,127}")
 _TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -161,6 +162,13 @@ def check_names(value: str) -> str:
         raise PydanticCustomError("names", "give at most {most} names", {"most": _MOST_NAMES})
     if len({*names}) < len(names):
         raise PydanticCustomError("names", "give each name once")
+    return value
+
+
+def check_revision(value: str) -> str:
+    """A name that a branch, a tag or a commit can have, unchanged. It becomes a path of the hub's cache."""
+    if _REVISION.fullmatch(value) is None or ".." in value or value.endswith("/"):
+        raise PydanticCustomError("revision", "give a branch, a tag or a commit: main, v1.0, 8c1f6a0")
     return value
 
 

@@ -60,6 +60,7 @@ FLAGS = [
     "--prefix-cache",
     "--random-weights",
     "--resume-seconds",
+    "--revision",
     "--rope-scaling",
     "--served-model-name",
     "--shutdown-grace-seconds",

@@ -132,6 +132,11 @@ def test_values_as_flag_and_as_variable(
         ("served_model_name", "owl, owl-latest"),
         ("served_model_name", "owl,lark,owl"),
         ("served_model_name", ",".join(f"owl-{number}" for number in range(33))),
+        ("revision", ""),
+        ("revision", "../main"),
+        ("revision", "pr/../../x"),
+        ("revision", "main branch"),
+        ("revision", "x" * 129),
         ("cuda_graphs", "maybe"),
         ("generation_config", "vllm"),
         ("hf_overrides", "{"),
@@ -154,6 +159,16 @@ def test_overrides_reach_the_engine(model_dir: Path, monkeypatch: pytest.MonkeyP
     assert load_settings(model=str(model_dir)).engine_config().hf_overrides == {}
     monkeypatch.setenv("LONGREACH_HF_OVERRIDES", '{"rope_scaling": {"factor": 4.0}}')
     assert load_settings(model=str(model_dir)).engine_config().hf_overrides == {"rope_scaling": {"factor": 4.0}}
+
+
+def test_a_revision_is_of_a_hub_id(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for revision in ("main", "refs/pr/1", "v1.0", "8c1f6a0"):
+        assert load_settings(model="owner/name", revision=revision).engine_config().revision == revision
+    assert load_settings(model="owner/name").engine_config().revision is None
+    monkeypatch.setattr(config, "EMBEDDED_MODEL", model_dir)
+    for model in (str(model_dir), None):
+        with pytest.raises(ConfigError, match=r"^--revision: MODEL is a directory; only hub ids"):
+            load_settings(model=model, revision="main")
 
 
 def test_a_wrong_variable_is_named_and_all_mistakes_are_told(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

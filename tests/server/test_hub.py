@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -9,18 +10,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from longreach import cli, hub
-from longreach.config import EMBEDDED_MODEL
+from longreach.api.service.service import Service
+from longreach.config import EMBEDDED_MODEL, load_settings
+from longreach.engine.messages import EngineConfig
 from longreach.errors import ModelFilesError
 from longreach.text.chat_template import ChatTemplate
 from longreach.text.tokenizer import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from tests.server.api.fake_engine import EchoEngine, started
 from tests.server.hub_cache import COMMIT, add_to_cache, contents, lacks
 from tests.server.load.process import ServerProcess
 from tests.server.load.small_model import CONFIG
@@ -48,10 +60,13 @@ class Hub:
         self.home = home
         self.files = files
         self.questions = 0
+        self.revisions: list[str | None] = []  # of questions and downloads
+        self.refusal: Exception | None = None  # of downloads
         self.downloads: list[str] = []
 
     def model_info(self, model: str, *, revision: str | None, timeout: float) -> Any:
         self.questions += 1
+        self.revisions.append(revision)
         assert timeout <= 10
         if isinstance(self.files, Exception):
             raise self.files
@@ -60,6 +75,9 @@ class Hub:
     def download(self, model: str, name: str, revision: str | None = None) -> str:
         assert not isinstance(self.files, Exception)
         self.downloads.append(name)
+        self.revisions.append(revision)
+        if self.refusal is not None:
+            raise self.refusal
         if name not in self.files:
             raise EntryNotFoundError(name)
         return str(add_to_cache(self.home, model, {name: self.files[name]}) / name)
@@ -175,6 +193,110 @@ def test_a_repository_without_safetensors(make_hub: Any) -> None:
     make_hub({"config.json": b"{}", "pytorch_model.bin": b"1"})
     with pytest.raises(ModelFilesError, match=r"acme/tiny has no model.safetensors on the hub"):
         hub.all_files(MODEL)
+
+
+def refusal(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
+    """An error as huggingface_hub makes it: several lines, and the hub's answer."""
+    request = httpx2.Request("GET", f"https://huggingface.co/api/models/{MODEL}")
+    return kind(f"{status} Client Error.\n\nFor url: {request.url}.", response=httpx2.Response(status, request=request))
+
+
+GATED = (GatedRepoError, 401), r"gated; accept the terms at https://huggingface.co/acme/tiny, then set HF_TOKEN to"
+REFUSED = [
+    (GATED[0], None, GATED[1]),
+    (
+        GATED[0],
+        "hf_x",
+        r"gated and the account of the token in use .* https://huggingface.co/acme/tiny .* set HF_TOKEN",
+    ),
+    ((RepositoryNotFoundError, 401), None, r"private or absent; check .*huggingface.co/acme/tiny, .* set HF_TOKEN"),
+    ((RepositoryNotFoundError, 404), "hf_x", r"token in use can read no such .*huggingface.co/acme/tiny, .*HF_TOKEN"),
+    ((RevisionNotFoundError, 404), None, r"no revision v9; give --revision one that .*/acme/tiny/commits lists"),
+    ((HfHubHTTPError, 401), "hf_x", r"does not take the token in use; set HF_TOKEN to a valid one"),
+    ((HfHubHTTPError, 503), "hf_x", r"503 Client Error.*; .* run: hf download acme/tiny --revision v9"),
+]
+
+
+@pytest.mark.parametrize(("kind", "token", "message"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("lists", [False, True], ids=["asked", "downloading"])
+def test_a_refusal_of_the_hub_names_its_cure(
+    monkeypatch: pytest.MonkeyPatch, make_hub: Any, kind: Any, token: str | None, message: str, lists: bool
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
+    error = refusal(*kind)
+    stub = make_hub({"config.json": b"{}"} if lists else error)
+    stub.refusal = error
+    with pytest.raises(ModelFilesError, match=message) as caught:
+        hub.small_files(MODEL, "v9")
+    assert "\n" not in str(caught.value)
+    assert ("hf download" in str(caught.value)) == (kind == (HfHubHTTPError, 503))
+    assert stub.downloads == (["config.json"] if lists else [])
+
+
+def test_a_shard_that_the_hub_refuses_names_the_cure(
+    home: Path, make_hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    add_to_cache(home, MODEL, SHARDED)
+    make_hub(refusal(*GATED[0]))
+    with pytest.raises(ModelFilesError, match=rf"m-1.safetensors is missing in the cache .*{GATED[1]}"):
+        hub.all_files(MODEL)
+
+
+def test_what_is_cached_is_served_though_the_hub_refuses(
+    home: Path, make_hub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot = add_to_cache(home, MODEL, {"config.json": b"{}"})
+    make_hub(refusal(*GATED[0]))
+    with caplog.at_level(logging.INFO):
+        assert hub.small_files(MODEL) == snapshot
+    assert "set HF_TOKEN" in caplog.text
+
+
+def test_a_branch_is_the_commit_that_it_names(home: Path, make_hub: Any) -> None:
+    stub = make_hub({"config.json": b"{}", "tokenizer.json": b"{}"})
+    assert hub.small_files(MODEL, "v1").name == COMMIT
+    # The other files are those of the commit: the branch may go on meanwhile.
+    assert stub.revisions == ["v1", "v1", COMMIT]
+
+
+def test_a_branch_of_the_cache_needs_no_network(home: Path, make_hub: Any) -> None:
+    make_hub(OfflineModeIsEnabled("offline"))
+    for name, commit in (("v1", "a" * 40), ("refs/pr/1", "b" * 40)):
+        snapshot = add_to_cache(home, MODEL, {"config.json": b"{}"}, commit=commit)
+        reference = snapshot.parents[1] / "refs" / name
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(commit)
+    add_to_cache(home, MODEL, {"config.json": b"{}"})
+    found = [hub.small_files(MODEL, revision).name for revision in ("v1", "refs/pr/1", "b" * 40, None)]
+    assert found == ["a" * 40, "b" * 40, "b" * 40, COMMIT]
+    with pytest.raises(ModelFilesError, match=r"acme/tiny at v2 is neither .*HF_HUB_OFFLINE is set; .* --revision v2"):
+        hub.small_files(MODEL, "v2")
+
+
+def test_the_server_reads_the_revision_and_tells_the_engine_its_commit(
+    home: Path, make_hub: Any, model_dir: Path
+) -> None:
+    stub = make_hub(contents(model_dir))
+    told: list[EngineConfig] = []
+
+    async def start(config: EngineConfig) -> EchoEngine:
+        told.append(config)
+        return EchoEngine(started(64))
+
+    async def load() -> None:
+        await Service(load_settings(model=MODEL, revision="v1")).load(start)
+
+    asyncio.run(load())
+    assert stub.revisions[:2] == ["v1", "v1"]
+    assert [config.revision for config in told] == [COMMIT]
+
+
+def test_plan_has_a_revision(home: Path, make_hub: Any) -> None:
+    make_hub(OfflineModeIsEnabled("offline"))
+    planned = CliRunner().invoke(cli.app, ["plan", MODEL, "--revision", "v1", "--device", "cpu"])
+    assert planned.exit_code == 2
+    assert "acme/tiny at v1 is neither" in planned.stderr
 
 
 def test_a_cached_model_is_served_and_planned_without_a_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

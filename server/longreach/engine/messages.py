@@ -32,7 +32,8 @@ LEAST_LOGPROB = -9999.0
 class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What the engine process is told at start; see `longreach.config.Settings` for the meaning and limits of most.
 
-    `revision` is the commit of a hub id whose other files the API has read; `tokenizer_eos_ids` are the tokens that end
+    `revision` is a branch, tag or commit of a hub id; a server's engine gets the commit whose other files the API has
+    read. `tokenizer_eos_ids` are the tokens that end
     an answer by the tokenizer's files.
     """
 

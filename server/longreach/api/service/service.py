@@ -103,7 +103,7 @@ class Service:
             EngineStartError: the engine never became ready.
         """
         source = self.settings.model_source
-        files = await self.reading.call(hub.small_files, source)
+        files = await self.reading.call(hub.small_files, source, self.settings.revision)
         tokenizer = await self.reading.call(Tokenizer.load, str(files))
         chat = await self.reading.call(Chat.load, str(files))
         if self.settings.generation_config == "auto":
