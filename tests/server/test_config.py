@@ -132,11 +132,6 @@ def test_values_as_flag_and_as_variable(
         ("served_model_name", "owl, owl-latest"),
         ("served_model_name", "owl,lark,owl"),
         ("served_model_name", ",".join(f"owl-{number}" for number in range(33))),
-        ("revision", ""),
-        ("revision", "../main"),
-        ("revision", "pr/../../x"),
-        ("revision", "main branch"),
-        ("revision", "x" * 129),
         ("cuda_graphs", "maybe"),
         ("generation_config", "vllm"),
         ("hf_overrides", "{"),
@@ -165,6 +160,9 @@ def test_a_revision_is_of_a_hub_id(model_dir: Path, monkeypatch: pytest.MonkeyPa
     for revision in ("main", "refs/pr/1", "v1.0", "8c1f6a0"):
         assert load_settings(model="owner/name", revision=revision).engine_config().revision == revision
     assert load_settings(model="owner/name").engine_config().revision is None
+    for wrong in ("", "../main", "pr/../../x", "main/", "main branch", "x" * 129):
+        with pytest.raises(ConfigError, match=r"^--revision: give a branch, a tag or a commit"):
+            load_settings(model="owner/name", revision=wrong)
     monkeypatch.setattr(config, "EMBEDDED_MODEL", model_dir)
     for model in (str(model_dir), None):
         with pytest.raises(ConfigError, match=r"^--revision: MODEL is a directory; only hub ids"):
