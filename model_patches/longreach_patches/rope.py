@@ -48,7 +48,8 @@ def plain_length(config: PretrainedConfig) -> int | None:
     if sizes is None:
         return None
     names = ("chunk_size", "local_size", "original_max_position_embeddings")
-    chunk, local, original = (sizes.get(name) if isinstance(sizes, dict) else None for name in names)
+    given: dict[str, Any] = sizes if isinstance(sizes, dict) else {}
+    chunk, local, original = (cast("int", given.get(name)) for name in names)
     original = chunk if original is None else original
     if not all(type(size) is int for size in (chunk, local, original)) or not 0 <= local < chunk or original < 1:
         raise ModelLoadError(
@@ -91,10 +92,11 @@ def cure(config: PretrainedConfig) -> str:
 @torch.no_grad()
 def freeze(model: PreTrainedModel, length: int) -> None:
     """Fix all frequencies of `model`, in place, to those of sequences of `length` tokens."""
-    for module in model.modules():
+    modules: list[Any] = [*model.modules()]
+    for module in modules:
         kinds: Any = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
-            cast("Any", module).rope_type = _freeze(module, kinds, length, None)
+            module.rope_type = _freeze(module, kinds, length, None)
         elif isinstance(kinds, dict):  # a set of frequencies for each kind of layer
             for layer_type, kind in kinds.items():
                 kinds[layer_type] = _freeze(module, kind, length, layer_type)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from longreach import cli
 from longreach.config import load_settings
-from longreach.errors import ConfigError
 from longreach_patches import ModelLoadError, load_config
 from longreach_patches.rope import cure, described, longest_sequence
 from typer.testing import CliRunner
