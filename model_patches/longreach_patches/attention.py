@@ -128,8 +128,9 @@ def longreach_attention(
 
 
 def _options(call: AttentionCall) -> dict[str, Any]:
-    """A call as the public functions take it."""
-    return {"mask": call.mask, "scale": call.scale, "softcap": call.softcap, "sink_logits": call.sink_logits}
+    """A call as the public functions take it; what a model does not have is left out."""
+    rare = {"softcap": call.softcap, "sink_logits": call.sink_logits}
+    return {"mask": call.mask, "scale": call.scale} | {name: value for name, value in rare.items() if value is not None}
 
 
 def _refuse_unsupported(mask: LayerMask, dropout: float, sliding_window: int | None, kwargs: dict[str, Any]) -> None:

@@ -50,6 +50,7 @@ def test_the_example_is_answered_in_two_clicks(embedded: EmbeddedServer, open_pa
 @pytest.mark.parametrize("width", [1280, 390])
 def test_what_the_model_is_fits_the_page(embedded: EmbeddedServer, open_page: OpenPage, width: int) -> None:
     page = open_page(embedded.url, width=width)
+    expect(page.locator("#description")).to_be_visible()
     box = page.locator("#description").bounding_box()
     assert box
     assert box["x"] >= 0
