@@ -59,6 +59,7 @@ class Ranks:
                 self._start(config, rank)
             except OSError as error:
                 self.kill()
+                os.close(self._file)  # nobody has joined by its name yet
                 raise not_started(f"rank {rank}", error) from error
 
     def _start(self, config: EngineConfig, rank: int) -> None:
