@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from longreach_patches import (
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
+    rope,
 )
-from longreach_patches.rope import described, longest_sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -157,7 +158,8 @@ def forecast(
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
     files = hub.small_files(config.model, config.revision)
     model = load_config(str(files), config.hf_overrides)
-    check_files_if_any(files)
+    if files == Path(config.model):  # of a hub id the cache may have a part, which a plan does not need
+        check_files_if_any(files)
     on_gpu = config.device != "cpu"
     if not on_gpu and gpu_memory:
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")
@@ -172,7 +174,7 @@ def forecast(
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype)
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
                 rows.append(_row(part, model, config, host, layout, size))
-    note = described(model, config.max_model_len or longest_sequence(model))
+    note = rope.described(model, config.max_model_len or rope.longest_sequence(model))
     return Forecast(name, model.model_type, _name(dtype), tuple(rows), note)
 
 

@@ -91,7 +91,7 @@ def test_a_model_that_answers_nothing_is_refused(directory: Path, kind: str) -> 
 def test_an_architecture_that_nobody_names_is_taken(directory: Path) -> None:
     for named in (None, [], ["MyLlamaForCausalLM"]):
         edit_config(directory, architectures=named)
-        load_model(str(directory), device="cpu")
+        assert type(load_model(str(directory), device="cpu").patched.model).__name__ == "LlamaForCausalLM"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_an_adapter_beside_the_model_is_not_passed_over(directory: Path) -> None
 
 def test_an_index_that_was_left_beside_the_whole_file_is_not_read(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
-    load_model(str(directory), device="cpu")
+    loaded = load_model(str(directory), device="cpu").patched.model.state_dict()
+    whole = load_file(directory / "model.safetensors")
+    assert torch.equal(loaded["model.norm.weight"], whole["model.norm.weight"])
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,14 @@ def test_the_server_reads_the_revision_and_tells_the_engine_its_commit(
     assert [config.revision for config in told] == [COMMIT]
 
 
+def test_a_plan_needs_no_weights_of_a_model_that_is_cached_in_part(home: Path, make_hub: Any, tmp_path: Path) -> None:
+    make_hub(SILENT[1])
+    LlamaConfig(vocab_size=512, hidden_size=64, num_hidden_layers=1, num_attention_heads=4).save_pretrained(tmp_path)
+    add_to_cache(home, MODEL, SHARDED | {"config.json": (tmp_path / "config.json").read_bytes()})
+    planned = CliRunner().invoke(cli.app, ["plan", MODEL, "--device", "cpu", "--json"])
+    assert (planned.exit_code, planned.stderr) == (0, "")
+
+
 def test_plan_has_a_revision(home: Path, make_hub: Any) -> None:
     make_hub(OfflineModeIsEnabled("offline"))
     planned = CliRunner().invoke(cli.app, ["plan", MODEL, "--revision", "v1", "--device", "cpu"])

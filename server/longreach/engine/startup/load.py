@@ -18,9 +18,9 @@ from longreach_patches import (
     layer_masks,
     load_model,
     resolve_kv_dtype,
+    rope,
     rotary_layers,
 )
-from longreach_patches.rope import described
 from transformers.utils import logging as transformers_logging
 
 from longreach.engine.device.forward_pass import StepGraphs
@@ -95,8 +95,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
             max_length=config.max_model_len,
         )
     if joined.layout.rank == 0:
-        logger.info("%s", path_of(loaded))
-        if (note := described(loaded.config, config.max_model_len or loaded.max_positions)) is not None:
+        logger.info("%s", layers_in_words(loaded))
+        if (note := rope.described(loaded.config, config.max_model_len or loaded.max_positions)) is not None:
             logger.info("%s", note)
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
@@ -120,7 +120,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     return LoadedRank(config, loaded, own, footprint, demand, policies, batched_tokens)
 
 
-def path_of(loaded: LoadedModel) -> str:
+def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     family = loaded.config.model_type
     if loaded.patched.fused:
