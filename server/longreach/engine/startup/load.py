@@ -124,7 +124,7 @@ def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     family = loaded.config.model_type
     if loaded.patched.fused:
-        return f"layers are fused: the family {family} is on the list"
+        return f"layers are fused: there are fused kernels for the family {family}"
     return (
         f"layers are transformers' own, with our attention: for the family {family} there are no fused ones; "
         "a token takes more launches"
