@@ -34,15 +34,32 @@ def check_agreement(patched: PatchedModel) -> None:
     Raises:
         UnsupportedModelError: a layer differs by more than rounding; the message says which, and by how much.
     """
+    model = patched.model
+    limit = max(_ROUNDINGS * torch.finfo(model.dtype).eps, _LEAST)
+    for index, (got, own) in enumerate(compute_both(patched)):
+        error = ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max().item()
+        if not error <= limit:
+            raise UnsupportedModelError(
+                f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
+                f"{error:.2g} of its largest number, and rounding explains {limit:.1g}; please report this config"
+            )
+
+
+@torch.inference_mode()
+def compute_both(patched: PatchedModel) -> list[tuple[Tensor, Tensor]]:
+    """What each layer makes of a few random tokens, fused and by its own forward, in that order.
+
+    Returns:
+        For each layer two (1, tokens, hidden_size) of the model's dtype. Empty where there is nothing to compare.
+    """
     fused = patched.fused_layers
     if not fused or fused[0].is_part:
-        return
+        return []
     model = patched.model
     device = next(model.parameters()).device
     ids = torch.randint(model.config.vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
     positions = torch.arange(_TOKENS, device=device)
     step = _step(patched, positions)
-    limit = max(_ROUNDINGS * torch.finfo(model.dtype).eps, _LEAST)
     with _own_forward(patched) as calls:
         model.base_model(
             input_ids=ids[None],
@@ -51,14 +68,7 @@ def check_agreement(patched: PatchedModel) -> None:
             use_cache=False,
             paged_step=step,
         )
-    for index, (layer, (hidden, rope, own)) in enumerate(zip(fused, calls, strict=True)):
-        got = layer(hidden, rope, step)
-        error = ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max().item()
-        if not error <= limit:
-            raise UnsupportedModelError(
-                f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
-                f"{error:.2g} of its largest number, and rounding explains {limit:.1g}; please report this config"
-            )
+    return [(layer(hidden, rope, step), own) for layer, (hidden, rope, own) in zip(fused, calls, strict=True)]
 
 
 Call = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
