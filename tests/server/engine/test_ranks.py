@@ -40,7 +40,7 @@ POLICIES = {
 
 
 def build(**changes: object) -> Engine:
-    settings = {"max_model_len": 4096, "max_batched_tokens": 512, "max_num_seqs": 8, "kv_cache_bytes": 1 << 26}
+    settings = {"max_model_len": 3072, "max_batched_tokens": 512, "max_num_seqs": 8, "kv_cache_bytes": 1 << 26}
     config = EngineConfig(model=str(EMBEDDED_MODEL), device="cpu", dtype="float32", **(settings | changes))  # type: ignore[arg-type]
     return build_engine(config)[0]
 
