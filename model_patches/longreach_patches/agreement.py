@@ -6,15 +6,18 @@ layers may change there, and a config may have a field that nobody has met. Then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from longreach_kernels import PagedBatch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.fused import FusedLayer
+from longreach_patches.layout import RankLayout
 from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
 
@@ -29,19 +32,21 @@ _LEAST = 1e-5
 def check_agreement(patched: PatchedModel) -> None:
     """Compute a few random tokens layer by layer, each with the layer's own input, in both ways.
 
-    Does nothing where layers are not fused, or where they are one rank's part and have no forward of their own.
+    Does nothing where layers are not fused. Ranks of one model call it together: the sums over ranks are compared, too,
+    and a difference on one rank is an error on all.
 
     Raises:
         UnsupportedModelError: a layer differs by more than rounding; the message says which, and by how much.
     """
     fused = patched.fused_layers
-    if not fused or fused[0].is_part:
+    if not fused:
         return
+    layout = fused[0].layout
     model = patched.model
     device = next(model.parameters()).device
     ids = torch.randint(model.config.vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
     positions = torch.arange(_TOKENS, device=device)
-    step = _step(patched, positions)
+    step = _step(patched, positions, layout)
     limit = max(_ROUNDINGS * torch.finfo(model.dtype).eps, _LEAST)
     with _own_forward(patched) as calls:
         model.base_model(
@@ -51,14 +56,23 @@ def check_agreement(patched: PatchedModel) -> None:
             use_cache=False,
             paged_step=step,
         )
-    for index, (layer, (hidden, rope, own)) in enumerate(zip(fused, calls, strict=True)):
-        got = layer(hidden, rope, step)
-        error = ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max().item()
-        if not error <= limit:
+    errors = torch.stack([_error(layer, call, step) for layer, call in zip(fused, calls, strict=True)])
+    if layout.size > 1:
+        distributed.all_reduce(errors, distributed.ReduceOp.MAX, group=layout.group)
+    for index, error in enumerate(errors.tolist()):
+        if error > limit:
             raise UnsupportedModelError(
                 f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
                 f"{error:.2g} of its largest number, and rounding explains {limit:.1g}; please report this config"
             )
+
+
+def _error(layer: FusedLayer, call: Call, step: PagedStep) -> Tensor:
+    """The largest difference in a row, as a part of the row's largest number; infinite if one is no number."""
+    hidden, rope, own = call
+    got = layer(hidden, rope, step)
+    error = ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max()
+    return error.float().nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 Call = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
@@ -86,10 +100,10 @@ def _own_forward(patched: PatchedModel) -> Iterator[list[Call]]:
             fused.in_use = True
 
 
-def _step(patched: PatchedModel, positions: Tensor) -> PagedStep:
+def _step(patched: PatchedModel, positions: Tensor, layout: RankLayout) -> PagedStep:
     """A prompt of these positions, in pages of its own."""
     count, device = len(positions), positions.device
-    shape = PageShape.of(patched.model.config, patched.model.dtype, _PAGE)
+    shape = PageShape.of(patched.model.config, patched.model.dtype, _PAGE, layout)
     pages = KVPages(shape, -(-count // _PAGE), device)
     batch = PagedBatch(
         cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=device),

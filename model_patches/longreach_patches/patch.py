@@ -8,6 +8,7 @@ layers by few kernels. `undo()` puts everything back.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -23,6 +24,8 @@ from longreach_patches.families import Family, LayerMask, family_of, layer_masks
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
+from longreach_patches.rank_heads import RankHeads
+from longreach_patches.tensor_parallel import is_cut
 
 
 class PatchedModel:
@@ -70,8 +73,7 @@ class PatchedModel:
             UnsupportedModelError: the layers are not made as those of the supported families.
             ValueError: the model is patched to be batch invariant, and this is one rank of several.
         """
-        if self.batch_invariant:
-            invariance.check_ranks(layout)
+        self.spread_layers(layout)
         if not family_of(self.model.config).fused:
             raise UnsupportedModelError(
                 f"layers of the family {self.model.config.model_type!r} are not fused; its own forward computes steps"
@@ -82,6 +84,21 @@ class PatchedModel:
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)
+
+    def spread_layers(self, layout: RankLayout) -> None:
+        """Let the model's own layers compute steps over KV pages on one of several ranks, whose weights are cut already
+        (`tensor_parallel.split_weights`); calls without a `paged_step` are refused.
+
+        Raises:
+            ValueError: the model is patched to be batch invariant, and this is one rank of several.
+        """
+        if layout.size == 1:
+            return
+        if self.batch_invariant:
+            invariance.check_ranks(layout)
+        for module in self._modules:
+            alone: LayerAttention = getattr(module, LAYER_ATTRIBUTE)
+            setattr(module, LAYER_ATTRIBUTE, replace(alone, ranks=RankHeads(layout, is_cut(module))))
 
     @property
     def fused(self) -> bool:
@@ -166,11 +183,12 @@ def _layer_forward(
 ) -> Tensor:
     if paged_step is not None and fused.in_use:
         return fused(hidden_states, position_embeddings, paged_step)
-    if fused.is_part:
+    if paged_step is None and fused.is_part:
         raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     if paged_step is not None:
         kwargs["paged_step"] = paged_step
-    return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
+    with fused.own_weights():
+        return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
 
 
 def _attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from longreach_patches import UnsupportedModelError, check_agreement, patch
+from longreach_patches import RankLayout, UnsupportedModelError, check_agreement, patch
 from longreach_patches.families import FAMILIES
+from longreach_patches.tensor_parallel import split_weights
 
 from tests.patches.conftest import CONFIGS, build
 from tests.patches.families.configs import config_of, random_model
+from tests.patches.rank_threads import on_ranks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -43,3 +45,25 @@ def test_a_layer_that_computes_something_else_is_named() -> None:
 
 def test_layers_that_are_not_fused_have_nothing_to_agree_with() -> None:
     check_agreement(patch(build("llama").float(), "cpu"))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["parts of weights", "parts of tokens"])
+def test_a_difference_on_one_rank_is_an_error_on_all(sizes: tuple[int, int]) -> None:
+    models = [build("llama").float() for _ in range(2)]
+
+    def compute(layout: RankLayout) -> str:
+        split_weights(models[layout.rank], layout)
+        handle = patch(models[layout.rank], "cpu")
+        handle.fuse_layers(layout)
+        check_agreement(handle)
+        before = {name: weight.shape for name, weight in handle.model.named_parameters()}
+        if layout.rank == 1:
+            handle.fused_layers[2]._scale *= 2
+        with pytest.raises(UnsupportedModelError) as caught:
+            check_agreement(handle)
+        assert {name: weight.shape for name, weight in handle.model.named_parameters()} == before
+        return str(caught.value)
+
+    first, second = on_ranks(*sizes, compute)
+    assert first == second
+    assert "the fused layer 2 " in first

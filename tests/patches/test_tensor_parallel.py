@@ -15,7 +15,7 @@ from longreach_patches import (
     check_layout,
     patch,
 )
-from longreach_patches.tensor_parallel import split_weights
+from longreach_patches.tensor_parallel import is_fully_cut, split_weights
 from torch import distributed, multiprocessing
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -117,7 +117,12 @@ def test_the_footprint_is_that_of_a_rank(name: str) -> None:
 def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"4 query heads and 2 KV heads cannot be split over 3 .* work are 1, 2$"):
         check_layout(CONFIGS["qwen3"](), RankLayout(tensor_size=3))
-    model = build("qwen3")
-    model.config.base_model_tp_plan = {"layers.*.mlp": "packed_colwise"}  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UnsupportedModelError, match="plan has packed_colwise"):
-        split_weights(model, RankLayout(tensor_size=2))
+
+
+def test_what_a_plan_does_not_say_of_is_whole() -> None:
+    model, whole = build("qwen3"), build("qwen3")
+    model.config.base_model_tp_plan = {"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}  # pyright: ignore[reportAttributeAccessIssue]
+    split_weights(model, RankLayout(tensor_size=2))
+    assert not is_fully_cut(model)
+    for part, weight in zip(model.base_model.parameters(), whole.base_model.parameters(), strict=True):
+        assert torch.equal(part, weight)

@@ -10,7 +10,8 @@ them with some of the heads. In a short step every rank has all tokens, and comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ from longreach_patches.fused.activation import silu_mul
 from longreach_patches.fused.dispatch import MAX_ROWS, uses_triton
 from longreach_patches.fused.norm import rms_norm
 from longreach_patches.fused.rotary import HeadNorms, rotate_and_write
-from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, share_of, whole_weights
+from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, separated, share_of, whole_weights
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
@@ -84,6 +85,23 @@ class FusedLayer:
         if len(stream):
             self._transform(stream, weights)
         return stream[None]
+
+    @property
+    def layout(self) -> RankLayout:
+        """Which part of the layer this is."""
+        return self._layout
+
+    @contextmanager
+    def own_weights(self) -> Iterator[None]:
+        """Let the layer's own forward compute; context ranks' projections get back what joining took from them."""
+        ranks = self._layout.context_size
+        if ranks == 1:  # they are views of the joined
+            yield
+            return
+        attention, mlp = self._attention, self._mlp
+        qkv, gate_up = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+        with separated(self._whole.qkv, ranks, *qkv), separated(self._whole.gate_up, ranks, *gate_up):
+            yield
 
     def _own_product(self, stream: Tensor) -> Product | None:
         """Which of our products computes a step of these rows; None for the matrix library's."""

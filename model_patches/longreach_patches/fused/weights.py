@@ -7,6 +7,8 @@ values of the first rank's heads, then those of the second's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,6 +80,22 @@ def in_blocks(projection: Projection, count: int) -> list[Projection]:
     weights = projection.weight.chunk(count)
     biases = [None] * count if projection.bias is None else projection.bias.chunk(count)
     return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+@contextmanager
+def separated(whole: Projection, ranks: int, *projections: nn.Linear) -> Iterator[None]:
+    """Give projections that were joined rank by rank their own weights for a while, as copies."""
+    sizes = [projection.out_features // ranks for projection in projections]
+    joined = [(name, x) for name, x in zip(("weight", "bias"), whole, strict=True) if x is not None]
+    for name, x in joined:
+        for projection, own in zip(projections, x.unflatten(0, (ranks, -1)).split(sizes, 1), strict=True):
+            getattr(projection, name).data = own.flatten(0, 1)
+    try:
+        yield
+    finally:
+        for name, x in joined:
+            for projection in projections:
+                getattr(projection, name).data = x[:0]
 
 
 def _some_outputs(projection: Projection, layout: RankLayout) -> Projection:

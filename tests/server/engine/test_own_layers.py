@@ -11,11 +11,13 @@ import torch
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.startup.load import layers_in_words
 from longreach.policies.masks import mask_of
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy, Strided, Window
 from longreach_kernels import Causal
 from longreach_kernels import Window as WindowMask
+from longreach_patches import RankLayout, load_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.patches.families.configs import WINDOW, config_of, random_model
@@ -136,14 +138,18 @@ def test_kept_mass_is_that_of_dense_attention_and_a_learned_sink_counts_as_kept(
     assert exact.min() < 0.95
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size: layers of the family 'olmo3' are transformers' own"),
-        ({"context_parallel_size": 2}, "--context-parallel-size: layers of the family 'olmo3' are transformers' own"),
-    ],
-)
-def test_what_own_layers_cannot_do_is_refused_by_name(tmp_path: Path, changes: dict[str, int], message: str) -> None:
+@pytest.mark.parametrize("flag", ["tensor_parallel_size", "context_parallel_size"])
+def test_ranks_that_cannot_share_the_heads_are_refused_by_name(tmp_path: Path, flag: str) -> None:
     random_model(config_of("olmo3"), torch.float32).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path, **changes)
+    name = flag.replace("_", "-")
+    with pytest.raises(ValueError, match=rf"^--{name}: .* 2 KV heads cannot be split over 4 ranks .* work are 1, 2$"):
+        build(tmp_path, **{flag: 4})
+
+
+def test_the_log_says_what_every_rank_has_whole(tmp_path: Path) -> None:
+    random_model(config_of("olmo3"), torch.float32).save_pretrained(tmp_path)
+    rank = load_model(str(tmp_path), device="cpu", layout=RankLayout(tensor_size=2))
+    whole = 4 * 4 * (2 * 64 * 64 + 2 * 64 * 32)  # layers, bytes, queries and output, keys and values
+    assert f"; {whole / 1024:.1f} KiB of their weights cannot be split over 2 ranks" in layers_in_words(rank)
+    one = load_model(str(tmp_path), device="cpu")
+    assert "split" not in layers_in_words(one)

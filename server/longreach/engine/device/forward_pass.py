@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StepMeasurements, WantedRows
-from torch import distributed
+from torch import distributed, nn
 
 from longreach.engine.device.batch_builder import HostBatch
 from longreach.engine.device.graphs.capture import Needs
@@ -58,18 +58,31 @@ def _spread(
     model, layout = loaded.patched.model, loaded.layout
     start = sum(sizes[: layout.context_rank])
     count = sizes[layout.context_rank]
-    hidden = model.base_model(
-        input_ids=input_ids[None, start : start + count],
-        position_ids=positions[None],
-        attention_mask=step.mask_placeholder,
-        use_cache=False,
-        paged_step=step,
-    ).last_hidden_state[0]
-    here = (rows >= start) & (rows < start + count)
-    # Each row is in the sum once, so that it is what its rank computed.
-    wanted = hidden[(rows - start).clamp(0, count - 1)].masked_fill_(~here[:, None], 0)
-    distributed.all_reduce(wanted, group=layout.context_group)
-    return model.lm_head(wanted)  # as every supported family names it
+
+    def gather(_: nn.Module, __: object, output: Any) -> Any:
+        hidden = output.last_hidden_state[0]
+        here = (rows >= start) & (rows < start + count)
+        # Each row is in the sum once, so that it is what its rank computed.
+        wanted = hidden[(rows - start).clamp(0, count - 1)].masked_fill_(~here[:, None], 0)
+        distributed.all_reduce(wanted, group=layout.context_group)
+        output.last_hidden_state = wanted[None]
+        return output
+
+    # Fused layers turn queries and keys once they have all tokens of their heads.
+    own = positions if loaded.patched.fused else positions[start : start + count]
+    hook = model.base_model.register_forward_hook(gather)
+    try:
+        output = model(
+            input_ids=input_ids[None, start : start + count],
+            position_ids=own[None],
+            attention_mask=step.mask_placeholder,
+            use_cache=False,
+            logits_to_keep=0,
+            paged_step=step,
+        )
+    finally:
+        hook.remove()
+    return output.logits[0]
 
 
 def fill_pending(input_ids: torch.Tensor, seq_slots: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
