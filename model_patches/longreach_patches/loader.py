@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from longreach_patches import rope, wrapper
-from longreach_patches.batch_invariant import check_backend, check_family, check_ranks
+from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError
@@ -143,7 +143,7 @@ def load_model(
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
-        check_family(family_of(config))
+        check_modules(_without_weights(config))
     if random_weights:
         loaded, whole = _random(config, target, resolved_dtype, layout)
     else:
@@ -298,12 +298,16 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
             "num_key_value_heads)"
         )
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        _without_weights(config)
     except Exception as error:  # each model class fails in its own way
         raise ModelLoadError(
             f"{model}: no model can be built of config.json ({type(error).__name__}: {_in_one_line(error)})"
         ) from error
+
+
+def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -57,8 +57,8 @@ class PatchedModel:
         for module, mask in zip(modules, masks, strict=True):
             setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend, batch_invariant))
         model.set_attn_implementation(NAME)
-        self._norms = norms.fuse(model) if fuse_norms else []
-        self._linears = invariance.make_invariant(model) if batch_invariant else []
+        self._norms = norms.fuse(model) if fuse_norms and not batch_invariant else []
+        self._invariant = invariance.make_invariant(model, backend.name) if batch_invariant else []
         self._layers: list[nn.Module] = []
         self.fused_layers: list[FusedLayer] = []
 
@@ -113,7 +113,7 @@ class PatchedModel:
         for module in self._modules:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
-        invariance.restore(self._linears)
+        invariance.restore(self._invariant)
         for layer in self._layers:
             del layer.forward
         self._layers, self.fused_layers = [], []
@@ -166,7 +166,7 @@ def patch(
     resolved = resolve_backend(backend, parameter.device, parameter.dtype)
     if batch_invariant:
         invariance.check_backend(resolved)
-        invariance.check_family(family)
+        invariance.check_modules(model)
     rope.check_frozen(model)
     register()
     return PatchedModel(model, modules, masks, resolved, fuse_norms, batch_invariant)
