@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup.build import build_engine
 from longreach.engine.startup.load import layers_in_words
+from longreach.engine.startup.start_rank import capture
 from longreach.policies.masks import mask_of
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy, Strided, Window
 from longreach_kernels import Causal
 from longreach_kernels import Window as WindowMask
 from longreach_patches import RankLayout, load_model
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from tests.patches.families.configs import WINDOW, config_of, random_model
 from tests.server.engine.driving import drain
@@ -153,3 +158,46 @@ def test_the_log_says_what_every_rank_has_whole(tmp_path: Path) -> None:
     assert f"; {whole / 1024:.1f} KiB of their weights cannot be split over 2 ranks" in layers_in_words(rank)
     one = load_model(str(tmp_path), device="cpu")
     assert "split" not in layers_in_words(one)
+
+
+def test_a_fused_family_that_cannot_be_cut_is_computed_by_its_own_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_model(config_of("llama"), torch.float32).save_pretrained(tmp_path)
+    half = RankLayout(tensor_size=2)
+    assert load_model(str(tmp_path), device="cpu", layout=half).patched.fused
+    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", {})
+    rank = load_model(str(tmp_path), device="cpu", layout=half)
+    assert not rank.patched.fused
+    assert "transformers' own, with our attention: some of this model's projections are whole" in layers_in_words(rank)
+
+
+def test_layers_that_no_graph_holds_are_launched_and_the_log_says_what_that_takes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    launched: list[int] = []
+    steps = [((size, 64), lambda size=size: (launched.append(size), time.sleep(0.01))) for size in (8, 1)]
+    graphs = StepGraphs(SimpleNamespace(steps=lambda: iter(steps)), None, None)  # type: ignore[arg-type]
+
+    def capture_fails(_: StepGraphs) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(StepGraphs, "capture", capture_fails)
+    patched = SimpleNamespace(fused=False)
+    rank = SimpleNamespace(
+        on_gpu=True,
+        config=SimpleNamespace(cuda_graphs=True),
+        loaded=SimpleNamespace(patched=patched, config=SimpleNamespace(model_type="mixtral")),
+        graphs=lambda *_: graphs,
+    )
+    assert capture(rank, None, None, None) is None  # type: ignore[arg-type]
+    found = re.search(
+        r"mixtral cannot be captured \(operation .* capturing\); .* one, which takes ([\d.]+) ms", caplog.text
+    )
+    assert found is not None
+    assert 10 <= float(found[1]) < 1000
+    assert set(launched) == {1}
+    patched.fused = True
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture(rank, None, None, None)  # type: ignore[arg-type]

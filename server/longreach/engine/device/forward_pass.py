@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from longreach.util.transfer import upload
 
 # Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
 _WORTH_LEAVING_OUT = 256
+_TIMED = 3  # steps, of which the mean is told
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -136,6 +138,18 @@ class StepGraphs(NamedTuple):
         self.decode.capture(pool)
         self.mixed.capture(pool)
         self.by_policy.use(pool)
+
+    @torch.inference_mode()
+    def launch_seconds(self) -> float:
+        """How long the smallest step takes when its kernels are launched one by one: it computes next to nothing."""
+        *_, (_, run) = self.decode.steps()
+        run()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(_TIMED):
+            run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / _TIMED
 
     def replay(self, batch: HostBatch) -> Replayed | None:
         """The logits (R, V) of a step and what it measured, valid until the next replay; None if no graph holds it."""
