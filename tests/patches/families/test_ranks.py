@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,3 +107,9 @@ def test_what_is_not_divided_evenly_is_whole() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert {key.split(".", 2)[1] for key in uncut(model, list(modules_to_cut(model, 2)))} == {"mlp"}
+
+
+def test_the_page_of_models_names_what_is_whole() -> None:
+    page = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    table = page.split("| whole on each rank |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == WHOLE_ATTENTION | WHOLE_MLP | {"use_qk_norm"}
