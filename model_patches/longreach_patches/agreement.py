@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from longreach_kernels import PagedBatch
 from torch import Tensor, nn
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.fused import FusedLayer
 from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
 
@@ -51,9 +52,8 @@ def check_agreement(patched: PatchedModel) -> None:
             use_cache=False,
             paged_step=step,
         )
-    for index, (layer, (hidden, rope, own)) in enumerate(zip(fused, calls, strict=True)):
-        got = layer(hidden, rope, step)
-        error = ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max().item()
+    for index, (layer, call) in enumerate(zip(fused, calls, strict=True)):
+        error = _error(layer, call, step)
         if not error <= limit:
             raise UnsupportedModelError(
                 f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
@@ -61,20 +61,58 @@ def check_agreement(patched: PatchedModel) -> None:
             )
 
 
-Call = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
+class _Call(NamedTuple):
+    """A layer's input, cosines and sines, and output; also what its own module got and gave, where it calls one."""
+
+    hidden: Tensor
+    rope: tuple[Tensor, Tensor]
+    output: Tensor
+    mlp: tuple[Tensor, Tensor] | None
+
+
+def _error(layer: FusedLayer, call: _Call, step: PagedStep) -> float:
+    """The largest difference of a row, as a part of its largest number.
+
+    A module of the model's own is not asked again: its experts are chosen by numbers that rounding may put in another
+    order. What it is given is compared instead.
+    """
+    own, errors = layer.own_mlp, []
+
+    def answer(x: Tensor) -> Tensor:
+        assert call.mlp is not None
+        errors.append(_difference(x, call.mlp[0]))
+        return call.mlp[1]
+
+    layer.own_mlp = own and answer
+    try:
+        errors.append(_difference(layer(call.hidden, call.rope, step), call.output))
+    finally:
+        layer.own_mlp = own
+    return torch.stack(errors).max().item()  # NaN if any is
+
+
+def _difference(got: Tensor, own: Tensor) -> Tensor:
+    return ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max()
 
 
 @contextmanager
-def _own_forward(patched: PatchedModel) -> Iterator[list[Call]]:
-    """Have the layers' own forward compute steps, and note each layer's input, cosines and sines, and output."""
-    calls: list[Call] = []
+def _own_forward(patched: PatchedModel) -> Iterator[list[_Call]]:
+    """Have the layers' own forward compute steps, and note what each layer computes."""
+    calls: list[_Call] = []
+    mlps: list[tuple[Tensor, Tensor]] = []
 
     def note(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
-        calls.append((hidden.clone(), kwargs["position_embeddings"], output.clone()))
+        mlp = mlps.pop() if mlps else None
+        calls.append(_Call(hidden.clone(), kwargs["position_embeddings"], output.clone(), mlp))
+
+    def note_mlp(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        mlps.append((args[0].clone(), output.clone()))
 
     layers = cast("nn.ModuleList", patched.model.base_model.layers)
     hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    own_mlps = [fused.own_mlp for fused in patched.fused_layers]
+    hooks += [mlp.register_forward_hook(note_mlp) for mlp in own_mlps if isinstance(mlp, nn.Module)]
     for fused in patched.fused_layers:
         fused.in_use = False
     try:

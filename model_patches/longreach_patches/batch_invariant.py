@@ -37,10 +37,15 @@ def check_family(family: Family) -> None:
     Raises:
         ValueError: they cannot; the message names the fix.
     """
-    if not family.fused:
+    if family.parts is None:
         raise ValueError(
             f"--batch-invariant: layers of the family {family.model_type!r} are transformers' own, whose norms and "
             "experts may sum in an order that depends on the number of tokens; leave it out"
+        )
+    if family.parts.experts:
+        raise ValueError(
+            f"--batch-invariant: transformers' modules compute experts of the family {family.model_type!r}, and may "
+            "sum in an order that depends on the number of tokens; leave it out"
         )
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # From so many tokens a rank on, a layer's products take longer than reading all of its weights does (docs/adr/0029).
 _LEAST_TOKENS = 256
+# Names that configs have for what is done to logits after the output layer, which `forward` leaves out there.
+_AFTER_HEAD = ("logits_scaling", "logit_scale", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,18 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
     """
     if layout.size == 1:
         return
-    if not family_of(config).fused:
+    family = family_of(config)
+    if not family.fused_over(layout.size):
+        why = f"have {family.parts.whole}" if family.parts is not None else "are transformers' own"
         raise ValueError(
-            f"{layout.flags}: layers of the family {config.model_type!r} are transformers' own, which are not split "
-            "over ranks; use size 1"
+            f"{layout.flags}: layers of the family {config.model_type!r} {why}, which are not split over ranks; "
+            "use size 1"
+        )
+    after = [name for name in _AFTER_HEAD if getattr(config, name, None) not in (None, 1)]
+    if layout.context_size > 1 and after:
+        raise ValueError(
+            f"--context-parallel-size: this {config.model_type} config sets {', '.join(after)}, and logits are not "
+            "changed after they are computed by several ranks; use --tensor-parallel-size"
         )
     heads = head_shape(config)
     split = {

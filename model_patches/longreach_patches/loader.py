@@ -151,7 +151,7 @@ def load_model(
     longest = rope.longest_sequence(config)
     rope.freeze(loaded, max_length or longest)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
-    if family_of(config).fused:
+    if family_of(config).fused_over(layout.size):
         patched.fuse_layers(layout)
     seconds = time.perf_counter() - start
     return LoadedModel(patched, target, resolved_dtype, longest, seconds, layout)

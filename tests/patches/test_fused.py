@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
-from longreach_patches.fused import rms_norm, rotate_and_write, silu_mul
+from longreach_patches.fused import gated_activation, normalize, rotate_and_write
 from longreach_patches.fused.dispatch import MAX_ROWS
+from longreach_patches.fused.norm import HeadNorms, Norm
 from longreach_patches.fused.products import product
-from longreach_patches.fused.rotary import HeadNorms
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -138,7 +138,9 @@ def test_gated_activation(place: tuple[str, torch.dtype], width: int) -> None:
     gate_up[0, 0], gate_up[1, 0] = -200, 200
     eager = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
     wide = gate_up.double()
-    check(silu_mul(gate_up, "triton"), torch.nn.functional.silu(wide[:, :width]) * wide[:, width:], eager)
+    check(
+        gated_activation(gate_up, backend="triton"), torch.nn.functional.silu(wide[:, :width]) * wide[:, width:], eager
+    )
 
 
 @pytest.mark.parametrize("width", [96, 4100])
@@ -148,7 +150,7 @@ def test_norm(place: tuple[str, torch.dtype], width: int) -> None:
     x[0] = 0
     weight = torch.rand(width, device=device).to(dtype)
     exact = torch.nn.functional.rms_norm(x.double(), (width,), weight.double(), 1e-5)
-    check(rms_norm(x, weight, 1e-5, "triton"), exact, torch.nn.functional.rms_norm(x, (width,), weight, 1e-5))
+    check(normalize(x, Norm(weight, 1e-5), "triton"), exact, torch.nn.functional.rms_norm(x, (width,), weight, 1e-5))
 
 
 @pytest.mark.parametrize("head_dim", [16, 96])

@@ -1,7 +1,8 @@
-"""Families that transformers' own layers serve: softcap, learned sinks and experts, under every kind of policy."""
+"""Softcap, learned sinks and experts, in fused layers and in transformers' own, under every kind of policy."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from pathlib import Path
@@ -16,12 +17,13 @@ from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy, Strided, Window
 from longreach_kernels import Causal
 from longreach_kernels import Window as WindowMask
+from longreach_patches import FAMILIES
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.patches.families.configs import WINDOW, config_of, random_model
 from tests.server.engine.driving import drain
 
-FAMILIES = ("gemma2", "gpt_oss", "qwen3_moe", "olmo3", "cohere2")
+COMPUTED = ("gemma2", "gpt_oss", "qwen3_moe", "olmo3", "cohere2")
 LENGTH = 300
 POLICIES: dict[str, AttentionPolicy] = {
     "dense": DENSE,
@@ -30,7 +32,7 @@ POLICIES: dict[str, AttentionPolicy] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=COMPUTED)
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     config = config_of(request.param)
@@ -105,7 +107,12 @@ def test_a_budget_that_holds_all_keys_gives_the_dense_answer(model_dir: Path) ->
 def test_the_log_says_which_layers_compute(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         build(model_dir)
-    assert "layers are transformers' own, with our attention: for the family" in caplog.text
+    family = str(json.loads((model_dir / "config.json").read_text())["model_type"])
+    if not FAMILIES[family].fused:
+        assert f"layers are transformers' own, with our attention: for the family {family}" in caplog.text
+        return
+    [said] = [line for line in caplog.text.splitlines() if "layers are fused: there are fused kernels for" in line]
+    assert said.endswith("; transformers' own modules compute its experts") == (family == "qwen3_moe")
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
@@ -137,13 +144,20 @@ def test_kept_mass_is_that_of_dense_attention_and_a_learned_sink_counts_as_kept(
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "family", "message"),
     [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size: layers of the family 'olmo3' are transformers' own"),
-        ({"context_parallel_size": 2}, "--context-parallel-size: layers of the family 'olmo3' are transformers' own"),
+        ({"tensor_parallel_size": 2}, "gpt_oss", "--tensor-parallel-size: layers .* 'gpt_oss' are transformers' own"),
+        ({"context_parallel_size": 2}, "gpt_oss", "--context-parallel-size: layers .* 'gpt_oss' are transformers' own"),
+        ({"tensor_parallel_size": 2}, "olmo3", "layers of the family 'olmo3' have norms over all heads"),
+        ({"context_parallel_size": 2}, "phi3", "layers of the family 'phi3' have projections that are joined"),
+        ({"tensor_parallel_size": 2}, "qwen3_moe", "layers of the family 'qwen3_moe' have experts"),
+        ({"context_parallel_size": 2}, "gemma3_text", "gemma3_text config sets final_logit_softcapping"),
+        ({"context_parallel_size": 2}, "granite", "granite config sets logits_scaling"),
     ],
 )
-def test_what_own_layers_cannot_do_is_refused_by_name(tmp_path: Path, changes: dict[str, int], message: str) -> None:
-    random_model(config_of("olmo3"), torch.float32).save_pretrained(tmp_path)
+def test_what_layers_cannot_do_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, int], family: str, message: str
+) -> None:
+    random_model(config_of(family), torch.float32).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         build(tmp_path, **changes)

@@ -124,7 +124,8 @@ def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     family = loaded.config.model_type
     if loaded.patched.fused:
-        return f"layers are fused: there are fused kernels for the family {family}"
+        experts = "; transformers' own modules compute its experts" if loaded.patched.runs_own_modules else ""
+        return f"layers are fused: there are fused kernels for the family {family}{experts}"
     return (
         f"layers are transformers' own, with our attention: for the family {family} there are no fused ones; "
         "a token takes more launches"
