@@ -42,6 +42,11 @@ def check_family(family: Family) -> None:
             f"--batch-invariant: layers of the family {family.model_type!r} are transformers' own, whose norms and "
             "experts may sum in an order that depends on the number of tokens; leave it out"
         )
+    if family.parts.norm != "rms":  # the norm behind the last layer is not fused then
+        raise ValueError(
+            f"--batch-invariant: a module of transformers computes the last norm of the family {family.model_type!r}, "
+            "and may sum in an order that depends on the number of tokens; leave it out"
+        )
     if family.parts.experts:
         raise ValueError(
             f"--batch-invariant: transformers' modules compute experts of the family {family.model_type!r}, and may "
