@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from longreach_patches.families import head_shape, widest_inner
+from longreach_patches.families import family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -66,7 +66,9 @@ class Footprint:
         # stream; short steps, of which it has all, are no step's peak.
         ranks = layout.context_size
         hidden, inner = -(-hidden // ranks), -(-inner // ranks)
-        layer = hidden + 2 * pages.head_dim
+        parts = family_of(config).parts
+        # Where attention and MLP read the same normalised stream, that lives as long.
+        layer = (2 if parts is not None and parts.parallel else 1) * hidden + 2 * pages.head_dim
         mlp = max(hidden + 2 * inner, 3 * inner)
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads

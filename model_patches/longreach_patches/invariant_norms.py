@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from longreach_patches.fused.norm import Norm, normalize
+
 _EPSILON = ("variance_epsilon", "eps", "epsilon")
 _USUAL = (1e-5, 1e-6)  # where the number is in the forward alone
 _WIDTH = 8  # of a norm without a weight
@@ -107,10 +109,8 @@ def _centred(scale: Tensor | None, bias: Tensor | None, epsilon: float, x: Tenso
 
 
 def _rms(scale: Tensor | None, epsilon: float, backend: str, x: Tensor) -> Tensor:
-    from longreach_patches.fused.norm import rms_norm  # Triton, which a CPU does without
-
     weight = x.new_ones(x.shape[-1], dtype=torch.float32) if scale is None else scale
-    return rms_norm(x.reshape(-1, x.shape[-1]).contiguous(), weight, epsilon, backend).view(x.shape)
+    return normalize(x.reshape(-1, x.shape[-1]).contiguous(), Norm(weight, epsilon), backend).view(x.shape)
 
 
 def _scaled_rms(scale: Tensor, epsilon: float, backend: str, x: Tensor) -> Tensor:

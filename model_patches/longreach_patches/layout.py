@@ -96,7 +96,8 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
         return
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
-    if family_of(config).fused:  # layers of transformers have them whole where they are not split evenly
+    # Layers of transformers have these whole where they are not split evenly.
+    if family_of(config).fused_over(layout.size):
         split["inner channels"] = config.intermediate_size
     uneven = [f"{count} {name}" for name, count in split.items() if count % layout.size]
     if uneven:

@@ -154,7 +154,7 @@ def load_model(
     longest = rope.longest_sequence(config)
     rope.freeze(loaded, max_length or longest)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
-    if family_of(config).fused and (layout.tensor_size == 1 or is_fully_cut(loaded)):
+    if family_of(config).fused_over(layout.size) and (layout.tensor_size == 1 or is_fully_cut(loaded)):
         patched.fuse_layers(layout)
     else:
         patched.spread_layers(layout)

@@ -20,7 +20,7 @@ from longreach_patches import batch_invariant as invariance
 from longreach_patches import norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import Family, LayerMask, family_of, layer_masks
+from longreach_patches.families import Family, LayerMask, family_of, layer_masks, rotary_layers
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
@@ -74,13 +74,15 @@ class PatchedModel:
             ValueError: the model is patched to be batch invariant, and this is one rank of several.
         """
         self.spread_layers(layout)
-        if not family_of(self.model.config).fused:
+        parts = family_of(self.model.config).parts
+        if parts is None:
             raise UnsupportedModelError(
                 f"layers of the family {self.model.config.model_type!r} are not fused; its own forward computes steps"
             )
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
-        for layer in layers if not self._layers else ():
-            fused = FusedLayer(layer, layout, is_last=layer is layers[-1])
+        rotary = rotary_layers(self.model.config)
+        for layer, turns in zip(layers, rotary, strict=True) if not self._layers else ():
+            fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=layer is layers[-1])
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)
@@ -104,6 +106,11 @@ class PatchedModel:
     def fused(self) -> bool:
         """Whether steps over KV pages are computed by few kernels a layer, and not by the model's own layers."""
         return bool(self._layers)
+
+    @property
+    def runs_own_modules(self) -> bool:
+        """Whether modules of the model's own compute layers, or the MLPs of some."""
+        return not self.fused or any(layer.own_mlp is not None for layer in self.fused_layers)
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""

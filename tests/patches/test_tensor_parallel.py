@@ -21,11 +21,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tests.patches.conftest import CONFIGS
 from tests.patches.conftest import build as build_odd
+from tests.patches.families.configs import config_of as family_config
+from tests.patches.families.configs import random_model
 from tests.patches.test_pages import PagedSequences
 
 # Vocabularies that can be split and one that cannot, biases, norms over heads, tied embeddings, windows, layers without
 # positions.
 NAMES = ["llama-biases", "qwen2-mixed", "qwen3", "smollm3-mixed"]
+# Norms on both sides, multipliers, norms behind a layer, and a parallel block.
+OF_PARTS = ["gemma3_text", "granite", "exaone4", "cohere2"]
 LENGTHS = 40, 9
 
 
@@ -40,6 +44,8 @@ def build(name: str) -> PreTrainedModel:
     """A random model with a vocabulary of `config_of`."""
     if name == "llama-biases":
         return build_odd(name)
+    if name in OF_PARTS:
+        return random_model(family_config(name), torch.float64)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(name), attn_implementation="eager", dtype=torch.float64)
     for parameter in model.parameters():
@@ -58,7 +64,7 @@ def compute_part(rank: int, rendezvous: str) -> None:
     everyone = distributed.group.WORLD
     layout = RankLayout(2, 1, rank, everyone, everyone, everyone)
     with torch.no_grad():
-        for name in NAMES:
+        for name in (*NAMES, *OF_PARTS):
             whole, part = build(name), build(name)
             patch(whole, "cpu").fuse_layers()
             split_weights(part, layout)

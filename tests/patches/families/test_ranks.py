@@ -54,7 +54,7 @@ def as_served(model: PreTrainedModel, layout: RankLayout) -> PatchedModel:
     """A part of a model, as `load_model` makes it."""
     split_weights(model, layout)
     patched = patch(model, "cpu")
-    if FAMILIES[model.config.model_type].fused and is_fully_cut(model):
+    if FAMILIES[model.config.model_type].fused_over(layout.size) and is_fully_cut(model):
         patched.fuse_layers(layout)
     else:
         patched.spread_layers(layout)

@@ -125,10 +125,11 @@ def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     config = loaded.config
     if loaded.patched.fused:
-        return f"layers are fused: there are fused kernels for the family {config.model_type}"
+        experts = "; transformers' own modules compute its experts" if loaded.patched.runs_own_modules else ""
+        return f"layers are fused: there are fused kernels for the family {config.model_type}{experts}"
     why = f"for the family {config.model_type} there are no fused ones"
-    if family_of(config).fused:
-        why = "some of this model's projections are whole on every rank, and fused ones need a part of each"
+    if (parts := family_of(config).parts) is not None:
+        why = f"{parts.whole or 'projections that cannot be cut'} keep fused ones from being split over ranks"
     words = f"layers are transformers' own, with our attention: {why}; a token takes more launches"
     if loaded.whole_bytes:
         words += (

@@ -152,7 +152,7 @@ def capture(rank: LoadedRank, pages: KVPages, drawn: torch.Tensor, limits: Limit
         with _logged("captured CUDA graphs"):
             graphs.capture()
     except RuntimeError as error:
-        if rank.loaded.patched.fused or isinstance(error, torch.OutOfMemoryError):
+        if not rank.loaded.patched.runs_own_modules or isinstance(error, torch.OutOfMemoryError):
             raise
         logger.warning(
             "no CUDA graphs: layers of the family %s cannot be captured (%s); kernels of each step are launched one by "
