@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,13 +73,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tier = tier_of(path, marked)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
+        on_gpu = item.get_closest_marker("gpu") is not None
+        if on_gpu and tier == "unit" and not marked:
+            tier = "kernel"  # a launch compiles, in processes of its own
         if not marked:
             item.add_marker(tier)
         if runs_alone(path):
             item.add_marker(SERIAL)
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        if on_gpu and not torch.cuda.is_available():
             item.add_marker(skip)
     sort_dearest_first(items)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_gpu_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give back what a test on a GPU took: torch keeps it, and servers that other workers start need it."""
+    yield
+    if request.node.get_closest_marker("gpu") is not None:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)
