@@ -1,7 +1,16 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.read import HeadShape, family_of, head_shape, layer_masks, rotary_layers, widest_inner
+from longreach_patches.families.read import (
+    HeadShape,
+    family_of,
+    head_shape,
+    head_shapes,
+    layer_masks,
+    layer_sources,
+    rotary_layers,
+    widest_inner,
+)
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
 __all__ = [
@@ -12,7 +21,9 @@ __all__ = [
     "LayerMask",
     "family_of",
     "head_shape",
+    "head_shapes",
     "layer_masks",
+    "layer_sources",
     "rotary_layers",
     "widest_inner",
 ]
