@@ -16,11 +16,13 @@ from longreach_patches import (
     PageShape,
     RankLayout,
     WantedRows,
+    attention,
     patch,
 )
 from transformers import PreTrainedModel
 
 from tests.patches.conftest import build
+from tests.patches.families.configs import config_of, random_model
 from tests.patches.test_patch import TOLERANCE, prompt
 
 PAGE = 16
@@ -155,6 +157,31 @@ def test_a_layer_has_pages_of_its_own_size_or_those_of_another(bounded: tuple[in
     if bounded == (2,):
         assert pages.bounds[2] is not None
         assert pages.bounds[0] is pages.bounds[2], "who writes the keys keeps their bounds"
+
+
+def test_the_shape_of_gemma_4_is_told_layer_by_layer() -> None:
+    shape = PageShape.of(config_of("gemma4_text"), torch.bfloat16, PAGE)
+    narrow, wide = (2, 16), (2, 32)
+    own = [(*narrow, 0), (*narrow, 1), (*wide, 2), (*narrow, 1), (*narrow, 1), (*wide, 2)]
+    assert list(shape.layers) == own
+    assert (shape.num_kv_heads, shape.head_dim, shape.keeping) == (2, 32, (0, 1, 2))
+    assert shape.bytes_per_token == 2 * 2 * (2 * 16 + 2 * 16 + 2 * 32)
+    k_is_v = PageShape.of(config_of("gemma4_text-k_is_v"), torch.bfloat16, PAGE)
+    assert list(k_is_v.layers) == [(2, 16, 0), (1, 32, 1), (2, 16, 2), (1, 32, 3)]
+
+
+@torch.no_grad()
+def test_a_layer_that_reads_another_s_keys_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(config_of("gemma4_text"), torch.float32)
+    written: list[int] = []
+    with patch(model, "cpu"):
+        sequences = PagedSequences(model, [prompt(20)[0]])
+        layers = {keys.data_ptr(): layer for layer, keys in reversed(list(enumerate(sequences.pages.keys)))}
+        monkeypatch.setattr(
+            attention, "write_pages", lambda k, v, k_pages, *_, **__: written.append(layers[k_pages.data_ptr()])
+        )
+        sequences.step([20])
+    assert written == [0, 1, 2]
 
 
 def test_bounds_are_part_of_a_page_s_size() -> None:
