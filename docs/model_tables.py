@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import generated_page
-from longreach_patches.families import FAMILIES, LEFT_OUT
+from longreach_patches.families import FAMILIES, LEFT_OUT, Family
 
 PAGE = Path(__file__).resolve().parent / "models.md"
 BEGIN, END = "<!-- families -->\n", "<!-- end -->\n"
@@ -35,8 +35,13 @@ def _served() -> Iterable[str]:
     yield "| `model_type` | for example | layers |"
     yield "|---|---|---|"
     for family in sorted(FAMILIES.values(), key=lambda family: (not family.fused, family.model_type)):
-        layers = "fused" if family.fused else "transformers'"
-        yield f"| `{family.model_type}` | {', '.join(family.examples)} | {layers} |"
+        yield f"| `{family.model_type}` | {', '.join(family.examples)} | {_layers(family)} |"
+
+
+def _layers(family: Family) -> str:
+    if family.parts is None:
+        return "transformers'"
+    return "fused, but for experts" if family.parts.experts else "fused"
 
 
 def _left_out() -> Iterable[str]:

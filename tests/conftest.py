@@ -5,12 +5,13 @@ Tiers are given here, as `tests/tiers.py` says, and a unit test is held to what 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from tests import pairwise
+from tests.forked import REAL, forking
 from tests.processor_seconds import ProcessorSeconds
 from tests.tiers import SERIAL, SERIAL_MEANS, TIERS, may_hold, runs_alone, tier_of
 from tests.workers import GroupsStayTogether, sort_dearest_first
@@ -73,13 +75,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tier = tier_of(path, marked)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
+        on_gpu = item.get_closest_marker("gpu") is not None
+        if on_gpu and tier == "unit" and not marked:
+            tier = "kernel"  # a launch compiles, in processes of its own
         if not marked:
             item.add_marker(tier)
         if runs_alone(path):
             item.add_marker(SERIAL)
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        if on_gpu and not torch.cuda.is_available():
             item.add_marker(skip)
     sort_dearest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fork what tests start where that may be: around their fixtures, too."""
+    real = item.get_closest_marker(SERIAL) or item.path.relative_to(_ROOT).as_posix() in REAL
+    with contextlib.nullcontext() if real else forking():
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_gpu_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give back what a test on a GPU took: torch keeps it, and servers that other workers start need it."""
+    yield
+    if request.node.get_closest_marker("gpu") is not None:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -144,8 +144,8 @@ FAULTS = (
     Fault(
         "positions are off by one on the fused path",
         _ROTARY,
-        "cos = tl.load(Cos + token * HEAD_DIM + channels",
-        "cos = tl.load(Cos + (token + 1) % tl.num_programs(0) * HEAD_DIM + channels",
+        "cos = tl.load(Cos + token * ROTARY_DIM + waves",
+        "cos = tl.load(Cos + (token + 1) % tl.num_programs(0) * ROTARY_DIM + waves",
         (f"{_PATCHES}/test_fused.py::test_rotary_and_page_write",),
     ),
     Fault(

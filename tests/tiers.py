@@ -1,7 +1,8 @@
 """Which tier a test belongs to, and which tests run alone.
 
 A test has exactly one tier: that of the longest path of `TIER_OF` that it lies under, or the one that it, its class or
-its module is marked with. `pytest -m unit` runs one tier.
+its module is marked with. `pytest -m unit` runs one tier. A test on a GPU is `kernel` where its file
+is `unit`.
 """
 
 from __future__ import annotations

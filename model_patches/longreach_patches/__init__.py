@@ -1,6 +1,6 @@
 """longreach's kernels inside Hugging Face models: patch(model), KV pages, and loading."""
 
-from longreach_patches.agreement import check_agreement
+from longreach_patches.agreement import check_agreement, compute_both
 from longreach_patches.batch_invariant import check_ranks
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
@@ -56,6 +56,7 @@ __all__ = [
     "check_layout",
     "check_ranks",
     "chosen_layers",
+    "compute_both",
     "head_shape",
     "layer_masks",
     "load_config",

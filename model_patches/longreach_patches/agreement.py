@@ -6,15 +6,18 @@ layers may change there, and a config may have a field that nobody has met. Then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from longreach_kernels import PagedBatch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.fused import FusedLayer
+from longreach_patches.layout import RankLayout
 from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
 
@@ -29,20 +32,45 @@ _LEAST = 1e-5
 def check_agreement(patched: PatchedModel) -> None:
     """Compute a few random tokens layer by layer, each with the layer's own input, in both ways.
 
-    Does nothing where layers are not fused, or where they are one rank's part and have no forward of their own.
+    Does nothing where layers are not fused. Ranks of one model call it together: the sums over ranks are compared, too,
+    and a difference on one rank is an error on all.
 
     Raises:
         UnsupportedModelError: a layer differs by more than rounding; the message says which, and by how much.
     """
-    fused = patched.fused_layers
-    if not fused or fused[0].is_part:
+    computed = compute_both(patched)
+    if not computed:
         return
+    model, layout = patched.model, patched.fused_layers[0].layout
+    limit = max(_ROUNDINGS * torch.finfo(model.dtype).eps, _LEAST)
+    errors = torch.stack([torch.stack([_difference(*pair) for pair in of_layer]).max() for of_layer in computed])
+    errors = errors.float().nan_to_num(nan=math.inf, posinf=math.inf)
+    if layout.size > 1:
+        distributed.all_reduce(errors, distributed.ReduceOp.MAX, group=layout.group)
+    for index, error in enumerate(errors.tolist()):
+        if error > limit:
+            raise UnsupportedModelError(
+                f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
+                f"{error:.2g} of its largest number, and rounding explains {limit:.1g}; please report this config"
+            )
+
+
+@torch.inference_mode()
+def compute_both(patched: PatchedModel) -> list[list[tuple[Tensor, Tensor]]]:
+    """What each layer makes of a few random tokens, fused and by its own forward, in that order.
+
+    Returns:
+        For each layer pairs of (1, tokens, hidden_size) of the model's dtype: its output, after what it gives to a
+        module of the model's own, if it calls one. Empty where there is nothing to compare.
+    """
+    fused = patched.fused_layers
+    if not fused:
+        return []
     model = patched.model
     device = next(model.parameters()).device
     ids = torch.randint(model.config.vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
     positions = torch.arange(_TOKENS, device=device)
-    step = _step(patched, positions)
-    limit = max(_ROUNDINGS * torch.finfo(model.dtype).eps, _LEAST)
+    step = _step(patched, positions, fused[0].layout)
     with _own_forward(patched) as calls:
         model.base_model(
             input_ids=ids[None],
@@ -51,30 +79,63 @@ def check_agreement(patched: PatchedModel) -> None:
             use_cache=False,
             paged_step=step,
         )
-    for index, (layer, (hidden, rope, own)) in enumerate(zip(fused, calls, strict=True)):
-        got = layer(hidden, rope, step)
-        error = ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max().item()
-        if not error <= limit:
-            raise UnsupportedModelError(
-                f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
-                f"{error:.2g} of its largest number, and rounding explains {limit:.1g}; please report this config"
-            )
+    return [_pairs(layer, call, step) for layer, call in zip(fused, calls, strict=True)]
 
 
-Call = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
+class _Call(NamedTuple):
+    """A layer's input, cosines and sines, and output; also what its own module got and gave, where it calls one."""
+
+    hidden: Tensor
+    rope: tuple[Tensor, Tensor]
+    output: Tensor
+    mlp: tuple[Tensor, Tensor] | None
+
+
+def _pairs(layer: FusedLayer, call: _Call, step: PagedStep) -> list[tuple[Tensor, Tensor]]:
+    """What the fused layer computes, each with what the layer's own forward did.
+
+    A module of the model's own is not asked again: its experts are chosen by numbers that rounding may put in another
+    order. What it is given is compared instead.
+    """
+    own = layer.own_mlp
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def answer(x: Tensor) -> Tensor:
+        assert call.mlp is not None
+        pairs.append((x, call.mlp[0]))
+        return call.mlp[1]
+
+    layer.own_mlp = own and answer
+    try:
+        pairs.append((layer(call.hidden, call.rope, step), call.output))
+    finally:
+        layer.own_mlp = own
+    return pairs
+
+
+def _difference(got: Tensor, own: Tensor) -> Tensor:
+    """The largest difference of a row, as a part of the row's largest number; NaN if one is."""
+    return ((got - own).abs().amax(-1) / own.abs().amax(-1).clamp(min=1e-30)).max()
 
 
 @contextmanager
-def _own_forward(patched: PatchedModel) -> Iterator[list[Call]]:
-    """Have the layers' own forward compute steps, and note each layer's input, cosines and sines, and output."""
-    calls: list[Call] = []
+def _own_forward(patched: PatchedModel) -> Iterator[list[_Call]]:
+    """Have the layers' own forward compute steps, and note what each layer computes."""
+    calls: list[_Call] = []
+    mlps: list[tuple[Tensor, Tensor]] = []
 
     def note(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
-        calls.append((hidden.clone(), kwargs["position_embeddings"], output.clone()))
+        mlp = mlps.pop() if mlps else None
+        calls.append(_Call(hidden.clone(), kwargs["position_embeddings"], output.clone(), mlp))
+
+    def note_mlp(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        mlps.append((args[0].clone(), output.clone()))
 
     layers = cast("nn.ModuleList", patched.model.base_model.layers)
     hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    own_mlps = [fused.own_mlp for fused in patched.fused_layers]
+    hooks += [mlp.register_forward_hook(note_mlp) for mlp in own_mlps if isinstance(mlp, nn.Module)]
     for fused in patched.fused_layers:
         fused.in_use = False
     try:
@@ -86,10 +147,10 @@ def _own_forward(patched: PatchedModel) -> Iterator[list[Call]]:
             fused.in_use = True
 
 
-def _step(patched: PatchedModel, positions: Tensor) -> PagedStep:
+def _step(patched: PatchedModel, positions: Tensor, layout: RankLayout) -> PagedStep:
     """A prompt of these positions, in pages of its own."""
     count, device = len(positions), positions.device
-    shape = PageShape.of(patched.model.config, patched.model.dtype, _PAGE)
+    shape = PageShape.of(patched.model.config, patched.model.dtype, _PAGE, layout)
     pages = KVPages(shape, -(-count // _PAGE), device)
     batch = PagedBatch(
         cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=device),

@@ -24,6 +24,7 @@ from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerMask
 from longreach_patches.pages import PagedStep, step_behind
 from longreach_patches.policy_step import step_attention
+from longreach_patches.rank_heads import RankHeads
 
 NAME = "longreach"
 LAYER_ATTRIBUTE = "longreach_attention"
@@ -33,11 +34,15 @@ _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks", "attentio
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What one attention module computes, and with which kernels; `patch` puts it on the module."""
+    """What one attention module computes, and with which kernels; `patch` puts it on the module.
+
+    `ranks` says how one of several ranks comes to its heads; None if there is one.
+    """
 
     mask: LayerMask
     backend: Backend
     batch_invariant: bool = False
+    ranks: RankHeads | None = None
 
 
 class _PackedSequences:
@@ -114,7 +119,10 @@ def longreach_attention(
     if paged_step is not None:
         if paged_step.wanted is not None:
             raise UnsupportedModelError("rows of a step can be left out of fused layers only; call fuse_layers() first")
-        return _paged(call, backend, module.layer_idx, query, key, value, paged_step), None  # pyright: ignore[reportArgumentType]
+        index: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+        return _paged(call, backend, index, query, key, value, paged_step, layer.ranks), None
+    if layer.ranks is not None:
+        raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     if attention_mask is None and _side_by_side(query, key):
         return _uniform(call, backend, query, key, value), None
     if attention_mask is None:
@@ -158,15 +166,21 @@ def _paged(
     key: torch.Tensor,
     value: torch.Tensor,
     step: PagedStep,
+    ranks: RankHeads | None,
 ) -> torch.Tensor:
     q_thd, k_thd, v_thd = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if ranks is not None:
+        q_thd, k_thd, v_thd = ranks.own((q_thd, k_thd, v_thd), len(step.slots))
+        if call.sink_logits is not None:
+            call = replace(call, sink_logits=ranks.own_sinks(call.sink_logits))
     k_pages, v_pages = step.pages.keys[layer_index], step.pages.values[layer_index]
     kv_scales = step.pages.scales[layer_index]
     k_scale, v_scale = kv_scales or (None, None)
     if step.pages.keeps(layer_index):  # else these are the keys and values of an earlier layer, which has written them
         write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
         step.pages.bound_keys(layer_index, step.slots, backend)
-    return step_attention(q_thd, layer_index, step, replace(call, kv_scales=kv_scales), backend).unsqueeze(0)
+    out = step_attention(q_thd, layer_index, step, replace(call, kv_scales=kv_scales), backend)
+    return (out if ranks is None else ranks.back(out)).unsqueeze(0)
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor) -> bool:

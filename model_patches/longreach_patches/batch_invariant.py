@@ -1,7 +1,8 @@
 """What a model needs so that a token's results do not depend on what is computed along with it.
 
 Its linear modules compute as `fused.invariant` says, its attention as `longreach_kernels.paged_attention` does when it
-is asked to be batch invariant. Norms, rotary encoding and activations are computed row by row anyway.
+is asked to be batch invariant, its norms as in `invariant_norms`. Rotary encoding and activations are computed for each
+number alone anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from longreach_kernels import Backend
 from torch import nn
 from transformers import PreTrainedModel
 
-from longreach_patches.families import Family
+from longreach_patches import invariant_norms
 from longreach_patches.layout import RankLayout
 
 
@@ -31,17 +32,31 @@ def check_backend(backend: Backend) -> None:
         )
 
 
-def check_family(family: Family) -> None:
-    """See whether a family's layers can be batch invariant.
+def check_modules(model: PreTrainedModel) -> None:
+    """See whether a model is made of modules that can be batch invariant; it may be on the meta device.
+
+    Linear modules and embeddings are. Norms are where their form is known. What has matrices of its own, as experts and
+    their gates have, multiplies in ways that are not ours.
 
     Raises:
-        ValueError: they cannot; the message names the fix.
+        ValueError: a module is not; the message names it and the fix.
     """
-    if not family.fused:
-        raise ValueError(
-            f"--batch-invariant: layers of the family {family.model_type!r} are transformers' own, whose norms and "
-            "experts may sum in an order that depends on the number of tokens; leave it out"
-        )
+    for name, module in model.named_modules():
+        kind = type(module)
+        if isinstance(module, nn.Linear | nn.Embedding):
+            continue
+        if invariant_norms.is_norm(module):
+            if invariant_norms.form_of(module) is None:
+                raise ValueError(
+                    f"--batch-invariant: {name} of this {model.config.model_type} model, a norm of the kind "
+                    f"{kind.__name__}, may sum in an order that depends on the number of tokens; leave it out"
+                )
+        elif any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
+            raise ValueError(
+                f"--batch-invariant: {name} of this {model.config.model_type} model, a {kind.__name__}, multiplies "
+                "with weights of its own, in an order that depends on the number of tokens, or for experts on how "
+                "many tokens each gets; leave it out"
+            )
 
 
 def check_ranks(layout: RankLayout) -> None:
@@ -57,15 +72,23 @@ def check_ranks(layout: RankLayout) -> None:
         )
 
 
-def make_invariant(model: PreTrainedModel) -> list[nn.Module]:
-    """Give every linear module of this instance the invariant forward; returns the modules, for `restore`."""
+def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
+    """Give every linear module and every norm of this instance the invariant forward; returns the modules, for
+    `restore`. Call `check_modules` first."""
     from longreach_patches.fused.invariant import invariant_product  # Triton, which a CPU does without
 
     modules: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.forward = functools.partial(_forward, invariant_product, module)  # pyright: ignore[reportAttributeAccessIssue]
-            modules.append(module)
+            forward = functools.partial(_forward, invariant_product, module)
+        elif invariant_norms.is_norm(module):
+            form = invariant_norms.form_of(module)
+            assert form is not None, f"{type(module).__name__}; see check_modules"
+            forward = invariant_norms.invariant_forward(module, form, backend)
+        else:
+            continue
+        module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
+        modules.append(module)
     return modules
 
 

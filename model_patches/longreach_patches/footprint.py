@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from longreach_patches.families import head_shape, widest_inner
+from longreach_patches.families import family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
-from longreach_patches.tensor_parallel import split_weights
+from longreach_patches.tensor_parallel import is_fully_cut, split_weights
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ class Footprint:
             split_weights(model, layout)
         tensors = [*model.parameters(), *model.buffers()]
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
-        hidden, inner = config.hidden_size, widest_inner(config) // layout.tensor_size
-        heads = len(layout.part(head_shape(config).heads))
+        # What is whole on every rank has activations of all channels and heads there.
+        parts = layout.tensor_size if is_fully_cut(model) else 1
+        hidden, inner = config.hidden_size, widest_inner(config) // parts
+        heads = head_shape(config).heads // (parts * layout.context_size)
         queries = heads * max(of_layer.head_dim for of_layer in pages.layers)
         keys = max(of_layer.num_kv_heads * of_layer.head_dim for of_layer in pages.layers)
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
@@ -65,8 +67,11 @@ class Footprint:
         ranks = layout.context_size
         hidden, inner = -(-hidden // ranks), -(-inner // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
+        parts = family_of(config).parts
+        # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
+        copies = 2 if parts is not None and parts.parallel else 1
         streams = _streams(config)
-        layer = _inputs_of_layers(config) + hidden * (1 if streams == 1 else 2 * streams) + rotary
+        layer = _inputs_of_layers(config) + hidden * (copies if streams == 1 else 2 * streams) + rotary
         mlp = max(hidden + 2 * inner, 3 * inner)
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads

@@ -21,14 +21,14 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from longreach_patches import rope, wrapper
-from longreach_patches.batch_invariant import check_backend, check_family, check_ranks
+from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError
 from longreach_patches.families import family_of, head_shapes, layer_masks
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.patch import PatchedModel, patch
-from longreach_patches.tensor_parallel import layer_cuts, split_head, split_weights
+from longreach_patches.tensor_parallel import is_fully_cut, layer_cuts, split_head, split_weights, whole_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class LoadedModel:
         max_positions: the longest sequence, in tokens, that the model's positions are made for.
         load_seconds: wall-clock time from the first file read to the last weight in place.
         layout: which part of the model this is.
+        whole_bytes: of the layers' matrices that every tensor-parallel rank has whole; 0 if there is one rank.
     """
 
     patched: PatchedModel
@@ -55,6 +56,7 @@ class LoadedModel:
     max_positions: int
     load_seconds: float
     layout: RankLayout = SINGLE
+    whole_bytes: int = 0
 
     @property
     def config(self) -> PretrainedConfig:
@@ -141,20 +143,23 @@ def load_model(
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
-        check_family(family_of(config))
+        check_modules(_without_weights(config))
     if random_weights:
-        loaded = _random(config, target, resolved_dtype, layout)
+        loaded, whole = _random(config, target, resolved_dtype, layout)
     else:
         read = _from_files(model, config, resolved_dtype)
+        whole = whole_bytes(read, layout)
         split_weights(read, layout, target)
         loaded = read.to(target)  # pyright: ignore[reportArgumentType]
     longest = rope.longest_sequence(config)
     rope.freeze(loaded, max_length or longest)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
-    if family_of(config).fused:
+    if family_of(config).fused_over(layout.size) and (layout.tensor_size == 1 or is_fully_cut(loaded)):
         patched.fuse_layers(layout)
+    else:
+        patched.spread_layers(layout)
     seconds = time.perf_counter() - start
-    return LoadedModel(patched, target, resolved_dtype, longest, seconds, layout)
+    return LoadedModel(patched, target, resolved_dtype, longest, seconds, layout, whole)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -189,12 +194,15 @@ def resolve_dtype(name: str, device: torch.device, config: PretrainedConfig) -> 
     return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
-def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, layout: RankLayout) -> PreTrainedModel:
+def _random(
+    config: PretrainedConfig, device: torch.device, dtype: torch.dtype, layout: RankLayout
+) -> tuple[PreTrainedModel, int]:
     """Every weight is drawn whole and cut at once: the parts of all ranks are those of one model, and a model fits that
-    is larger than the device."""
+    is larger than the device. Also returns `LoadedModel.whole_bytes`."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    whole = whole_bytes(model, layout)
     cuts = layer_cuts(model, layout)
     for module in model.modules():
         module.to_empty(device=device, recurse=False)
@@ -204,7 +212,7 @@ def _random(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, 
             cuts[module]()
     model.tie_weights()
     split_head(model, layout)
-    return model
+    return model, whole
 
 
 def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -291,12 +299,16 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
                 "num_key_value_heads)"
             )
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        _without_weights(config)
     except Exception as error:  # each model class fails in its own way
         raise ModelLoadError(
             f"{model}: no model can be built of config.json ({type(error).__name__}: {_in_one_line(error)})"
         ) from error
+
+
+def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _in_one_line(error: BaseException) -> str:

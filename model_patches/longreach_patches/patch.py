@@ -8,6 +8,7 @@ layers by few kernels. `undo()` puts everything back.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -19,10 +20,12 @@ from longreach_patches import batch_invariant as invariance
 from longreach_patches import norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import Family, LayerMask, family_of, layer_masks, layer_sources
+from longreach_patches.families import Family, LayerMask, family_of, layer_masks, layer_sources, rotary_layers
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
+from longreach_patches.rank_heads import RankHeads
+from longreach_patches.tensor_parallel import is_cut
 
 
 class PatchedModel:
@@ -54,8 +57,8 @@ class PatchedModel:
         for module, mask in zip(modules, masks, strict=True):
             setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend, batch_invariant))
         model.set_attn_implementation(NAME)
-        self._norms = norms.fuse(model) if fuse_norms else []
-        self._linears = invariance.make_invariant(model) if batch_invariant else []
+        self._norms = norms.fuse(model) if fuse_norms and not batch_invariant else []
+        self._invariant = invariance.make_invariant(model, backend.name) if batch_invariant else []
         self._layers: list[nn.Module] = []
         self.fused_layers: list[FusedLayer] = []
 
@@ -70,23 +73,44 @@ class PatchedModel:
             UnsupportedModelError: the layers are not made as those of the supported families.
             ValueError: the model is patched to be batch invariant, and this is one rank of several.
         """
-        if self.batch_invariant:
-            invariance.check_ranks(layout)
-        if not family_of(self.model.config).fused:
+        self.spread_layers(layout)
+        parts = family_of(self.model.config).parts
+        if parts is None:
             raise UnsupportedModelError(
                 f"layers of the family {self.model.config.model_type!r} are not fused; its own forward computes steps"
             )
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
-        for layer in layers if not self._layers else ():
-            fused = FusedLayer(layer, layout, is_last=layer is layers[-1])
+        rotary = rotary_layers(self.model.config)
+        for layer, turns in zip(layers, rotary, strict=True) if not self._layers else ():
+            fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=layer is layers[-1])
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)
+
+    def spread_layers(self, layout: RankLayout) -> None:
+        """Let the model's own layers compute steps over KV pages on one of several ranks, whose weights are cut already
+        (`tensor_parallel.split_weights`); calls without a `paged_step` are refused.
+
+        Raises:
+            ValueError: the model is patched to be batch invariant, and this is one rank of several.
+        """
+        if layout.size == 1:
+            return
+        if self.batch_invariant:
+            invariance.check_ranks(layout)
+        for module in self._modules:
+            alone: LayerAttention = getattr(module, LAYER_ATTRIBUTE)
+            setattr(module, LAYER_ATTRIBUTE, replace(alone, ranks=RankHeads(layout, is_cut(module))))
 
     @property
     def fused(self) -> bool:
         """Whether steps over KV pages are computed by few kernels a layer, and not by the model's own layers."""
         return bool(self._layers)
+
+    @property
+    def runs_own_modules(self) -> bool:
+        """Whether modules of the model's own compute layers, or the MLPs of some."""
+        return not self.fused or any(layer.own_mlp is not None for layer in self.fused_layers)
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
@@ -96,7 +120,7 @@ class PatchedModel:
         for module in self._modules:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
-        invariance.restore(self._linears)
+        invariance.restore(self._invariant)
         for layer in self._layers:
             del layer.forward
         self._layers, self.fused_layers = [], []
@@ -150,7 +174,7 @@ def patch(
     resolved = resolve_backend(backend, parameter.device, parameter.dtype)
     if batch_invariant:
         invariance.check_backend(resolved)
-        invariance.check_family(family)
+        invariance.check_modules(model)
     rope.check_frozen(model)
     register()
     return PatchedModel(model, modules, masks, resolved, fuse_norms, batch_invariant)
@@ -167,11 +191,12 @@ def _layer_forward(
 ) -> Tensor:
     if paged_step is not None and fused.in_use:
         return fused(hidden_states, position_embeddings, paged_step)
-    if fused.is_part:
+    if paged_step is None and fused.is_part:
         raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     if paged_step is not None:
         kwargs["paged_step"] = paged_step
-    return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
+    with fused.own_weights():
+        return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
 
 
 def _attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:

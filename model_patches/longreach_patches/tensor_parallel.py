@@ -1,4 +1,4 @@
-"""Cut a model's weights down to one rank's part, by the plan that transformers has for its family.
+"""Cut a model's weights down to one rank's part, by the plan that its family has (`split_plan`).
 
 A *colwise* projection keeps a run of its outputs, a *rowwise* one the same run of its inputs: what lies between them,
 heads or the MLP's inner channels, is computed by that rank alone, and the rowwise products of all ranks add up. Of the
@@ -10,20 +10,18 @@ have the same part of all else.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
-from longreach_patches.errors import UnsupportedModelError
+from longreach_patches import split_plan
 from longreach_patches.layout import RankLayout
+from longreach_patches.split_plan import CutModule
 
-_LAYER_NUMBER = re.compile(r"\.\d+\.")
-# Nothing is cut where a weight is applied to each head, or only gradients differ.
-_WHOLE = {"replicated_with_grad_allreduce"}
+_CUT = "longreach_cut"  # on modules that have a rank's part of their weights
 
 
 def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None) -> None:
@@ -31,9 +29,6 @@ def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.devi
 
     What is cut goes to `device`, where one is given, and no more of it than the rank's part. Call `check_layout` first.
     The model may be on the meta device.
-
-    Raises:
-        UnsupportedModelError: the family has no plan, or one with a kind of split that is not known here.
     """
     for cut in layer_cuts(model, layout, device).values():
         cut()
@@ -43,25 +38,44 @@ def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.devi
 def layer_cuts(
     model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None
 ) -> dict[nn.Module, Callable[[], None]]:
-    """What `split_weights` does to each projection of the layers, to be called when its weight is there."""
+    """What `split_weights` does to each module of the layers, to be called when its own weights are there."""
+    cuts: dict[nn.Module, Callable[[], None]] = {}
     if layout.tensor_size == 1:
-        return {}
-    plan: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
-    kinds = set(plan.values())
-    if "colwise" not in kinds or kinds - {"colwise", "rowwise"} - _WHOLE:
-        raise UnsupportedModelError(
-            f"model type {model.config.model_type!r} cannot be split over ranks: its tensor-parallel plan has "
-            f"{', '.join(sorted(kinds)) or 'no entries'}, and colwise and rowwise are known; "
-            "use --tensor-parallel-size 1"
-        )
-    cuts = {}
-    for name, module in model.base_model.named_modules():
-        kind, projection = plan.get(_LAYER_NUMBER.sub(".*.", name)), cast("nn.Linear", module)
-        if kind == "colwise":
-            cuts[module] = functools.partial(_keep_outputs, projection, layout.tensor_size, layout.tensor_rank, device)
-        elif kind == "rowwise":
-            cuts[module] = functools.partial(_keep_inputs, projection, layout, device)
+        return cuts
+    for cut in list(split_plan.modules_to_cut(model, layout.tensor_size)):
+        setattr(cut.module, _CUT, True)
+        of_module = {name: kind for name, kind in cut.kinds.items() if name in cut.module._parameters}
+        if of_module:
+            cuts[cut.module] = functools.partial(_cut_parameters, cut, of_module, layout, device)
+        for name, kind in cut.kinds.items():
+            if name not in of_module:
+                projection = cast("nn.Linear", getattr(cut.module, name))
+                cuts[projection] = functools.partial(_cut_projection, projection, kind, layout, device)
     return cuts
+
+
+def is_cut(module: nn.Module) -> bool:
+    """Whether a module has a rank's part of its weights, and not the whole."""
+    return getattr(module, _CUT, False)
+
+
+def is_fully_cut(model: PreTrainedModel) -> bool:
+    """Whether a rank has a part of every projection of every layer, as fused layers need it; true of one part."""
+    layers = cast("nn.ModuleList", model.base_model.layers)
+    return all(
+        is_cut(module)
+        for module in layers.modules()
+        if any(isinstance(child, nn.Linear) for child in module.children())
+    )
+
+
+def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
+    """Bytes of the layers' matrices that every one of several tensor-parallel ranks has whole; `model` is not split
+    yet."""
+    if layout.tensor_size == 1:
+        return 0
+    whole = split_plan.uncut(model, list(split_plan.modules_to_cut(model, layout.tensor_size)))
+    return sum(weight.numel() * weight.element_size() for weight in whole.values())
 
 
 def split_head(model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None) -> None:
@@ -73,7 +87,7 @@ def split_head(model: PreTrainedModel, layout: RankLayout, device: torch.device 
         cast("Any", head).forward = functools.partial(_all_logits, head, layout)
 
 
-def _all_logits(head: nn.Linear, layout: RankLayout, hidden: torch.Tensor) -> torch.Tensor:
+def _all_logits(head: nn.Linear, layout: RankLayout, hidden: Tensor) -> Tensor:
     """The logits (1, R, V) of hidden states (1, R, C)."""
     own = nn.functional.linear(hidden, head.weight, head.bias)
     parts = [torch.empty_like(own) for _ in range(layout.size)]
@@ -81,10 +95,57 @@ def _all_logits(head: nn.Linear, layout: RankLayout, hidden: torch.Tensor) -> to
     return torch.cat(parts, -1)
 
 
-def _keep_outputs(projection: nn.Linear, parts: int, part: int, device: torch.device | None) -> None:
-    projection.weight.data = _part(projection.weight, 0, parts, part, device)
+def _cut_projection(projection: nn.Linear, kind: str, layout: RankLayout, device: torch.device | None) -> None:
+    if kind == split_plan.ROWWISE:
+        _keep_inputs(projection, layout, device)
+        cast("Any", projection).forward = functools.partial(_summed_product, projection, layout)
+    else:
+        packed = 2 if kind == split_plan.PACKED else 1
+        _keep_outputs(projection, layout.tensor_size, layout.tensor_rank, device, packed)
+
+
+def _summed_product(projection: nn.Linear, layout: RankLayout, x: Tensor) -> Tensor:
+    """The product of all inputs, of which each rank has a part."""
+    out = nn.functional.linear(x, projection.weight, projection.bias)
+    distributed.all_reduce(out, group=layout.tensor_group)
+    return out
+
+
+def _summed_output(module: nn.Module, layout: RankLayout, *args: Any, **kwargs: Any) -> Tensor:
+    """What experts give with all inner channels, of which each rank has a part."""
+    out: Tensor = type(module).forward(module, *args, **kwargs)
+    distributed.all_reduce(out, group=layout.tensor_group)
+    return out
+
+
+def _cut_parameters(cut: CutModule, kinds: dict[str, str], layout: RankLayout, device: torch.device | None) -> None:
+    for name, kind in kinds.items():
+        weight = cast("nn.Parameter", getattr(cut.module, name))
+        weight.data = _cut_parameter(weight, kind, layout, device)
+    if cut.is_experts:
+        cast("Any", cut.module).forward = functools.partial(_summed_output, cut.module, layout)
+
+
+def _cut_parameter(weight: Tensor, kind: str, layout: RankLayout, device: torch.device | None) -> Tensor:
+    parts, part = layout.tensor_size, layout.tensor_rank
+    if kind == split_plan.ONCE:
+        return (weight.detach() if part == 0 else torch.zeros_like(weight)).to(device or weight.device)
+    if kind == split_plan.PACKED:
+        return _part(weight, 1, parts, part, device, packed=2)
+    dims = {
+        split_plan.COLWISE: 0,
+        split_plan.ROWWISE: weight.dim() - 1,
+        split_plan.COLWISE_INPUTS_FIRST: weight.dim() - 1,
+        split_plan.ROWWISE_INPUTS_FIRST: 1,
+    }
+    return _part(weight, dims[kind], parts, part, device)
+
+
+def _keep_outputs(projection: nn.Linear, parts: int, part: int, device: torch.device | None, packed: int = 1) -> None:
+    """`packed` projections of as many outputs each lie one after another."""
+    projection.weight.data = _part(projection.weight, 0, parts, part, device, packed)
     if projection.bias is not None:
-        projection.bias.data = _part(projection.bias, 0, parts, part, device)
+        projection.bias.data = _part(projection.bias, 0, parts, part, device, packed)
     projection.out_features //= parts
 
 
@@ -95,7 +156,8 @@ def _keep_inputs(projection: nn.Linear, layout: RankLayout, device: torch.device
     projection.in_features //= layout.tensor_size
 
 
-def _part(weight: torch.Tensor, dim: int, parts: int, part: int, device: torch.device | None) -> torch.Tensor:
+def _part(weight: Tensor, dim: int, parts: int, part: int, device: torch.device | None, packed: int = 1) -> Tensor:
     """A copy, so that the whole can be freed."""
-    share = weight.shape[dim] // parts
-    return weight.detach().narrow(dim, part * share, share).to(device or weight.device, copy=True)
+    share = weight.shape[dim] // parts // packed
+    runs = weight.detach().unflatten(dim, (packed, -1)).narrow(dim + 1, part * share, share)
+    return runs.flatten(dim, dim + 1).to(device or weight.device, copy=True)

@@ -173,10 +173,12 @@ class Settings(BaseSettings):
         0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."
     )
     cuda_graphs: bool = Field(
-        True, description="Run decode-only steps, and short chunks of prompts, on a GPU as CUDA graphs."
+        True,
+        description="Run decode-only steps, and short chunks of prompts, on a GPU as CUDA graphs, if layers allow.",
     )
     batch_invariant: bool = Field(
-        False, description="Give a request the same bits whatever else is computed, and however it is cut; one GPU."
+        False,
+        description="Give a request the same bits whatever else is computed; one GPU, and no model with experts.",
     )
     random_weights: bool = Field(False, description="Build the model from config.json alone; for benchmarks.")
     silence_timeout: Real = Field(

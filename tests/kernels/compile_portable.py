@@ -32,9 +32,10 @@ from longreach_kernels.sizes import MAX_GRADIENT_HEAD_DIM
 from longreach_kernels.sparse import Antidiagonal, Moments, Pooled, Recall, select_tiles
 from longreach_kernels.sparse.decode.attend import block_attention, select_blocks
 from longreach_kernels.sparse.decode.bounds import new_bounds, write_bounds
+from longreach_patches.families import Rotary
 from longreach_patches.fused import invariant, invariant_tiles, products
-from longreach_patches.fused.activation import silu_mul
-from longreach_patches.fused.norm import rms_norm
+from longreach_patches.fused.activation import gated_activation
+from longreach_patches.fused.norm import HeadNorms, Norm, normalize, normalize_all_heads
 from longreach_patches.fused.rotary import rotate_and_write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compile_for
@@ -153,17 +154,31 @@ def budgets(head_dim: int, dtype: torch.dtype) -> None:
 def layers(head_dim: int, dtype: torch.dtype) -> None:
     """What the patches of a model launch beside attention."""
     x = torch.randn(16, 2048).to(dtype)
-    rms_norm(x, torch.ones(2048).to(dtype), 1e-6, backend="triton")
-    silu_mul(x, backend="triton")
+    weight = torch.ones(2048).to(dtype)
+    for kind in ("rms", "rms_plus_one", "layer"):
+        normalize(x, Norm(weight, 1e-6, kind), backend="triton")
+        normalize(x, Norm(weight, 1e-6, kind), backend="triton", add_to=x.clone(), scale=0.5)
+    for activation in ("silu", "gelu_tanh"):
+        gated_activation(x, activation, backend="triton")
     qkv_rows = torch.randn(3, 8 * head_dim).to(dtype)
-    rope = torch.randn(2, 3, head_dim).to(dtype)
     k_pages, v_pages = torch.zeros(2, 4, 128, 2, head_dim).to(dtype)
     slots = torch.tensor([1, 2, 3])
-    rotate_and_write(qkv_rows, (rope[0], rope[1]), k_pages, v_pages, slots, heads=4, backend="triton")
+    head_norms = HeadNorms(weight[:head_dim], weight[:head_dim], 1e-6, "rms_plus_one")
+    for rotary in (Rotary(), Rotary(pairs=True), Rotary(pairs=True, doubled=True)):
+        for channels in (head_dim, head_dim // 2):
+            rope = torch.randn(2, 3, channels).to(dtype).unbind(0)
+            pages = (k_pages, v_pages, slots)
+            rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, backend="triton")
+            rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, norms=head_norms, backend="triton")
+    for kind in ("rms", "rms_plus_one"):
+        all_heads = HeadNorms(weight[: 4 * head_dim], weight[: 2 * head_dim], 1e-6, kind)
+        normalize_all_heads(qkv_rows, all_heads, backend="triton")
     for outputs in (2048, 64 * 1200):  # few and many programs have tiles of their own
-        weight = torch.empty(outputs, 64).to(dtype)
-        products.product(torch.empty(16, 64).to(dtype), weight)
-        products.product(torch.empty(16, 64).to(dtype), weight, gated=True)
+        weight, rows = torch.empty(outputs, 64).to(dtype), torch.empty(16, 64).to(dtype)
+        products.product(rows, weight)
+        products.product(rows, weight, add_to=torch.empty(16, outputs).to(dtype), scale=0.5)
+        for activation in ("silu", "gelu_tanh"):
+            products.product(rows, weight, gated=True, activation=activation)
 
 
 def invariant_products(arch: int, dtype: torch.dtype) -> None:

@@ -31,7 +31,7 @@ from tests.pairwise import FULL, seed
 KINDS = ("dense", "ragged", "paged", "backward")
 # Cases of a block share a compilation. Some blocks are always the same, others are drawn anew each day.
 GPU_BLOCKS, GPU_CASES = 30, 26
-INTERPRETER_BLOCKS, INTERPRETER_CASES = 12, 9
+INTERPRETER_BLOCKS, INTERPRETER_CASES = 8, 9
 FULL_GPU_BLOCKS, FULL_INTERPRETER_BLOCKS = 80, 25
 
 

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from tests.kernels.sass import facts
 
 
-def compile_tile(tile: Tile, gated: bool) -> dict[str, Any]:
+def compile_tile(tile: Tile, gated: bool, activation: str) -> dict[str, Any]:
     """`sass.facts` of one tile."""
     constants = {
         "Bias": None,
@@ -27,7 +27,9 @@ def compile_tile(tile: Tile, gated: bool) -> dict[str, Any]:
         "BLOCK_K": tile.block_k,
         "GROUP": 8,
         "GATED": gated,
+        "ACTIVATION": activation,
         "ADD": not gated,
+        "SCALE": 1.0 if activation == "silu" else 0.5,
         "TMA": True,
         "PRECISION": "tf32",
     }
@@ -50,7 +52,8 @@ if __name__ == "__main__":
     print(
         json.dumps(
             {
-                f"{'gated ' * gated}{tuple(tile)}": compile_tile(tile, gated)
+                f"{'gated ' * gated}{activation} {tuple(tile)}": compile_tile(tile, gated, activation)
+                for activation in ("silu", "gelu_tanh")  # also without a factor, and with one
                 for gated in (False, True)
                 for tile in candidates(torch.bfloat16, 90, gated)
             }

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
-from longreach_patches import UnsupportedModelError, check_agreement, patch
-from longreach_patches.families import FAMILIES
+from longreach_patches import PatchedModel, RankLayout, UnsupportedModelError, check_agreement, patch
+from longreach_patches.families import FAMILIES, LayerParts, Rotary
+from longreach_patches.tensor_parallel import split_weights
 
 from tests.patches.conftest import CONFIGS, build
 from tests.patches.families.configs import config_of, random_model
+from tests.patches.rank_threads import on_ranks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -19,18 +24,82 @@ def test_fused_layers_agree_in_every_dtype(name: str, dtype: torch.dtype) -> Non
     check_agreement(handle)
 
 
-@pytest.mark.parametrize("family", ["granite", "ernie4_5", "helium"])
-def test_a_family_that_is_wrong_when_fused_is_found(family: str) -> None:
-    model = random_model(config_of(family), torch.float32)
-    handle = patch(model, "cpu")
-    object.__setattr__(FAMILIES[family], "fused", True)
-    try:
-        handle.fuse_layers()
-    finally:
-        object.__setattr__(FAMILIES[family], "fused", False)
-    with pytest.raises(UnsupportedModelError, match=rf"the fused layer 0 of this {family} model differs .* rounding"):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.fused))
+def test_layers_of_every_family_that_is_fused_agree(family: str, dtype: torch.dtype) -> None:
+    handle = patch(random_model(config_of(family), dtype), "cpu")
+    handle.fuse_layers()
+    check_agreement(handle)
+
+
+def fused_as(family: str, parts: LayerParts, monkeypatch: pytest.MonkeyPatch) -> PatchedModel:
+    """A model of a family, fused with the parts of a wrong row."""
+    handle = patch(random_model(config_of(family), torch.float32), "cpu")
+    monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], parts=parts))
+    handle.fuse_layers()
+    return handle
+
+
+# What a row may get wrong, and a family that it would be wrong for.
+WRONG: dict[str, tuple[str, Callable[[LayerParts], LayerParts]]] = {
+    "weights of norms without their one": ("gemma3_text", lambda own: replace(own, norm="rms")),
+    "weights of norms with a one too many": ("llama", lambda own: replace(own, norm="rms_plus_one")),
+    "an RMSNorm for a LayerNorm": ("cohere2", lambda own: replace(own, norm="rms")),
+    "a multiplier that is forgotten": ("granite", lambda own: replace(own, multiplier=None)),
+    "halves for pairs": ("ernie4_5", lambda own: replace(own, rotary=Rotary())),
+    "pairs for halves": ("llama", lambda own: replace(own, rotary=Rotary(pairs=True))),
+    "cosines that lie otherwise": ("glm4", lambda own: replace(own, rotary=Rotary(pairs=True, doubled=True))),
+    "cosines that lie in halves": ("cohere2", lambda own: replace(own, rotary=Rotary(pairs=True))),
+    "a softcap that is forgotten": ("gemma2", lambda own: replace(own, softcap=None)),
+    "a softcap that is not used": ("gemma3_text", lambda own: replace(own, softcap="softcap")),
+    "norms in each other's place": (
+        "glm4",
+        lambda own: replace(own, attention_norms=own.attention_norms[::-1], mlp_norms=own.mlp_norms[::-1]),
+    ),
+    "norms before a layer that has them behind": (
+        "exaone4",
+        lambda own: replace(own, attention_norms=own.attention_norms[::-1], mlp_norms=own.mlp_norms[::-1]),
+    ),
+    "a shared norm that is not shared": ("cohere2", lambda own: replace(own, parallel=False)),
+    "attention around experts": ("mixtral", lambda own: replace(own, rotary=Rotary(pairs=True))),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_row_that_is_wrong_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, change = WRONG[wrong]
+    own = FAMILIES[family].parts
+    assert own is not None
+    if wrong == "a softcap that is not used":
+        monkeypatch.setattr("transformers.models.gemma3.modeling_gemma3.Gemma3Attention.softcap", 2.0, raising=False)
+    handle = fused_as(family, change(own), monkeypatch)
+    with pytest.raises(UnsupportedModelError, match=rf"the fused layer \d of this {family} model differs .* rounding"):
         check_agreement(handle)
     assert all(layer.in_use for layer in handle.fused_layers)
+
+
+def test_layers_that_do_not_turn_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = patch(random_model(config_of("cohere2"), torch.float32), "cpu")
+    monkeypatch.setitem(FAMILIES, "cohere2", replace(FAMILIES["cohere2"], rotary=None))
+    handle.fuse_layers()
+    with pytest.raises(UnsupportedModelError, match="the fused layer 3 "):
+        check_agreement(handle)
+
+
+def test_what_experts_are_given_is_compared_and_they_are_not_asked_again() -> None:
+    handle = patch(random_model(config_of("qwen3_moe"), torch.float32), "cpu")
+    handle.fuse_layers()
+    mlp = handle.model.model.layers[1].mlp
+    assert handle.fused_layers[1].own_mlp is mlp
+    asked: list[torch.Tensor] = []
+    mlp.gate.register_forward_hook(lambda _, given, __: asked.append(given[0]))
+    check_agreement(handle)
+    assert len(asked) == 1
+    assert handle.fused_layers[1].own_mlp is mlp
+    norms = handle.fused_layers[1]._norms
+    handle.fused_layers[1]._norms = norms._replace(before_mlp=norms.before_attention)
+    with pytest.raises(UnsupportedModelError, match="the fused layer 1 "):
+        check_agreement(handle)
 
 
 def test_a_layer_that_computes_something_else_is_named() -> None:
@@ -43,3 +112,25 @@ def test_a_layer_that_computes_something_else_is_named() -> None:
 
 def test_layers_that_are_not_fused_have_nothing_to_agree_with() -> None:
     check_agreement(patch(build("llama").float(), "cpu"))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["parts of weights", "parts of tokens"])
+def test_a_difference_on_one_rank_is_an_error_on_all(sizes: tuple[int, int]) -> None:
+    models = [build("llama").float() for _ in range(2)]
+
+    def compute(layout: RankLayout) -> str:
+        split_weights(models[layout.rank], layout)
+        handle = patch(models[layout.rank], "cpu")
+        handle.fuse_layers(layout)
+        check_agreement(handle)
+        before = {name: weight.shape for name, weight in handle.model.named_parameters()}
+        if layout.rank == 1:
+            handle.fused_layers[2]._scale *= 2
+        with pytest.raises(UnsupportedModelError) as caught:
+            check_agreement(handle)
+        assert {name: weight.shape for name, weight in handle.model.named_parameters()} == before
+        return str(caught.value)
+
+    first, second = on_ranks(*sizes, compute)
+    assert first == second
+    assert "the fused layer 2 " in first

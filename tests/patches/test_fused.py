@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
-from longreach_patches.fused import rms_norm, rotate_and_write, silu_mul
+from longreach_patches.families import NormKind, Rotary
+from longreach_patches.fused import gated_activation, normalize, rotate_and_write
+from longreach_patches.fused.activation import Activation
 from longreach_patches.fused.dispatch import MAX_ROWS
+from longreach_patches.fused.norm import HeadNorms, Norm, normalize_all_heads
 from longreach_patches.fused.products import product
-from longreach_patches.fused.rotary import HeadNorms
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
+from transformers.models.cohere2.modeling_cohere2 import apply_rotary_pos_emb as cohere_rotary
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm_rotary
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 
 from tests.kernels.accuracy import tolerance
 from tests.patches.conftest import build
@@ -131,44 +140,127 @@ def test_a_layer_with_other_parts_is_refused() -> None:
         patch(model, "cpu").fuse_layers()
 
 
-@pytest.mark.parametrize("width", [96, 2500])
-def test_gated_activation(place: tuple[str, torch.dtype], width: int) -> None:
+@pytest.mark.parametrize(("activation", "width"), [("silu", 96), ("silu", 2500), ("gelu_tanh", 2500)])
+def test_gated_activation(place: tuple[str, torch.dtype], activation: Activation, width: int) -> None:
     device, dtype = place
     gate_up = (torch.randn(5, 2 * width, device=device) * 4).to(dtype)
     gate_up[0, 0], gate_up[1, 0] = -200, 200
-    eager = torch.nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
-    wide = gate_up.double()
-    check(silu_mul(gate_up, "triton"), torch.nn.functional.silu(wide[:, :width]) * wide[:, width:], eager)
+    exact = gated_activation(gate_up.double(), activation, "reference")
+    eager = gated_activation(gate_up, activation, "reference")
+    check(gated_activation(gate_up, activation, "triton"), exact, eager)
+
+
+KINDS = ["rms", "rms_plus_one", "layer"]
 
 
 @pytest.mark.parametrize("width", [96, 4100])
-def test_norm(place: tuple[str, torch.dtype], width: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_norm(place: tuple[str, torch.dtype], width: int, kind: NormKind, scale: float | None) -> None:
+    """Also with what it is added to, at once."""
     device, dtype = place
-    x = (torch.randn(5, width, device=device) * 3).to(dtype)
+    x = (torch.randn(5, width, device=device) * 3 + 1).to(dtype)
     x[0] = 0
-    weight = torch.rand(width, device=device).to(dtype)
-    exact = torch.nn.functional.rms_norm(x.double(), (width,), weight.double(), 1e-5)
-    check(rms_norm(x, weight, 1e-5, "triton"), exact, torch.nn.functional.rms_norm(x, (width,), weight, 1e-5))
+    weight, stream = torch.rand(width, device=device).to(dtype), torch.randn(5, width, device=device).to(dtype)
+
+    def run(dtype: torch.dtype, backend: str) -> Tensor:
+        norm = Norm(weight.to(dtype), 1e-5, kind)
+        if scale is None:
+            return normalize(x.to(dtype), norm, backend)
+        into = stream.to(dtype, copy=True)
+        assert normalize(x.to(dtype), norm, backend, add_to=into, scale=scale) is into
+        return into
+
+    check(run(dtype, "triton"), run(torch.float64, "reference"), run(dtype, "reference"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_in_torch_are_those_of_transformers(kind: NormKind) -> None:
+    x = torch.randn(5, 96) * 3 + 1
+    own = {"rms": LlamaRMSNorm, "rms_plus_one": Gemma3RMSNorm, "layer": Cohere2LayerNorm}[kind](96)
+    torch.nn.init.normal_(own.weight)
+    torch.testing.assert_close(normalize(x, Norm(own.weight, 1e-6 if kind != "layer" else 1e-5, kind)), own(x))
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms_plus_one"])
+def test_norm_of_all_heads(place: tuple[str, torch.dtype], kind: NormKind) -> None:
+    device, dtype = place
+    queries, keys = 96, 32
+    qkv = (torch.randn(5, queries + 2 * keys, device=device) * 3).to(dtype)
+    weight = torch.rand(queries + keys, device=device).to(dtype)
+
+    def run(dtype: torch.dtype, backend: str) -> Tensor:
+        out = qkv.to(dtype, copy=True)
+        own = weight.to(dtype)
+        normalize_all_heads(out, HeadNorms(own[:queries], own[queries:], 1e-5, kind), backend)
+        return out
+
+    got, exact = run(dtype, "triton"), run(torch.float64, "reference")
+    check(got, exact, run(dtype, "reference"))
+    assert torch.equal(got[:, queries + keys :], qkv[:, queries + keys :])
+    wide = qkv[:, queries : queries + keys].double()
+    normed = normalize(wide.contiguous(), Norm(weight[queries:].double(), 1e-5, kind), "reference")
+    torch.testing.assert_close(exact[:, queries : queries + keys], normed)
+
+
+HALVES, PAIRS, DOUBLED = Rotary(), Rotary(pairs=True), Rotary(pairs=True, doubled=True)
 
 
 @pytest.mark.parametrize("head_dim", [16, 96])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "rope", "norm"), [(4, 2, True, False), (6, 1, True, True), (9, 3, False, False)]
+    ("heads", "kv_heads", "rope", "norm"), [(4, 2, 1, None), (6, 1, 1, "rms"), (9, 3, 0, None), (6, 1, 0, "rms")]
 )
-def test_rotary_and_page_write(place, head_dim: int, heads: int, kv_heads: int, rope: bool, norm: bool) -> None:
+def test_rotary_and_page_write(place, head_dim: int, heads: int, kv_heads: int, rope: float, norm: NormKind) -> None:
+    rotate(place, head_dim, heads, kv_heads, rope, norm, HALVES)
+
+
+@pytest.mark.parametrize(
+    ("rope", "norm", "rotary"),
+    [
+        (0.5, None, HALVES),
+        (0.75, "rms_plus_one", HALVES),
+        (1, None, PAIRS),
+        (0.5, "rms_plus_one", PAIRS),
+        (1, "rms", DOUBLED),
+        (0, None, DOUBLED),
+    ],
+)
+def test_rotary_of_some_channels_and_of_pairs(place, rope: float, norm: NormKind | None, rotary: Rotary) -> None:
+    rotate(place, 96, 6, 2, rope, norm, rotary)
+
+
+@pytest.mark.parametrize(("own", "rotary"), [(llama_rotary, HALVES), (glm_rotary, PAIRS), (cohere_rotary, DOUBLED)])
+def test_rotary_in_torch_is_that_of_transformers(own: Any, rotary: Rotary) -> None:
+    q, k, angles = torch.randn(1, 4, 7, 16), torch.randn(1, 2, 7, 16), torch.rand(1, 7, 8) * 300
+    angles = angles.repeat_interleave(2, -1) if rotary.doubled else angles.repeat(1, 1, 2)
+    waves = angles.cos(), angles.sin()
+    qkv = torch.cat([q, k, k], 1)[0].transpose(0, 1).flatten(1)
+    pages = torch.zeros(2, 2, 4, 2, 16)
+    got = rotate_and_write(
+        qkv, (waves[0][0], waves[1][0]), *pages, torch.arange(7), heads=4, rotary=rotary, backend="reference"
+    )
+    expected_q, expected_k = own(q, k, *waves)
+    torch.testing.assert_close(got, expected_q[0].transpose(0, 1))
+    torch.testing.assert_close(pages[0].flatten(0, 1)[:7], expected_k[0].transpose(0, 1))
+
+
+def rotate(place, head_dim: int, heads: int, kv_heads: int, rope: float, norm: NormKind | None, rotary: Rotary) -> None:
+    """Hold the kernel to torch, with this part of the channels turned."""
     device, dtype = place
     tokens, page = 7, 4
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
-    angles = torch.rand(tokens, head_dim // 2, device=device).repeat(1, 2) * 300
+    angles = torch.rand(tokens, int(head_dim * rope) // 2, device=device) * 300
+    angles = angles.repeat_interleave(2, 1) if rotary.doubled else angles.repeat(1, 2)
     slots = torch.tensor([11, 3, -1, 0, 6, 17, 8], device=device)
-    norms = HeadNorms(*torch.rand(2, head_dim, device=device).to(dtype).unbind(0), 1e-5) if norm else None
+    norms = HeadNorms(*torch.rand(2, head_dim, device=device).to(dtype).unbind(0), 1e-5, norm) if norm else None
 
     def run(dtype: torch.dtype, backend: str) -> tuple[Tensor, Tensor, Tensor]:
         pages = torch.zeros(2, 5, page, kv_heads, head_dim, device=device, dtype=dtype)
         # The angles' cosines are given in the model's dtype, as transformers does.
         waves = (angles.cos().to(qkv.dtype).to(dtype), angles.sin().to(qkv.dtype).to(dtype)) if rope else None
-        own = HeadNorms(norms.query.to(dtype), norms.key.to(dtype), norms.epsilon) if norms else None
-        q = rotate_and_write(qkv.to(dtype), waves, pages[0], pages[1], slots, heads=heads, norms=own, backend=backend)
+        own = norms and norms._replace(query=norms.query.to(dtype), key=norms.key.to(dtype))
+        options = {"heads": heads, "rotary": rotary, "norms": own, "backend": backend}
+        q = rotate_and_write(qkv.to(dtype), waves, pages[0], pages[1], slots, **options)
         return q, pages[0], pages[1]
 
     results = run(dtype, "triton"), run(torch.float64, "reference"), run(dtype, "reference")
@@ -197,13 +289,15 @@ def test_writes_into_fp8_pages_are_those_of_write_pages(place: tuple[str, torch.
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17])
-@pytest.mark.parametrize("form", ["plain", "bias", "gated", "add", "columns"])
+@pytest.mark.parametrize("form", ["plain", "bias", "gated", "gated gelu_tanh", "add", "add scaled", "columns"])
 def test_products_of_few_rows(
     place: tuple[str, torch.dtype], rows: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if form in ("bias", "gated"):  # wide tiles, which otherwise take more outputs than can be interpreted
+    if form in ("bias", "gated", "add scaled"):  # wide tiles, which otherwise take more outputs than can be interpreted
         monkeypatch.setattr("longreach_patches.fused.products._WIDE_PROGRAMS", 1)
     device, dtype = place
+    activation: Activation = "gelu_tanh" if "gelu_tanh" in form else "silu"
+    scale = 0.3 if "scaled" in form else 1.0
     inputs, outputs = 200, 72
     x = torch.randn(rows, inputs, device=device).to(dtype)
     weight = (torch.randn(outputs, 3 * inputs, device=device) / 8).to(dtype)
@@ -212,20 +306,22 @@ def test_products_of_few_rows(
 
     def eager(dtype: torch.dtype) -> Tensor:
         out = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if form == "bias" else None)
-        if form == "gated":
-            return torch.nn.functional.silu(out[:, : outputs // 2]) * out[:, outputs // 2 :]
-        return out + residual.to(dtype) if form == "add" else out
+        if "gated" in form:
+            return gated_activation(out, activation, "reference")
+        return out * scale + residual.to(dtype) if "add" in form else out
 
     actual = product(
         x,
         weight,
         bias=bias if form == "bias" else None,
-        gated=form == "gated",
-        add_to=residual.clone() if form == "add" else None,
+        gated="gated" in form,
+        activation=activation,
+        add_to=residual.clone() if "add" in form else None,
+        scale=scale,
     )
     # fp32 sums in another order may be off by as much for each of their terms.
     slack = torch.finfo(torch.float32).eps * (x.float().abs() @ weight.float().abs().T).max().item()
-    if form == "gated":  # d(silu(g) u) = silu'(g) u dg + silu(g) du, and silu' is 1.1 at most
+    if "gated" in form:  # d(silu(g) u) = silu'(g) u dg + silu(g) du, and silu' is 1.1 at most, as is that of GELU
         gate, up = (x.double() @ weight.double().T).chunk(2, 1)
         slack *= (1.1 * up.abs() + torch.nn.functional.silu(gate).abs()).max().item()
     check(actual, eager(torch.float64), eager(dtype), slack)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from longreach_patches import UnsupportedModelError, patch
-from longreach_patches.fused import invariant
+from longreach_patches.fused import gated_activation, invariant
+from longreach_patches.fused.activation import Activation
 from longreach_patches.fused.invariant import invariant_product
 from longreach_patches.fused.invariant_tiles import candidates, choose, tiles_of
 from torch import Tensor
@@ -43,7 +44,9 @@ def operands(rows: int, outputs: int, inputs: int, device: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("rows", [1, 70])
-@pytest.mark.parametrize("form", ["plain", "bias", "gated", "gated bias", "add", "columns"])
+@pytest.mark.parametrize(
+    "form", ["plain", "bias", "gated", "gated bias", "gated gelu_tanh", "add", "add scaled", "columns"]
+)
 def test_products_are_right(place: tuple[str, torch.dtype], rows: int, form: str) -> None:
     device, dtype = place
     inputs, outputs = 104, 72
@@ -51,17 +54,20 @@ def test_products_are_right(place: tuple[str, torch.dtype], rows: int, form: str
     x = x[:, :inputs].contiguous()
     weight = wide[:, inputs : 2 * inputs] if form == "columns" else wide[:, :inputs].contiguous()
     bias, residual = torch.randn(outputs, device=device).to(dtype), torch.randn(rows, outputs, device=device).to(dtype)
-    has_bias, gated = "bias" in form, "gated" in form
+    has_bias, gated, add = "bias" in form, "gated" in form, "add" in form
+    activation: Activation = "gelu_tanh" if "gelu_tanh" in form else "silu"
+    scale = 0.3 if "scaled" in form else 1.0
 
     def eager(dtype: torch.dtype) -> Tensor:
         out = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if has_bias else None)
         if gated:
-            return torch.nn.functional.silu(out[:, : outputs // 2]) * out[:, outputs // 2 :]
-        return out + residual.to(dtype) if form == "add" else out
+            return gated_activation(out, activation, "reference")
+        return out * scale + residual.to(dtype) if add else out
 
-    into = residual.clone() if form == "add" else None
-    actual = invariant_product(x, weight, bias if has_bias else None, gated=gated, add_to=into)
-    assert form != "add" or actual is into
+    into = residual.clone() if add else None
+    options = {"gated": gated, "activation": activation, "add_to": into, "scale": scale}
+    actual = invariant_product(x, weight, bias if has_bias else None, **options)
+    assert not add or actual is into
     slack = torch.finfo(torch.float32).eps * (x.float().abs() @ weight.float().abs().T).max().item()
     check(actual, eager(torch.float64), eager(dtype), slack * (x.abs().max().item() if gated else 1))
 

@@ -15,17 +15,21 @@ from longreach_patches import (
     check_layout,
     patch,
 )
-from longreach_patches.tensor_parallel import split_weights
+from longreach_patches.tensor_parallel import is_fully_cut, split_weights
 from torch import distributed, multiprocessing
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tests.patches.conftest import CONFIGS
 from tests.patches.conftest import build as build_odd
+from tests.patches.families.configs import config_of as family_config
+from tests.patches.families.configs import random_model
 from tests.patches.test_pages import PagedSequences
 
 # Vocabularies that can be split and one that cannot, biases, norms over heads, tied embeddings, windows, layers without
 # positions.
 NAMES = ["llama-biases", "qwen2-mixed", "qwen3", "smollm3-mixed"]
+# Norms on both sides, multipliers, norms behind a layer, and a parallel block.
+OF_PARTS = ["gemma3_text", "granite", "exaone4", "cohere2"]
 LENGTHS = 40, 9
 
 
@@ -40,6 +44,8 @@ def build(name: str) -> PreTrainedModel:
     """A random model with a vocabulary of `config_of`."""
     if name == "llama-biases":
         return build_odd(name)
+    if name in OF_PARTS:
+        return random_model(family_config(name), torch.float64)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(name), attn_implementation="eager", dtype=torch.float64)
     for parameter in model.parameters():
@@ -58,7 +64,7 @@ def compute_part(rank: int, rendezvous: str) -> None:
     everyone = distributed.group.WORLD
     layout = RankLayout(2, 1, rank, everyone, everyone, everyone)
     with torch.no_grad():
-        for name in NAMES:
+        for name in (*NAMES, *OF_PARTS):
             whole, part = build(name), build(name)
             patch(whole, "cpu").fuse_layers()
             split_weights(part, layout)
@@ -117,7 +123,12 @@ def test_the_footprint_is_that_of_a_rank(name: str) -> None:
 def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"4 query heads and 2 KV heads cannot be split over 3 .* work are 1, 2$"):
         check_layout(CONFIGS["qwen3"](), RankLayout(tensor_size=3))
-    model = build("qwen3")
-    model.config.base_model_tp_plan = {"layers.*.mlp": "packed_colwise"}  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UnsupportedModelError, match="plan has packed_colwise"):
-        split_weights(model, RankLayout(tensor_size=2))
+
+
+def test_what_a_plan_does_not_say_of_is_whole() -> None:
+    model, whole = build("qwen3"), build("qwen3")
+    model.config.base_model_tp_plan = {"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}  # pyright: ignore[reportAttributeAccessIssue]
+    split_weights(model, RankLayout(tensor_size=2))
+    assert not is_fully_cut(model)
+    for part, weight in zip(model.base_model.parameters(), whole.base_model.parameters(), strict=True):
+        assert torch.equal(part, weight)

@@ -67,12 +67,13 @@ def eager(smollm2_dir: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(smollm2_dir, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def ask(client: openai.OpenAI, content: str, **more: Any) -> Any:  # a ChatCompletion, with fields of our own
+def ask(client: openai.OpenAI, content: str, tokens: int = 32, **more: Any) -> Any:
+    """A ChatCompletion, with fields of our own."""
     return client.chat.completions.create(
         model="smollm2",
         messages=[{"role": "user", "content": content}],
         temperature=0,
-        max_completion_tokens=32,
+        max_completion_tokens=tokens,
         extra_body=more,
     )
 
@@ -113,7 +114,7 @@ def test_every_policy_is_here() -> None:
 @pytest.mark.parametrize("policy", NARROW, ids=lambda policy: policy["policy"])
 def test_a_policy_leaves_keys_out_and_answers(client: openai.OpenAI, policy: dict[str, Any]) -> None:
     document = LONG if policy["policy"] == "dynamic" else MIDDLE
-    answer = ask(client, f"{document}\n\n{QUESTION}", attention=policy)
+    answer = ask(client, f"{document}\n\n{QUESTION}", 8, attention=policy)
     told = answer.usage.model_extra["attention"]
     assert told["policy"] == policy["policy"]
     assert told["density"] < 1
@@ -125,7 +126,7 @@ def test_a_policy_leaves_keys_out_and_answers(client: openai.OpenAI, policy: dic
 def test_policies_that_leave_nothing_out_answer_as_dense_attention(client: openai.OpenAI) -> None:
     wide: dict[str, str] = {}
     for policy in [{"policy": "dense"}, *WIDE]:
-        answer = ask(client, f"{SHORT}\n\n{QUESTION}", attention=policy)
+        answer = ask(client, f"{SHORT}\n\n{QUESTION}", 16, attention=policy)
         told = answer.usage.model_extra.get("attention", {"density": 1})  # nothing is told of dense attention
         assert told["density"] == 1
         wide[policy["policy"]] = answer.choices[0].message.content

@@ -1,6 +1,7 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
+from longreach_patches.families.parts import LayerParts, NormKind, Rotary
 from longreach_patches.families.read import (
     HeadShape,
     family_of,
@@ -19,6 +20,9 @@ __all__ = [
     "Family",
     "HeadShape",
     "LayerMask",
+    "LayerParts",
+    "NormKind",
+    "Rotary",
     "family_of",
     "head_shape",
     "head_shapes",

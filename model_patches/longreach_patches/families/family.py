@@ -14,6 +14,7 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.families.parts import LayerParts
 
 LayerMask = Causal | Window
 
@@ -77,8 +78,8 @@ class Family:
         examples: published checkpoints, for the documentation.
         windows: each layer's sliding window in tokens, or None where it sees everything.
         rotary: whether each layer has rotary positions; None where all have.
-        fused: whether `fused.FusedLayer` computes what its layers compute. Only these are fused; the others are served
-            by their own forward, with our attention.
+        parts: what `fused.FusedLayer` puts a layer together from. Only families with parts are fused; the others are
+            served by their own forward, with our attention.
         attention: the name that a layer has for its attention module.
         sources: for each layer, the layer whose keys and values it reads; None where each has its own.
         heads_differ: whether the KV heads of a layer, and the channels of a head, may differ from another layer's.
@@ -88,7 +89,16 @@ class Family:
     examples: tuple[str, ...] = ()
     windows: Callable[[PretrainedConfig], list[int | None]] = windows_of_config
     rotary: Callable[[PretrainedConfig], list[bool]] | None = None
-    fused: bool = False
+    parts: LayerParts | None = None
     attention: str = "self_attn"
     sources: Callable[[PretrainedConfig], list[int]] | None = None
     heads_differ: bool = False
+
+    @property
+    def fused(self) -> bool:
+        """Whether few kernels of our own compute its layers."""
+        return self.parts is not None
+
+    def fused_over(self, ranks: int) -> bool:
+        """Whether they do so where a model is split over so many ranks."""
+        return self.parts is not None and (ranks == 1 or self.parts.whole is None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from longreach_patches.families import parts
 from longreach_patches.families.family import (
     Family,
     no_windows,
@@ -13,29 +14,32 @@ from longreach_patches.families.family import (
 
 _FUSED = (
     Family(
-        "llama", ("meta-llama/Llama-3.1-8B-Instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"), no_windows, fused=True
+        "llama",
+        ("meta-llama/Llama-3.1-8B-Instruct", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+        no_windows,
+        parts=parts.LLAMA,
     ),
-    Family("mistral", ("mistralai/Mistral-Nemo-Instruct-2407",), fused=True),
-    Family("qwen2", ("Qwen/Qwen2.5-7B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"), fused=True),
-    Family("qwen3", ("Qwen/Qwen3-8B",), fused=True),
-    Family("smollm3", ("HuggingFaceTB/SmolLM3-3B",), rotary=rotary_where_marked, fused=True),
-    Family("cwm", ("facebook/cwm",), fused=True),
-    Family("internlm3", ("internlm/internlm3-8b-instruct",), no_windows, fused=True),
-    Family("iquestcoder", ("IQuestLab/IQuest-Coder-V1-40B-Instruct",), fused=True),
-    Family("ministral", fused=True),
-    Family("seed_oss", ("ByteDance-Seed/Seed-OSS-36B-Instruct",), no_windows, fused=True),
+    Family("mistral", ("mistralai/Mistral-Nemo-Instruct-2407",), parts=parts.LLAMA),
+    Family("qwen2", ("Qwen/Qwen2.5-7B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"), parts=parts.LLAMA),
+    Family("qwen3", ("Qwen/Qwen3-8B",), parts=parts.QWEN3),
+    Family("smollm3", ("HuggingFaceTB/SmolLM3-3B",), rotary=rotary_where_marked, parts=parts.LLAMA),
+    Family("cwm", ("facebook/cwm",), parts=parts.LLAMA),
+    Family("internlm3", ("internlm/internlm3-8b-instruct",), no_windows, parts=parts.LLAMA),
+    Family("iquestcoder", ("IQuestLab/IQuest-Coder-V1-40B-Instruct",), parts=parts.LLAMA),
+    Family("ministral", parts=parts.LLAMA),
+    Family("seed_oss", ("ByteDance-Seed/Seed-OSS-36B-Instruct",), no_windows, parts=parts.LLAMA),
 )
 _DENSE = (
     Family("apertus", ("swiss-ai/Apertus-8B-Instruct-2509",), no_windows),
     Family("arcee", ("arcee-ai/AFM-4.5B",), no_windows),
     Family("bitnet", ("microsoft/bitnet-b1.58-2B-4T-bf16",), no_windows),
     Family("cohere", ("CohereLabs/c4ai-command-r-v01",), no_windows),
-    Family("cohere2", ("CohereLabs/c4ai-command-r7b-12-2024",), rotary=rotary_where_windowed),
-    Family("ernie4_5", ("baidu/ERNIE-4.5-0.3B-PT",), no_windows),
-    Family("exaone4", ("LGAI-EXAONE/EXAONE-4.0-32B",), rotary=rotary_where_windowed_if_any),
-    Family("gemma", ("google/gemma-7b-it",), no_windows),
-    Family("gemma2", ("google/gemma-2-9b-it",)),
-    Family("gemma3_text", ("google/gemma-3-1b-it",)),
+    Family("cohere2", ("CohereLabs/c4ai-command-r7b-12-2024",), rotary=rotary_where_windowed, parts=parts.COHERE2),
+    Family("ernie4_5", ("baidu/ERNIE-4.5-0.3B-PT",), no_windows, parts=parts.HELIUM),
+    Family("exaone4", ("LGAI-EXAONE/EXAONE-4.0-32B",), rotary=rotary_where_windowed_if_any, parts=parts.EXAONE4),
+    Family("gemma", ("google/gemma-7b-it",), no_windows, parts=parts.GEMMA),
+    Family("gemma2", ("google/gemma-2-9b-it",), parts=parts.GEMMA2),
+    Family("gemma3_text", ("google/gemma-3-1b-it",), parts=parts.GEMMA3),
     Family("gemma3n_text", ("google/gemma-3n-E4B-it",), sources=sources_where_marked),
     Family(
         "gemma4_text",
@@ -44,27 +48,27 @@ _DENSE = (
         heads_differ=True,
     ),
     Family("gemma4_unified_text", ("google/gemma-4-12B-it",), sources=sources_where_marked, heads_differ=True),
-    Family("glm", ("zai-org/glm-4-9b-chat-hf",), no_windows),
-    Family("glm4", ("zai-org/GLM-4-9B-0414",), no_windows),
+    Family("glm", ("zai-org/glm-4-9b-chat-hf",), no_windows, parts=parts.GLM),
+    Family("glm4", ("zai-org/GLM-4-9B-0414",), no_windows, parts=parts.GLM4),
     Family("gpt_neox", ("EleutherAI/pythia-6.9b",), no_windows, attention="attention"),
-    Family("granite", ("ibm-granite/granite-3.3-8b-instruct",), no_windows),
+    Family("granite", ("ibm-granite/granite-3.3-8b-instruct",), no_windows, parts=parts.GRANITE),
     Family("granite_swa"),
-    Family("helium", ("kyutai/helium-1-2b",), no_windows),
+    Family("helium", ("kyutai/helium-1-2b",), no_windows, parts=parts.HELIUM),
     Family("hunyuan_v1_dense", ("tencent/Hunyuan-7B-Instruct",), no_windows),
-    Family("hyperclovax", ("naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",), no_windows),
+    Family("hyperclovax", ("naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",), no_windows, parts=parts.HYPERCLOVAX),
     Family("jais2", ("inceptionai/Jais-2-8B-Chat",), no_windows),
     Family("ministral3", ("mistralai/Ministral-3-8B-Instruct-2512",)),
     Family("nanochat", ("karpathy/nanochat-d32",), no_windows),
     Family("nemotron", ("nvidia/Minitron-8B-Base",), no_windows),
     Family("olmo", ("allenai/OLMo-7B-hf",), no_windows),
-    Family("olmo2", ("allenai/OLMo-2-1124-13B-Instruct",), no_windows),
-    Family("olmo3", ("allenai/Olmo-3-7B-Instruct",)),
+    Family("olmo2", ("allenai/OLMo-2-1124-13B-Instruct",), no_windows, parts=parts.OLMO2),
+    Family("olmo3", ("allenai/Olmo-3-7B-Instruct",), parts=parts.OLMO2),
     Family("persimmon", ("adept/persimmon-8b-chat",), no_windows),
     Family("phi", ("microsoft/phi-2",), no_windows),
-    Family("phi3", ("microsoft/Phi-4-mini-instruct", "microsoft/phi-4")),
+    Family("phi3", ("microsoft/Phi-4-mini-instruct", "microsoft/phi-4"), parts=parts.PHI3),
     Family("stablelm", ("stabilityai/stablelm-2-12b-chat",), no_windows),
     Family("starcoder2", ("bigcode/starcoder2-15b",)),
-    Family("vaultgemma", ("google/vaultgemma-1b",)),
+    Family("vaultgemma", ("google/vaultgemma-1b",), parts=parts.VAULTGEMMA),
 )
 # With experts, which transformers' own modules run.
 _EXPERTS = (
@@ -84,11 +88,11 @@ _EXPERTS = (
     Family("laguna"),
     Family("mellum"),
     Family("minimax_m2", ("MiniMaxAI/MiniMax-M2",), no_windows),
-    Family("mixtral", ("mistralai/Mixtral-8x7B-Instruct-v0.1",)),
+    Family("mixtral", ("mistralai/Mixtral-8x7B-Instruct-v0.1",), parts=parts.MIXTRAL),
     Family("olmoe", ("allenai/OLMoE-1B-7B-0924-Instruct",), no_windows),
     Family("phimoe", ("microsoft/Phi-3.5-MoE-instruct",)),
-    Family("qwen2_moe", ("Qwen/Qwen1.5-MoE-A2.7B-Chat",)),
-    Family("qwen3_moe", ("Qwen/Qwen3-30B-A3B-Instruct-2507",)),
+    Family("qwen2_moe", ("Qwen/Qwen1.5-MoE-A2.7B-Chat",), parts=parts.MIXTRAL),
+    Family("qwen3_moe", ("Qwen/Qwen3-30B-A3B-Instruct-2507",), parts=parts.QWEN3_MOE),
     Family("solar_open", ("upstage/Solar-Open-100B",), no_windows),
 )
 

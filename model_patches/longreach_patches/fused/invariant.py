@@ -19,7 +19,8 @@ from longreach_kernels.backends.triton.config import capability, launch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from longreach_patches.fused.activation_kernel import silu
+from longreach_patches.fused.activation import Activation
+from longreach_patches.fused.activation_kernel import activate
 from longreach_patches.fused.invariant_tiles import Tile, choose, tiles_of
 
 _GROUP = 8  # tiles of rows that share the weights in the L2 cache
@@ -82,7 +83,20 @@ def _halves(acc):
 
 
 @triton.jit
-def _finish(acc, acc_up, Bias, Out, first_row, first, num_rows, outputs, GATED: tl.constexpr, ADD: tl.constexpr):
+def _finish(
+    acc,
+    acc_up,
+    Bias,
+    Out,
+    first_row,
+    first,
+    num_rows,
+    outputs,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ADD: tl.constexpr,
+    SCALE: tl.constexpr,
+):
     """Store sums (BLOCK_M, columns) with what belongs to the product, rounded once."""
     rows = first_row + tl.arange(0, acc.shape[0])
     columns = first + tl.arange(0, acc.shape[1])
@@ -92,9 +106,11 @@ def _finish(acc, acc_up, Bias, Out, first_row, first, num_rows, outputs, GATED: 
         if GATED:
             acc_up += tl.load(Bias + outputs + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        acc = silu(acc) * acc_up
+        acc = activate(acc, ACTIVATION) * acc_up
     places = Out + rows.to(tl.int64)[:, None] * outputs + columns[None, :]
     valid = (rows < num_rows)[:, None] & inside[None, :]
+    if SCALE != 1.0:
+        acc *= SCALE
     if ADD:
         acc += tl.load(places, mask=valid, other=0.0).to(tl.float32)
     tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
@@ -115,7 +131,9 @@ def product_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ADD: tl.constexpr,
+    SCALE: tl.constexpr,
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -137,24 +155,35 @@ def product_kernel(
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
         if GATED:
             gate, up = _halves(acc)
-            _finish(gate, up, Bias, Out, first_row, first, num_rows, outputs, True, ADD)
+            _finish(gate, up, Bias, Out, first_row, first, num_rows, outputs, True, ACTIVATION, ADD, SCALE)
         elif BLOCK_N == 256:  # in halves: what a whole tile takes on its way out would take a stage from the pipeline
             low, high = _halves(acc)
-            _finish(low, low, Bias, Out, first_row, first, num_rows, outputs, False, ADD)
-            _finish(high, high, Bias, Out, first_row, first + BLOCK_N // 2, num_rows, outputs, False, ADD)
+            _finish(low, low, Bias, Out, first_row, first, num_rows, outputs, False, ACTIVATION, ADD, SCALE)
+            _finish(
+                high, high, Bias, Out, first_row, first + BLOCK_N // 2, num_rows, outputs, False, ACTIVATION, ADD, SCALE
+            )
         else:
-            _finish(acc, acc, Bias, Out, first_row, first, num_rows, outputs, False, ADD)
+            _finish(acc, acc, Bias, Out, first_row, first, num_rows, outputs, False, ACTIVATION, ADD, SCALE)
 
 
 def invariant_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, add_to: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    activation: Activation = "silu",
+    add_to: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """x W^T for x (T, K) and W (N, K), summed in fp32 and rounded once: (T, N). The bits of a row depend on that row of
     x, and on nothing else of it. All are contiguous, but W may be some columns of a wider one.
 
     Args:
         bias: (N,), added to the product.
-        gated: the first half of the outputs are gates: silu(gate) * up of them, (T, N / 2).
+        gated: the first half of the outputs are gates: activation(gate) * up of them, (T, N / 2).
+        activation: that of gates.
+        scale: what the product, with its bias, is multiplied by.
         add_to: (T, N), to which the product is added in place and which is returned.
     """
     rows = x.shape[0]
@@ -164,7 +193,7 @@ def invariant_product(
         return out
     processors = _processors(x.device)
     tile = choose(rows, outputs, x.dtype, capability(x.device), processors, gated)
-    _launch(tile, x, weight, bias, out, outputs, gated, add_to is not None, processors)
+    _launch(tile, x, weight, bias, out, outputs, gated, add_to is not None, processors, activation, scale)
     return out
 
 
@@ -178,6 +207,8 @@ def _launch(
     gated: bool,
     add: bool,
     processors: int,
+    activation: Activation = "silu",
+    scale: float = 1.0,
 ) -> None:
     rows, inputs = x.shape
     a: Any = x
@@ -206,7 +237,9 @@ def _launch(
         BLOCK_K=tile.block_k,
         GROUP=_GROUP,
         GATED=gated,
+        ACTIVATION=activation,
         ADD=add,
+        SCALE=scale,
         TMA=tma,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,

@@ -1,17 +1,71 @@
-"""RMSNorm (Zhang and Sennrich 2019) for steps that need no gradient: for few rows a third of the time of torch's."""
+"""RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016) without a bias, for steps that need no gradient: for
+few rows a third of the time of torch's, and what is added to a residual stream is added in the same kernel.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from longreach_patches.families import NormKind
 from longreach_patches.fused.dispatch import uses_triton
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, backend: str = "auto") -> Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * weight of each row of x (T, C), contiguous. The kernel rounds once."""
+class Norm(NamedTuple):
+    """A weight (C,), what is added to the mean of squares, and what is computed with them."""
+
+    weight: Tensor
+    epsilon: float
+    kind: NormKind = "rms"
+
+
+class HeadNorms(NamedTuple):
+    """The weights of the RMSNorms of queries and of keys, and their epsilon: (D,) for each head of them, (Hq D,) and
+    (Hkv D,) for all heads together."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
+    kind: NormKind = "rms"
+
+
+def normalize(
+    x: Tensor, norm: Norm, backend: str = "auto", *, add_to: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """The norm of each row of x (T, C), contiguous. The kernel rounds once.
+
+    With `add_to` (T, C) the norm times `scale` is added to that, in place, and that is returned.
+    """
     if uses_triton(x, backend):
         from longreach_patches.fused import norm_kernel
 
-        return norm_kernel.rms_norm(x, weight, epsilon)
-    return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
+        return norm_kernel.normalize(x, norm, add_to, scale)
+    out = eager_norm(x, norm)
+    return out if add_to is None else add_to.add_(out, alpha=scale)
+
+
+def normalize_all_heads(qkv: Tensor, norms: HeadNorms, backend: str = "auto") -> None:
+    """Normalise, in place, all queries of each row of `qkv` (T, (Hq + 2 Hkv) D), contiguous, and all its keys."""
+    if uses_triton(qkv, backend):
+        from longreach_patches.fused import norm_kernel
+
+        norm_kernel.normalize_all_heads(qkv, norms)
+        return
+    queries = len(norms.query)
+    q, k = qkv[:, :queries], qkv[:, queries : queries + len(norms.key)]
+    q.copy_(eager_norm(q, Norm(norms.query, norms.epsilon, norms.kind)))
+    k.copy_(eager_norm(k, Norm(norms.key, norms.epsilon, norms.kind)))
+
+
+def eager_norm(x: Tensor, norm: Norm) -> Tensor:
+    """The norm over the last dim of x, in torch."""
+    weight, epsilon, kind = norm
+    if kind == "layer":
+        return torch.nn.functional.layer_norm(x, weight.shape, weight, eps=epsilon)
+    if kind == "rms":
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
+    # In 16 bits 1 + weight would lose what the weight has.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.nn.functional.rms_norm(x.to(wide), weight.shape, 1 + weight.to(wide), epsilon).to(x.dtype)

@@ -15,7 +15,8 @@ import triton.language as tl
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
 from torch import Tensor
 
-from longreach_patches.fused.activation_kernel import silu
+from longreach_patches.fused.activation import Activation
+from longreach_patches.fused.activation_kernel import activate
 from longreach_patches.fused.dispatch import MAX_ROWS
 
 _LEAST_ROWS = 16  # a second size, so that few forms are compiled
@@ -46,8 +47,10 @@ def _product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
+    SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (blocks of outputs,): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first, if GATED.
@@ -74,23 +77,34 @@ def _product_kernel(
         if GATED:
             acc_up += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATED:
-        acc = silu(acc) * acc_up
+        acc = activate(acc, ACTIVATION) * acc_up
     places = Out + rows[None, :] * N + offs_n[:, None]
     valid = inside[:, None] & has_row[None, :]
+    if SCALE != 1.0:
+        acc *= SCALE
     if ADD:
         acc += tl.load(places, mask=valid, other=0.0).to(tl.float32)
     tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, add_to: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    activation: Activation = "silu",
+    add_to: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), accumulated in fp32: (T, N). All are contiguous, but W may
     be some columns of a wider one.
 
     Args:
         bias: (N,), added to the product.
-        gated: the first half of the outputs are gates: silu(gate) * up of them, (T, N / 2).
+        gated: the first half of the outputs are gates: activation(gate) * up of them, (T, N / 2).
+        activation: that of gates.
+        scale: what the product, with its bias, is multiplied by.
         add_to: (T, N), to which the product is added in place and which is returned.
     """
     rows, inputs = x.shape
@@ -112,8 +126,10 @@ def product(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         GATED=gated,
+        ACTIVATION=activation,
         BIAS=bias is not None,
         ADD=add_to is not None,
+        SCALE=scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -8,7 +8,8 @@ import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
 from torch import Tensor
 
-from longreach_patches.fused.rotary import HeadNorms
+from longreach_patches.families import Rotary
+from longreach_patches.fused.norm import HeadNorms
 
 _HEADS = 8  # of a program
 
@@ -32,42 +33,61 @@ def _rotate_kernel(
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DOUBLED: tl.constexpr,
     NORM: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
     KV_SCALES: tl.constexpr,
 ):
-    """Grid (T, blocks of heads): BLOCK heads of one token, each as two halves of its channels."""
+    """Grid (T, blocks of heads): BLOCK heads of one token, each as two halves of its channels: those of a place in the
+    halves are turned together. ROTARY_DIM is 0 where nothing is turned."""
     HALF: tl.constexpr = HEAD_DIM // 2
+    TURNED: tl.constexpr = ROTARY_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    channels = tl.arange(0, HALF_BLOCK)
-    fits = channels < HALF
+    places = tl.arange(0, HALF_BLOCK)
+    fits = places < HALF
+    first, second = places, places + HALF
+    if PAIRS:
+        first, second = 2 * places, 2 * places + 1
+    elif ROTARY_DIM > 0 and ROTARY_DIM < HEAD_DIM:  # what is not turned lies behind what is
+        first = tl.where(places < TURNED, places, places + TURNED)
+        second = tl.where(places < TURNED, places + TURNED, places + HALF)
     inside = (heads[:, None] < HEADS + 2 * KV_HEADS) & fits[None, :]
-    offs = heads[:, None] * HEAD_DIM + channels[None, :]
+    offs1 = heads[:, None] * HEAD_DIM + first[None, :]
+    offs2 = heads[:, None] * HEAD_DIM + second[None, :]
     row = QKV + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
-    x1 = tl.load(row + offs, mask=inside, other=0.0).to(tl.float32)
-    x2 = tl.load(row + offs + HALF, mask=inside, other=0.0).to(tl.float32)
+    x1 = tl.load(row + offs1, mask=inside, other=0.0).to(tl.float32)
+    x2 = tl.load(row + offs2, mask=inside, other=0.0).to(tl.float32)
     is_query = heads[:, None] < HEADS
     is_value = heads[:, None] >= HEADS + KV_HEADS
     if NORM:
         mean = (tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / HEAD_DIM
         factor = tl.where(is_value, 1.0, tl.rsqrt(mean + epsilon)[:, None])
-        q1 = tl.load(QNorm + channels, mask=fits, other=0.0).to(tl.float32)[None, :]
-        q2 = tl.load(QNorm + channels + HALF, mask=fits, other=0.0).to(tl.float32)[None, :]
-        k1 = tl.load(KNorm + channels, mask=fits, other=0.0).to(tl.float32)[None, :]
-        k2 = tl.load(KNorm + channels + HALF, mask=fits, other=0.0).to(tl.float32)[None, :]
+        q1 = tl.load(QNorm + first, mask=fits, other=0.0).to(tl.float32)[None, :]
+        q2 = tl.load(QNorm + second, mask=fits, other=0.0).to(tl.float32)[None, :]
+        k1 = tl.load(KNorm + first, mask=fits, other=0.0).to(tl.float32)[None, :]
+        k2 = tl.load(KNorm + second, mask=fits, other=0.0).to(tl.float32)[None, :]
+        if PLUS_ONE:
+            q1 += 1.0
+            q2 += 1.0
+            k1 += 1.0
+            k2 += 1.0
         x1 *= factor * tl.where(is_query, q1, tl.where(is_value, 1.0, k1))
         x2 *= factor * tl.where(is_query, q2, tl.where(is_value, 1.0, k2))
-    if ROPE:  # the second half of a row of cosines and sines repeats the first
-        cos = tl.load(Cos + token * HEAD_DIM + channels, mask=fits, other=0.0).to(tl.float32)[None, :]
-        sin = tl.load(Sin + token * HEAD_DIM + channels, mask=fits, other=0.0).to(tl.float32)[None, :]
+    if ROTARY_DIM > 0:  # a row of cosines and sines has each of them twice
+        waves = 2 * places if DOUBLED else places
+        turns = places < TURNED
+        cos = tl.load(Cos + token * ROTARY_DIM + waves, mask=turns, other=1.0).to(tl.float32)[None, :]
+        sin = tl.load(Sin + token * ROTARY_DIM + waves, mask=turns, other=0.0).to(tl.float32)[None, :]
         rotated1 = x1 * cos - x2 * sin
         rotated2 = x2 * cos + x1 * sin
         x1 = tl.where(is_value, x1, rotated1)
         x2 = tl.where(is_value, x2, rotated2)
     q = Q + token * (HEADS * HEAD_DIM)
-    tl.store(q + offs, x1.to(Q.dtype.element_ty), mask=inside & is_query)
-    tl.store(q + offs + HALF, x2.to(Q.dtype.element_ty), mask=inside & is_query)
+    tl.store(q + offs1, x1.to(Q.dtype.element_ty), mask=inside & is_query)
+    tl.store(q + offs2, x2.to(Q.dtype.element_ty), mask=inside & is_query)
 
     slot = tl.load(Slots + token)
     writes = inside & (heads[:, None] >= HEADS) & (slot >= 0)
@@ -82,14 +102,13 @@ def _rotate_kernel(
         scale = tl.broadcast_to((k_scale * v_scale)[:, None], (BLOCK, HALF_BLOCK))  # one of the two is 1
         x1 = tl.minimum(tl.maximum(tl.div_rn(x1.to(tl.float32), scale), -448.0), 448.0)
         x2 = tl.minimum(tl.maximum(tl.div_rn(x2.to(tl.float32), scale), -448.0), 448.0)
-    place = slot * (KV_HEADS * HEAD_DIM) + offs
-    k_page = KPages + place - HEADS * HEAD_DIM
-    v_page = VPages + place - (HEADS + KV_HEADS) * HEAD_DIM
+    k_page = KPages + slot * (KV_HEADS * HEAD_DIM) - HEADS * HEAD_DIM
+    v_page = VPages + slot * (KV_HEADS * HEAD_DIM) - (HEADS + KV_HEADS) * HEAD_DIM
     page_type = KPages.dtype.element_ty
-    tl.store(k_page, x1.to(page_type), mask=writes & (heads[:, None] < HEADS + KV_HEADS))
-    tl.store(k_page + HALF, x2.to(page_type), mask=writes & (heads[:, None] < HEADS + KV_HEADS))
-    tl.store(v_page, x1.to(page_type), mask=writes & is_value)
-    tl.store(v_page + HALF, x2.to(page_type), mask=writes & is_value)
+    tl.store(k_page + offs1, x1.to(page_type), mask=writes & (heads[:, None] < HEADS + KV_HEADS))
+    tl.store(k_page + offs2, x2.to(page_type), mask=writes & (heads[:, None] < HEADS + KV_HEADS))
+    tl.store(v_page + offs1, x1.to(page_type), mask=writes & is_value)
+    tl.store(v_page + offs2, x2.to(page_type), mask=writes & is_value)
 
 
 def rotate_and_write(
@@ -99,6 +118,7 @@ def rotate_and_write(
     v_pages: Tensor,
     slots: Tensor,
     heads: int,
+    rotary: Rotary,
     norms: HeadNorms | None,
     kv_scales: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
@@ -124,8 +144,11 @@ def rotate_and_write(
             HEAD_DIM=head_dim,
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             BLOCK=_HEADS,
-            ROPE=rope is not None,
+            ROTARY_DIM=rope[0].shape[-1] if rope else 0,
+            PAIRS=rotary.pairs and rope is not None,
+            DOUBLED=rotary.doubled,
             NORM=norms is not None,
+            PLUS_ONE=norms is not None and norms.kind == "rms_plus_one",
             KV_SCALES=kv_scales is not None,
         )
     return q

@@ -76,7 +76,9 @@ _BATCHES = typer.Option(help="Batches that are sent at once, with commas: 16x16k
 _BATCH_TOKENS = typer.Option(help="Tokens of each answer of a batch.")
 _SERVE = typer.Option(help="Flags of `longreach serve`, in one argument, where a server is started.")
 _OUT = typer.Option(help="Write the result as JSON here.")
-_TARGET = typer.Argument(help="A server's URL, a shape (llama-8b, llama-8b-1m, tiny), a directory or a hub id.")
+_TARGET = typer.Argument(
+    help="A server's URL, a shape (llama-8b, llama-8b-1m, llama-70b, gemma3-12b, tiny), a directory or a hub id."
+)
 
 
 @bench.command()

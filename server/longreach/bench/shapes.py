@@ -32,11 +32,35 @@ _YARN = {
     "factor": 8.0,
     "original_max_position_embeddings": 2**17,
 }
+# google/gemma-3-12b-it's text model: of six layers five have a window.
+_GEMMA3_12B: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262208,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "layer_types": ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(48)],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 2**17,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "tie_word_embeddings": True,
+}
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": _LLAMA_8B,
     "llama-8b-1m": _LLAMA_8B | {"max_position_embeddings": 2**20, "rope_parameters": _YARN},
     "llama-70b": _LLAMA_70B,
+    "gemma3-12b": _GEMMA3_12B,
     "tiny": {
         "vocab_size": 512,
         "hidden_size": 64,

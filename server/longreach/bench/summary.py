@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import statistics
+from pathlib import Path
 
 
 def summarise(values: list[float]) -> dict[str, float]:
@@ -25,10 +26,21 @@ def summarise(values: list[float]) -> dict[str, float]:
     }
 
 
-def environment() -> dict[str, object]:
-    """The GPU or CPU, the versions that matter, and today's date (UTC)."""
+# NVIDIA's driver has one of these, the second in Windows' subsystem for Linux.
+_DRIVERS = Path("/dev/nvidiactl"), Path("/dev/dxg")
+
+
+def _gpu() -> str | None:
+    """The first GPU's name. Without a driver torch is not asked: its import takes seconds."""
+    if not any(driver.exists() for driver in _DRIVERS):
+        return None
     import torch
 
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def environment() -> dict[str, object]:
+    """The GPU or CPU, the versions that matter, and today's date (UTC)."""
     packages = ("longreach", "torch", "triton", "transformers")
     versions = {}
     for name in packages:
@@ -37,7 +49,7 @@ def environment() -> dict[str, object]:
         except importlib.metadata.PackageNotFoundError:  # run from a source tree that is only on the path
             versions[name] = "not installed"
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
+        "device": _gpu() or f"CPU, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -109,6 +109,7 @@ ODD: dict[str, dict[str, Any]] = {
     "granitemoe_swa": _MULTIPLIERS | _THREE_OF_FOUR,
     "granitemoeshared": _MULTIPLIERS,
     "hyperclovax": _MULTIPLIERS,
+    "hyperclovax-post-norm": {"model_type": "hyperclovax", "use_post_norm": True} | _MULTIPLIERS,
     "laguna": _THREE_OF_FOUR,
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mellum": _THREE_OF_FOUR,

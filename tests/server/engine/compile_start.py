@@ -33,7 +33,15 @@ from longreach.engine.startup.warmup import warm
 from longreach_kernels import decode_needs
 from longreach_kernels.backends import resolve as backends
 from longreach_kernels.compilation import launches_compile_only
-from longreach_patches import KVPages, LoadedModel, PageShape, layer_masks, load_model, resolve_kv_dtype
+from longreach_patches import (
+    KVPages,
+    LoadedModel,
+    PageShape,
+    compute_both,
+    layer_masks,
+    load_model,
+    resolve_kv_dtype,
+)
 from triton.backends.compiler import GPUTarget
 
 PAGE = 128
@@ -146,7 +154,8 @@ def start(
     limits: Limits,
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
 ) -> None:
-    """What `start_rank` does on a GPU."""
+    """What `start_rank` does on a GPU, but that numbers which nothing computed are not compared."""
+    compute_both(loaded.patched)
     calibration = calibrate(loaded, PAGE, *_STEP)
     scales = calibration.scales if shape.dtype != loaded.dtype else None
     pages = KVPages(shape, num_pages, loaded.device, scales)

@@ -149,8 +149,8 @@ def collect(engine: Engine, specs: list[Generate]) -> dict[str, object]:
 def test_an_engine_gives_the_same_bits_in_a_crowd_as_alone(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "matmul", rowwise)
     on = {"attention_backend": "triton", "batch_invariant": True}
-    more = {"max_tokens": 3, "logprobs": 2, "prompt_logprobs": 0}
-    specs = [spec(f"r{n}", ids(n, seed=n), 1.0, **more) for n in (1, 12, 20)]
+    more = {"max_tokens": 2, "logprobs": 2, "prompt_logprobs": 0}
+    specs = [spec(f"r{n}", ids(n, seed=n), 1.0, **more) for n in (1, 14)]
     engine, _ = build(model_dir, max_batched_tokens=64, **on)
     alone: dict[str, object] = {}
     for one in specs:

@@ -42,7 +42,7 @@ STEP = 601  # of which each of two ranks has its own number
 @pytest.fixture(scope="module")
 def two() -> Iterator[Engine]:
     # Steps are as long as they may be, whatever this machine takes for them.
-    engine = build(context_parallel_size=2, max_batched_tokens=STEP, max_itl=60.0, kv_cache_bytes=24 << 20)
+    engine = build(context_parallel_size=2, max_batched_tokens=STEP, max_itl=60.0, kv_cache_bytes=16 << 20)
     yield engine
     engine.close()
 

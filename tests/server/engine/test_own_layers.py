@@ -1,27 +1,35 @@
-"""Families that transformers' own layers serve: softcap, learned sinks and experts, under every kind of policy."""
+"""Softcap, learned sinks and experts, in fused layers and in transformers' own, under every kind of policy."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.engine import Engine
 from longreach.engine.messages import EngineConfig, Generate, Sampling
 from longreach.engine.startup.build import build_engine
+from longreach.engine.startup.load import layers_in_words
+from longreach.engine.startup.start_rank import capture
 from longreach.policies.masks import mask_of
 from longreach.policies.parse import policy_of
 from longreach.policies.values import DENSE, AttentionPolicy, Strided, Window
 from longreach_kernels import Causal
 from longreach_kernels import Window as WindowMask
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from longreach_patches import FAMILIES, RankLayout, load_model
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from tests.patches.families.configs import WINDOW, config_of, random_model
 from tests.server.engine.driving import drain
 
-FAMILIES = ("gemma2", "gpt_oss", "qwen3_moe", "olmo3", "cohere2", "gemma4_text", "gemma4_text-k_is_v", "gemma3n_text")
+COMPUTED = ("gemma2", "gpt_oss", "qwen3_moe", "olmo3", "cohere2", "gemma4_text", "gemma4_text-k_is_v", "gemma3n_text")
 LENGTH = 300
 POLICIES: dict[str, AttentionPolicy] = {
     "dense": DENSE,
@@ -30,7 +38,7 @@ POLICIES: dict[str, AttentionPolicy] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=COMPUTED)
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     config = config_of(request.param)
@@ -105,7 +113,12 @@ def test_a_budget_that_holds_all_keys_gives_the_dense_answer(model_dir: Path) ->
 def test_the_log_says_which_layers_compute(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         build(model_dir)
-    assert "layers are transformers' own, with our attention: for the family" in caplog.text
+    family = str(json.loads((model_dir / "config.json").read_text())["model_type"])
+    if not FAMILIES[family].fused:
+        assert f"layers are transformers' own, with our attention: for the family {family}" in caplog.text
+        return
+    [said] = [line for line in caplog.text.splitlines() if "layers are fused: there are fused kernels for" in line]
+    assert said.endswith("; transformers' own modules compute its experts") == (family == "qwen3_moe")
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
@@ -136,14 +149,65 @@ def test_kept_mass_is_that_of_dense_attention_and_a_learned_sink_counts_as_kept(
     assert exact.min() < 0.95
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size: layers of the family 'olmo3' are transformers' own"),
-        ({"context_parallel_size": 2}, "--context-parallel-size: layers of the family 'olmo3' are transformers' own"),
-    ],
-)
-def test_what_own_layers_cannot_do_is_refused_by_name(tmp_path: Path, changes: dict[str, int], message: str) -> None:
+@pytest.mark.parametrize("flag", ["tensor_parallel_size", "context_parallel_size"])
+def test_ranks_that_cannot_share_the_heads_are_refused_by_name(tmp_path: Path, flag: str) -> None:
     random_model(config_of("olmo3"), torch.float32).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        build(tmp_path, **changes)
+    name = flag.replace("_", "-")
+    with pytest.raises(ValueError, match=rf"^--{name}: .* 2 KV heads cannot be split over 4 ranks .* work are 1, 2$"):
+        build(tmp_path, **{flag: 4})
+
+
+def test_the_log_says_what_every_rank_has_whole(tmp_path: Path) -> None:
+    random_model(config_of("olmo3"), torch.float32).save_pretrained(tmp_path)
+    rank = load_model(str(tmp_path), device="cpu", layout=RankLayout(tensor_size=2))
+    whole = 4 * 4 * (2 * 64 * 64 + 2 * 64 * 32)  # layers, bytes, queries and output, keys and values
+    words = layers_in_words(rank)
+    assert f"; {whole / 1024:.1f} KiB of their weights cannot be split over 2 ranks" in words
+    assert "transformers' own, with our attention: norms over all heads keep fused ones from being split" in words
+    one = load_model(str(tmp_path), device="cpu")
+    assert "split" not in layers_in_words(one)
+
+
+def test_a_fused_family_that_cannot_be_cut_is_computed_by_its_own_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_model(config_of("llama"), torch.float32).save_pretrained(tmp_path)
+    half = RankLayout(tensor_size=2)
+    assert load_model(str(tmp_path), device="cpu", layout=half).patched.fused
+    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", {})
+    rank = load_model(str(tmp_path), device="cpu", layout=half)
+    assert not rank.patched.fused
+    assert "with our attention: projections that cannot be cut keep fused ones from being split" in layers_in_words(
+        rank
+    )
+
+
+def test_layers_that_no_graph_holds_are_launched_and_the_log_says_what_that_takes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    launched: list[int] = []
+    steps = [((size, 64), lambda size=size: (launched.append(size), time.sleep(0.01))) for size in (8, 1)]
+    graphs = StepGraphs(SimpleNamespace(steps=lambda: iter(steps)), None, None)  # type: ignore[arg-type]
+
+    def capture_fails(_: StepGraphs) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(StepGraphs, "capture", capture_fails)
+    patched = SimpleNamespace(runs_own_modules=True)
+    rank = SimpleNamespace(
+        on_gpu=True,
+        config=SimpleNamespace(cuda_graphs=True),
+        loaded=SimpleNamespace(patched=patched, config=SimpleNamespace(model_type="mixtral")),
+        graphs=lambda *_: graphs,
+    )
+    assert capture(rank, None, None, None) is None  # type: ignore[arg-type]
+    found = re.search(
+        r"mixtral cannot be captured \(operation .* capturing\); .* one, which takes ([\d.]+) ms", caplog.text
+    )
+    assert found is not None
+    assert 10 <= float(found[1]) < 1000
+    assert set(launched) == {1}
+    patched.runs_own_modules = False
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture(rank, None, None, None)  # type: ignore[arg-type]

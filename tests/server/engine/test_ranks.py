@@ -35,12 +35,12 @@ POLICIES = {
     "dense": DENSE,
     "window": Window(size=300, sinks=4),
     "strided by head": Strided(stride=384, per_head=True),
-    "dynamic": Dynamic(recall=0.9, estimator="antidiagonal", dense_below=2048),
+    "dynamic": Dynamic(recall=0.9, estimator="antidiagonal", dense_below=1024),
 }
 
 
 def build(**changes: object) -> Engine:
-    settings = {"max_model_len": 4096, "max_batched_tokens": 512, "max_num_seqs": 8, "kv_cache_bytes": 1 << 26}
+    settings = {"max_model_len": 3072, "max_batched_tokens": 512, "max_num_seqs": 8, "kv_cache_bytes": 1 << 26}
     config = EngineConfig(model=str(EMBEDDED_MODEL), device="cpu", dtype="float32", **(settings | changes))  # type: ignore[arg-type]
     return build_engine(config)[0]
 
@@ -53,7 +53,7 @@ def one() -> Engine:
 @pytest.fixture(scope="module")
 def two() -> Iterator[Engine]:
     # Room for two of the long prompts on the device, and for as many in the host's memory: pages move, on both ranks.
-    engine = build(tensor_parallel_size=2, kv_cache_bytes=24 << 20, kv_offload_bytes=48 << 20)
+    engine = build(tensor_parallel_size=2, kv_cache_bytes=16 << 20, kv_offload_bytes=32 << 20)
     yield engine
     ranks = engine._runner._ranks  # type: ignore[attr-defined]
     pids, rendezvous = ranks.pids, ranks.rendezvous
@@ -68,7 +68,7 @@ def two() -> Iterator[Engine]:
 def prompts() -> list[list[int]]:
     """Two prompts about a long text with a fact in it, which begin alike, and a short one."""
     tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
-    text = "\n".join(topics.values())[:5000]
+    text = "\n".join(topics.values())[:3400]
     text = text[:2000] + "\nThe pass key for the silver lantern is 48213.\n" + text[2000:]
     texts = text + QUESTION, text + "\nWhat is an assert statement?\nAnswer:", "Once upon a time"
     return [tokenizer.encode(text).ids for text in texts]
@@ -182,7 +182,7 @@ def test_a_step_that_cannot_be_sampled_costs_its_request_alone(
 
 def test_two_ranks_hold_what_was_planned(two: Engine) -> None:
     config = EngineConfig(
-        model=str(EMBEDDED_MODEL), device="cpu", dtype="float32", kv_cache_bytes=24 << 20, kv_offload_bytes=48 << 20
+        model=str(EMBEDDED_MODEL), device="cpu", dtype="float32", kv_cache_bytes=16 << 20, kv_offload_bytes=32 << 20
     )
     [row] = forecast("embedded", config, [], ["2"], ["auto"]).rows
     assert row.capacity is not None

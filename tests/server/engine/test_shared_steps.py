@@ -23,15 +23,26 @@ from longreach_patches import (
 from longreach_patches.fused.weights import share_of, whole_weights
 from longreach_patches.tensor_parallel import split_weights
 from torch import distributed, multiprocessing
+from transformers import PreTrainedModel
 
 from tests.patches.conftest import CONFIGS
+from tests.patches.families.configs import config_of, random_model
 from tests.patches.test_pages import PagedSequences
 from tests.patches.test_tensor_parallel import build
 
 # Biases and another activation, norms over heads, windows, layers without positions.
-NAMES = ["llama-biases", "qwen2-mixed", "qwen3", "smollm3-mixed"]
+NAMES = ["llama-biases", "qwen2-mixed", "qwen3", "smollm3-mixed", "gemma3_text", "exaone4"]
 LENGTHS = 40, 9
 SCHEDULE = [[30, 0], [9, 8], [1, 1]]  # of 30, 17 and 2 tokens
+
+
+def build_plain(name: str) -> PreTrainedModel:
+    """A model whose logits are those of its output layer."""
+    if name != "gemma3_text":
+        return build(name)
+    config = config_of(name)
+    config.final_logit_softcapping = None
+    return random_model(config, torch.float64)
 
 
 class Rank:
@@ -60,7 +71,7 @@ def compute(rank: int, rendezvous: str) -> None:
     assert [place.token_sizes(n) for n in (30, 17, 2)] == [[15, 15], [8, 9], None]
     with torch.no_grad():
         for name in NAMES:
-            models = build(name), build(name)
+            models = build_plain(name), build_plain(name)
             split_weights(models[1], place)
             whole, shared = (patch(model, "cpu") for model in models)
             whole.fuse_layers()

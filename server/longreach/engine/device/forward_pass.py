@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, LoadedModel, PagedStep, StepMeasurements, WantedRows
-from torch import distributed
+from torch import distributed, nn
 
 from longreach.engine.device.batch_builder import HostBatch
 from longreach.engine.device.graphs.capture import Needs
@@ -26,6 +27,7 @@ from longreach.util.transfer import upload
 
 # Rows that the last layer need not compute before it is told so: that takes copies to the device, some 50 us.
 _WORTH_LEAVING_OUT = 256
+_TIMED = 3  # steps, of which the mean is told
 
 
 def forward(loaded: LoadedModel, step: PagedStep, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor):
@@ -58,18 +60,31 @@ def _spread(
     model, layout = loaded.patched.model, loaded.layout
     start = sum(sizes[: layout.context_rank])
     count = sizes[layout.context_rank]
-    hidden = model.base_model(
-        input_ids=input_ids[None, start : start + count],
-        position_ids=positions[None],
-        attention_mask=step.mask_placeholder,
-        use_cache=False,
-        paged_step=step,
-    ).last_hidden_state[0]
-    here = (rows >= start) & (rows < start + count)
-    # Each row is in the sum once, so that it is what its rank computed.
-    wanted = hidden[(rows - start).clamp(0, count - 1)].masked_fill_(~here[:, None], 0)
-    distributed.all_reduce(wanted, group=layout.context_group)
-    return model.lm_head(wanted)  # as every supported family names it
+
+    def gather(_: nn.Module, __: object, output: Any) -> Any:
+        hidden = output.last_hidden_state[0]
+        here = (rows >= start) & (rows < start + count)
+        # Each row is in the sum once, so that it is what its rank computed.
+        wanted = hidden[(rows - start).clamp(0, count - 1)].masked_fill_(~here[:, None], 0)
+        distributed.all_reduce(wanted, group=layout.context_group)
+        output.last_hidden_state = wanted[None]
+        return output
+
+    # Fused layers turn queries and keys once they have all tokens of their heads.
+    own = positions if loaded.patched.fused else positions[start : start + count]
+    hook = model.base_model.register_forward_hook(gather)
+    try:
+        output = model(
+            input_ids=input_ids[None, start : start + count],
+            position_ids=own[None],
+            attention_mask=step.mask_placeholder,
+            use_cache=False,
+            logits_to_keep=0,
+            paged_step=step,
+        )
+    finally:
+        hook.remove()
+    return output.logits[0]
 
 
 def fill_pending(input_ids: torch.Tensor, seq_slots: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
@@ -123,6 +138,18 @@ class StepGraphs(NamedTuple):
         self.decode.capture(pool)
         self.mixed.capture(pool)
         self.by_policy.use(pool)
+
+    @torch.inference_mode()
+    def launch_seconds(self) -> float:
+        """How long the smallest step takes when its kernels are launched one by one: it computes next to nothing."""
+        *_, (_, run) = self.decode.steps()
+        run()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(_TIMED):
+            run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / _TIMED
 
     def replay(self, batch: HostBatch) -> Replayed | None:
         """The logits (R, V) of a step and what it measured, valid until the next replay; None if no graph holds it."""

@@ -21,6 +21,7 @@ from longreach_patches import (
     rope,
     rotary_layers,
 )
+from longreach_patches.families import family_of
 from transformers.utils import logging as transformers_logging
 
 from longreach.engine.device.forward_pass import StepGraphs
@@ -122,13 +123,20 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
 
 def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
-    family = loaded.config.model_type
+    config = loaded.config
     if loaded.patched.fused:
-        return f"layers are fused: there are fused kernels for the family {family}"
-    return (
-        f"layers are transformers' own, with our attention: for the family {family} there are no fused ones; "
-        "a token takes more launches"
-    )
+        experts = "; transformers' own modules compute its experts" if loaded.patched.runs_own_modules else ""
+        return f"layers are fused: there are fused kernels for the family {config.model_type}{experts}"
+    why = f"for the family {config.model_type} there are no fused ones"
+    if (parts := family_of(config).parts) is not None:
+        why = f"{parts.whole or 'projections that cannot be cut'} keep fused ones from being split over ranks"
+    words = f"layers are transformers' own, with our attention: {why}; a token takes more launches"
+    if loaded.whole_bytes:
+        words += (
+            f"; {capacity.readable(loaded.whole_bytes)} of their weights cannot be split over "
+            f"{loaded.layout.tensor_size} ranks, and each rank has and computes all of these"
+        )
+    return words
 
 
 def _alike(loaded: LoadedModel, footprint: Footprint) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,9 @@
 """The kernels of the start, compiled on all cores before the start launches them one after the other.
 
 Triton compiles a kernel when it is first launched, which takes a core up to some seconds, and a model needs dozens. So
-the steps of the start (`calibrate`, the captured steps of `device.graphs`, `warmup`) are computed once with nothing
-launched, on pages as they are planned to be. What they would have launched is compiled on several threads, and is found
-by the launches that follow. `warmup_command` fills the same cache ahead of a start, by real launches.
+the steps of the start (`compute_both`, `calibrate`, the captured steps of `device.graphs`, `warmup`) are computed once
+with nothing launched, on pages as they are planned to be. What they would have launched is compiled on several threads,
+and is found by the launches that follow. `warmup_command` fills the same cache ahead of a start, by real launches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from longreach_kernels.compilation import compile_only
-from longreach_patches import KVPages, LoadedModel, PageShape
+from longreach_patches import KVPages, LoadedModel, PageShape, compute_both
 
 from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.scheduling.limits import Limits
@@ -51,6 +51,7 @@ def compile_kernels(
     def compute_start() -> None:
         """The pages end with this function: a name that still held them, if only through the last step's closure, would
         take their memory from the real ones."""
+        compute_both(loaded.patched)
         calibration = None if calibrated is None else calibrate(loaded, shape.page_size, *calibrated)
         scales = calibration.scales if calibration is not None and shape.dtype != loaded.dtype else None
         pages = KVPages(shape, num_pages, loaded.device, scales)

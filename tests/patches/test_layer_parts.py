@@ -1,0 +1,133 @@
+"""Layers made of other parts than Llama's: by kernels, for some rows alone, and the same bits however a step is cut."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from longreach_patches import FAMILIES, PatchedModel, UnsupportedModelError, patch
+from longreach_patches.families import LayerParts
+from longreach_patches.fused import FusedLayer
+from longreach_patches.fused.dispatch import MAX_ROWS
+from longreach_patches.layout import RankLayout
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.kernels.rowwise import rowwise
+from tests.patches.families.configs import config_of, random_model
+from tests.patches.test_pages import PagedSequences
+
+# Every part is in one of these. The rest of the families is made of the same.
+NAMES = ("gemma3_text", "gemma2", "qwen3_moe", "phi3", "granite", "olmo3", "glm4", "cohere2", "exaone4")
+LENGTHS = (45, 21, 30)
+
+
+def model_of(name: str, layers: int = 4) -> PreTrainedModel:
+    config = config_of(name)
+    if layers == 2:
+        config.num_hidden_layers = 2
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            config.layer_types = ["sliding_attention", "full_attention"]
+    return random_model(config, torch.float32)
+
+
+def sequences(count: int) -> list[Tensor]:
+    return [torch.randint(5, 512, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS[:count]]
+
+
+def fused(model: PreTrainedModel, backend: str, batch_invariant: bool = False) -> PatchedModel:
+    handle = patch(model, backend, batch_invariant=batch_invariant)
+    handle.fuse_layers()
+    return handle
+
+
+def check(actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape
+    if len(expected):
+        assert (actual - expected).abs().max() / expected.abs().max() < 1e-5
+
+
+def test_the_names_have_every_part() -> None:
+    rows = [FAMILIES[name].parts for name in NAMES]
+    for field in LayerParts.__dataclass_fields__:
+        everywhere = {str(getattr(family.parts, field)) for family in FAMILIES.values() if family.parts is not None}
+        names = {"attention_norms", "mlp_norms"}  # the same places have other names
+        assert field in names or everywhere <= {str(getattr(row, field)) for row in rows}, field
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_the_last_layer_computes_what_is_wanted_alone(name: str) -> None:
+    model, prompts = model_of(name), sequences(3)
+    expected = [model(ids[None], use_cache=False).logits[0] for ids in prompts]
+    fused(model, "cpu")
+    paged = PagedSequences(model, prompts)
+    for lengths, last in (([30, 1, 5], [0, 1, 3]), ([10, 19, 20], [0, 0, 0]), ([5, 1, 5], [5, 0, 1])):
+        for b, actual in enumerate(paged.step(lengths, last)):
+            end = paged.done[b]
+            check(actual, expected[b][end - last[b] : end])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_layers_of_kernels_match_eager(name: str) -> None:
+    """Steps of few tokens and of many, all of whose kernels run in the interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    model = model_of(name, layers=2)
+    prompts = [ids[:length] for ids, length in zip(sequences(2), (MAX_ROWS + 3, 9), strict=True)]
+    expected = [model(ids[None], use_cache=False).logits[0] for ids in prompts]
+    fused(model, "triton")
+    got = PagedSequences(model, prompts).steps([[MAX_ROWS + 1, 0], [2, 9]])
+    for actual, wanted in zip(got, expected, strict=True):
+        check(actual, wanted)
+
+
+@pytest.mark.parametrize("name", ["granite", "glm4", "olmo3"])
+@torch.no_grad()
+def test_the_same_bits_however_a_step_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("the interpreter is tested where there is no GPU")
+    monkeypatch.setattr(np, "matmul", rowwise)
+    model, prompts = (
+        model_of(name, layers=2),
+        [ids[:length] for ids, length in zip(sequences(2), (37, 20), strict=True)],
+    )
+    expected = [model(ids[None], use_cache=False).logits[0] for ids in prompts]
+    fused(model, "triton", batch_invariant=True)
+    whole, cut = (PagedSequences(model, prompts).steps(s) for s in ([[37, 0], [0, 20]], [[33, 7], [4, 13]]))
+    for one, other, eager in zip(whole, cut, expected, strict=True):
+        assert torch.equal(one, other)
+        check(one, eager)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen3_moe", "Qwen3MoeExperts, multiplies with weights of its own"),
+        ("gpt_oss", "GptOssTopKRouter, multiplies with weights of its own"),
+    ],
+)
+def test_families_without_the_same_bits_are_refused(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"--batch-invariant: .*{reason}"):
+        patch(model_of(name), "triton", batch_invariant=True)
+
+
+@pytest.mark.parametrize("name", ["olmo3", "phi3", "qwen3_moe"])
+def test_layers_that_ranks_cannot_share_are_not_fused_over_them(name: str) -> None:
+    family, model = FAMILIES[name], model_of(name)
+    assert family.parts is not None
+    assert family.fused_over(1)
+    assert not family.fused_over(2)
+    patch(model, "cpu")
+    with pytest.raises(UnsupportedModelError, match=f"{family.parts.whole}, which are not split over ranks"):
+        FusedLayer(model.model.layers[0], family.parts, RankLayout(context_size=2))
+
+
+def test_projections_that_are_joined_on_the_disk_are_used_as_they_are() -> None:
+    model = model_of("phi3")
+    [layer, *_] = fused(model, "cpu").fused_layers
+    assert layer._whole.qkv.weight is model.model.layers[0].self_attn.qkv_proj.weight
+    assert layer._whole.gate_up.weight is model.model.layers[0].mlp.gate_up_proj.weight
