@@ -11,6 +11,7 @@ from longreach_kernels.batch import PagedBatch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.masks.mask import Mask
 from longreach_kernels.masks.tile_lists import TileLists
+from longreach_kernels.sizes import MAX_HEAD_DIM
 
 FP8 = torch.float8_e4m3fn
 
@@ -38,8 +39,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, dims
         raise ValueError("q: the channels of a head must be contiguous; call .contiguous()")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{k_name}: needs the head dim of q, {q.shape[-1]}, got {k.shape[-1]}")
-    if not 1 <= q.shape[-1] <= 256:
-        raise ValueError(f"q: head dim must lie between 1 and 256, got {q.shape[-1]}")
+    if not 1 <= q.shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(f"q: head dim must lie between 1 and {MAX_HEAD_DIM}, got {q.shape[-1]}")
     heads, kv_heads = q.shape[head_axis], k.shape[1 if dims == 4 else -2]
     if kv_heads == 0 or heads == 0 or heads % kv_heads:
         raise ValueError(f"{k_name}: {heads} query heads are not a multiple of its {kv_heads} heads")

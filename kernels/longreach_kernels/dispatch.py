@@ -12,6 +12,7 @@ from longreach_kernels.backends.resolve import resolve_backend
 from longreach_kernels.batch import PagedBatch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.checks import check_lists
+from longreach_kernels.sizes import MAX_GRADIENT_HEAD_DIM
 
 
 def chosen_backend(name: str, q: Tensor) -> AttentionBackend:
@@ -36,6 +37,9 @@ def run(
     """A dense or ragged batch: straight to the backend, or through an operator where autograd or a compiler watches.
 
     The reference is made of differentiable operations and needs no operator of its own.
+
+    Raises:
+        ValueError: gradients are wanted of more channels than the backward kernels take.
     """
     compiling = torch.compiler.is_compiling()
     if compiling:
@@ -45,10 +49,15 @@ def run(
     else:
         name = resolve_backend(backend, q.device, q.dtype).name
     sinks = call.sink_logits
-    watched = compiling or (
-        torch.is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad))
+    differentiated = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
     )
+    watched = compiling or differentiated
+    if differentiated and name in ("triton", "hopper") and q.shape[-1] > MAX_GRADIENT_HEAD_DIM:
+        raise ValueError(
+            f"q: the backward kernels take head dims to {MAX_GRADIENT_HEAD_DIM}, got {q.shape[-1]}; use "
+            "backend='reference', or call it under torch.no_grad()"
+        )
     if name == "reference" or not watched:
         if cu_seqlens is None:
             return backend_of(name).attention(q, k, v, call)

@@ -8,7 +8,15 @@ from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
-from longreach_patches.pages import KVPages, KVScales, PagedStep, PageShape, WantedRows, resolve_kv_dtype
+from longreach_patches.pages import (
+    KVPages,
+    KVScales,
+    LayerPages,
+    PagedStep,
+    PageShape,
+    WantedRows,
+    resolve_kv_dtype,
+)
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.policy_step import (
     BlockBudget,
@@ -29,6 +37,7 @@ __all__ = [
     "GroupMeasurements",
     "KVPages",
     "KVScales",
+    "LayerPages",
     "LoadedModel",
     "MassSample",
     "ModelLoadError",

@@ -37,6 +37,7 @@ def override(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         raise ModelLoadError(f"--hf-overrides: {_ROPE} and {_OLD_ROPE} are two names of one thing; give one of them")
     given = _renamed(overrides)
     rope = config.get(_ROPE) or {}
+    _refuse_beside_kinds(rope, given.get(_ROPE))
     if any(name in overrides and overrides[name] is None for name in (_ROPE, _OLD_ROPE)):  # no scaling: the base stays
         config[_ROPE] = {name: rope[name] for name in _OUTSIDE_ROPE if name in rope}
         given.pop(_ROPE, None)
@@ -98,6 +99,21 @@ def _check_names(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Non
     for name in (_ROPE, _OLD_ROPE):
         if isinstance(rope := overrides.get(name), Mapping):
             _refuse_unknown(f"{name}.", rope, inside)
+
+
+def _refuse_beside_kinds(rope: Mapping[str, Any], given: object) -> None:
+    """Beside parameters for each kind of layer, others would be read by nobody."""
+    kinds = [kind for kind, value in rope.items() if isinstance(value, Mapping)]
+    if not kinds or not isinstance(given, Mapping):
+        return
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            kind = "full_attention" if "full_attention" in kinds else kinds[0]
+            example = json.dumps({_ROPE: {kind: {name: value}}})
+            raise ModelLoadError(
+                f"--hf-overrides or --rope-scaling: this model has {_ROPE} for each kind of layer, so "
+                f"{json.dumps(name)} beside them is not read; give it by kind: --hf-overrides '{example}'"
+            )
 
 
 def _declared(kind: type[PretrainedConfig]) -> set[str]:

@@ -56,8 +56,8 @@ class Footprint:
         parts = layout.tensor_size if is_fully_cut(model) else 1
         hidden, inner = config.hidden_size, widest_inner(config) // parts
         heads = head_shape(config).heads // (parts * layout.context_size)
-        queries = heads * pages.head_dim
-        keys = pages.num_kv_heads * pages.head_dim
+        queries = heads * max(of_layer.head_dim for of_layer in pages.layers)
+        keys = max(of_layer.num_kv_heads * of_layer.head_dim for of_layer in pages.layers)
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
         # stream, and the cosines and sines of the positions. MLP: the norm with gate and up, or these with their
         # product. Attention: the norm with queries, keys and values, or these with queries and keys that are normalised
@@ -66,13 +66,17 @@ class Footprint:
         # stream; short steps, of which it has all, are no step's peak.
         ranks = layout.context_size
         hidden, inner = -(-hidden // ranks), -(-inner // ranks)
+        rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
         parts = family_of(config).parts
-        # Where attention and MLP read the same normalised stream, that lives as long.
-        layer = (2 if parts is not None and parts.parallel else 1) * hidden + 2 * pages.head_dim
+        # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
+        copies = 2 if parts is not None and parts.parallel else 1
+        streams = _streams(config)
+        layer = _inputs_of_layers(config) + hidden * (copies if streams == 1 else 2 * streams) + rotary
         mlp = max(hidden + 2 * inner, 3 * inner)
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )
+        around = _around_layers(config, dtype)
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.
         logits = 1 if layout.size == 1 else 3
@@ -80,7 +84,7 @@ class Footprint:
         return cls(
             weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             pages=pages,
-            token_bytes=(layer + max(mlp, attention)) * dtype.itemsize + 8,  # and its position, int64
+            token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
         )
 
@@ -96,3 +100,25 @@ class Footprint:
     def selection_bytes(self) -> int:
         """The most that choosing keys by their bounds takes within a step."""
         return SELECTION_BYTES if self.pages.bounded else 0
+
+
+def _inputs_of_layers(config: PretrainedConfig) -> int:
+    """What each layer of Gemma 3n and 4 is given beside the stream, for a token and all layers together."""
+    return config.num_hidden_layers * (getattr(config, "hidden_size_per_layer_input", None) or 0)
+
+
+def _streams(config: PretrainedConfig) -> int:
+    """How many residual streams there are; Gemma 3n has several, and predicts them before a layer."""
+    return getattr(config, "altup_num_inputs", None) or 1
+
+
+def _around_layers(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """The most that is alive at once for a token before or between layers, in numbers of the model's dtype.
+
+    The layers' inputs are two tables that are added up, one of them normalised in fp32: before, and its result. Several
+    streams are predicted and corrected, which takes five of each.
+    """
+    inputs, streams = _inputs_of_layers(config), _streams(config)
+    wide = 2 * torch.float32.itemsize // dtype.itemsize
+    between = inputs + 5 * streams * config.hidden_size if streams > 1 else 0
+    return max((2 + wide) * inputs + config.hidden_size if inputs else 0, between)

@@ -94,6 +94,11 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
     """
     if layout.size == 1:
         return
+    if family_of(config).sources is not None:
+        raise ValueError(
+            f"{layout.flags}: layers of the family {config.model_type!r} may read each other's keys or differ in their "
+            "heads, which are not split over ranks; use size 1"
+        )
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
     # Layers of transformers have these whole where they are not split evenly.

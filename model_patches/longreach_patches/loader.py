@@ -25,7 +25,7 @@ from longreach_patches.batch_invariant import check_backend, check_modules, chec
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError
-from longreach_patches.families import family_of, head_shape, layer_masks
+from longreach_patches.families import family_of, head_shapes, layer_masks
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.tensor_parallel import is_fully_cut, layer_cuts, split_head, split_weights, whole_bytes
@@ -206,7 +206,8 @@ def _random(
     cuts = layer_cuts(model, layout)
     for module in model.modules():
         module.to_empty(device=device, recurse=False)
-        model._init_weights(module)
+        inner = module if isinstance(module, PreTrainedModel) else model  # an inner model may know its own sizes alone
+        inner._init_weights(module)
         if module in cuts:
             cuts[module]()
     model.tie_weights()
@@ -291,12 +292,12 @@ def _check_purpose(model: str, raw: Mapping[str, Any]) -> None:
 
 def _check_shapes(model: str, config: PretrainedConfig) -> None:
     """Build the model without memory: values that no layer can be made of are the config's fault, not the weights'."""
-    shape = head_shape(config)
-    if shape.heads % shape.kv_heads:
-        raise ModelLoadError(
-            f"{model}: no usable config.json ({shape.heads} num_attention_heads cannot share {shape.kv_heads} "
-            "num_key_value_heads)"
-        )
+    for shape in head_shapes(config):
+        if shape.heads % shape.kv_heads:
+            raise ModelLoadError(
+                f"{model}: no usable config.json ({shape.heads} num_attention_heads cannot share {shape.kv_heads} "
+                "num_key_value_heads)"
+            )
     try:
         _without_weights(config)
     except Exception as error:  # each model class fails in its own way

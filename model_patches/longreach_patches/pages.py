@@ -11,6 +11,7 @@ page ids, and a *slot* (`page * page_size + offset`) says where one token's key 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -19,15 +20,32 @@ from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import write_bounds
 from transformers import PretrainedConfig
 
-from longreach_patches.families import head_shape, layer_masks
+from longreach_patches.families import head_shape, head_shapes, layer_sources
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecord
 
 
+class LayerPages(NamedTuple):
+    """One layer's keys and values: KV heads, the channels of each, and the layer that keeps them, itself or an earlier
+    one."""
+
+    num_kv_heads: int
+    head_dim: int
+    source: int
+
+
 @dataclass(frozen=True)
 class PageShape:
-    """The size of one token's keys and values across all layers, and of a page of tokens; `bounded` are the layers that
-    keep bounds of their keys, in order."""
+    """The size of one token's keys and values across all layers, and of a page of tokens.
+
+    Attributes:
+        num_layers: decoder layers.
+        num_kv_heads, head_dim: of every layer, or where they differ of the layers that see everything.
+        dtype: of the numbers.
+        page_size: tokens in a page.
+        bounded: the layers whose keys have bounds, in order.
+        different: each layer's keys and values, where layers are not alike or share them; else empty.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -35,6 +53,7 @@ class PageShape:
     dtype: torch.dtype
     page_size: int
     bounded: tuple[int, ...] = ()
+    different: tuple[LayerPages, ...] = ()
 
     @classmethod
     def of(
@@ -48,7 +67,29 @@ class PageShape:
         """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads."""
         shape = head_shape(config)
         kv_heads = len(layout.part(shape.kv_heads))
-        return cls(len(layer_masks(config)), kv_heads, shape.head_dim, dtype, page_size, bounded)
+        layers = tuple(
+            LayerPages(len(layout.part(of_layer.kv_heads)), of_layer.head_dim, source)
+            for of_layer, source in zip(head_shapes(config), layer_sources(config), strict=True)
+        )
+        alike = cls(len(layers), kv_heads, shape.head_dim, dtype, page_size, bounded)
+        return alike if layers == alike.layers else replace(alike, different=layers)
+
+    @cached_property
+    def layers(self) -> tuple[LayerPages, ...]:
+        """Each layer's keys and values, first to last."""
+        return self.different or tuple(
+            LayerPages(self.num_kv_heads, self.head_dim, index) for index in range(self.num_layers)
+        )
+
+    @cached_property
+    def keeping(self) -> tuple[int, ...]:
+        """The layers that keep keys and values, in order; the others read those of one of these."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.source == index)
+
+    @cached_property
+    def keeping_bounds(self) -> tuple[int, ...]:
+        """The layers that keep the bounds of the `bounded` ones, in order."""
+        return tuple(sorted({self.layers[index].source for index in self.bounded}))
 
     @property
     def bytes_per_token(self) -> int:
@@ -58,8 +99,11 @@ class PageShape:
     @property
     def bytes_per_page(self) -> int:
         """Bytes that one page takes in all layers together."""
-        tokens = self.page_size * self.num_layers + self.page_size // KEY_BLOCK * len(self.bounded)
-        return 2 * tokens * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        rows = [(index, self.page_size) for index in self.keeping]
+        rows += [(index, self.page_size // KEY_BLOCK) for index in self.keeping_bounds]
+        layers = self.layers
+        numbers = sum(count * layers[index].num_kv_heads * layers[index].head_dim for index, count in rows)
+        return 2 * numbers * self.dtype.itemsize
 
 
 FP8 = torch.float8_e4m3fn
@@ -84,17 +128,17 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device | None 
 
 @dataclass(frozen=True)
 class KVScales:
-    """What the 8-bit numbers of each layer's heads are multiplied by: `keys` and `values` (layers, Hkv) fp32."""
+    """What the 8-bit numbers of a layer's heads are multiplied by: `keys` and `values`, (Hkv,) fp32 of each layer."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
 
     @classmethod
     def of(cls, pages: KVPages) -> KVScales:
         """Scales for numbers of the size of those that `pages`, in another dtype, hold."""
         limit = torch.finfo(FP8).max / _HEADROOM
         keys, values = (
-            torch.stack([layer.abs().amax((0, 1, 3)).float().clamp(min=1e-6) / limit for layer in layers])
+            tuple(layer.abs().amax((0, 1, 3)).float().clamp(min=1e-6) / limit for layer in layers)
             for layers in (pages.keys, pages.values)
         )
         return cls(keys, values)
@@ -102,7 +146,9 @@ class KVScales:
 
 class KVPages:
     """`num_pages` pages, allocated once: per layer a key and a value tensor (num_pages, page_size, Hkv, D), and in the
-    bounded layers the keys' bounds (num_pages, page_size // 16, Hkv, 2, D); None in the others."""
+    bounded layers the keys' bounds (num_pages, page_size // 16, Hkv, 2, D); None in the others.
+
+    A layer that reads another's keys and values has that layer's tensors here, and must not write them."""
 
     def __init__(self, shape: PageShape, num_pages: int, device: torch.device, scales: KVScales | None = None) -> None:
         if num_pages < 1:
@@ -115,14 +161,23 @@ class KVPages:
         self.scales: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * shape.num_layers
         if scales is not None:
             self.scales = list(zip(scales.keys, scales.values, strict=True))
-        heads, head_dim = shape.num_kv_heads, shape.head_dim
-        self._storage = _room((shape.num_layers, 2, num_pages, shape.page_size, heads, head_dim), shape.dtype, device)
-        self.keys: tuple[torch.Tensor, ...] = tuple(self._storage[:, 0].unbind(0))
-        self.values: tuple[torch.Tensor, ...] = tuple(self._storage[:, 1].unbind(0))
-        blocks = shape.page_size // KEY_BLOCK
-        self._bounds = _room((len(shape.bounded), num_pages, blocks, heads, 2, head_dim), shape.dtype, device)
-        of_layer = dict(zip(shape.bounded, self._bounds.unbind(0), strict=True))
-        self.bounds: tuple[torch.Tensor | None, ...] = tuple(of_layer.get(layer) for layer in range(shape.num_layers))
+        # Layers that are alike share a tensor: (layers, 2, num_pages, page_size, Hkv, D). Few models have several.
+        self._storage: list[torch.Tensor] = []
+        kept: dict[int, torch.Tensor] = {}
+        for layers, heads, head_dim in _alike(shape, shape.keeping):
+            size = (len(layers), 2, num_pages, shape.page_size, heads, head_dim)
+            self._storage.append(_room(size, shape.dtype, device))
+            kept |= zip(layers, self._storage[-1].unbind(0), strict=True)
+        sources = [layer.source for layer in shape.layers]
+        self.keys: tuple[torch.Tensor, ...] = tuple(kept[source][0] for source in sources)
+        self.values: tuple[torch.Tensor, ...] = tuple(kept[source][1] for source in sources)
+        self._bounds: list[torch.Tensor] = []
+        bounds: dict[int, torch.Tensor] = {}
+        for layers, heads, head_dim in _alike(shape, shape.keeping_bounds):
+            size = (len(layers), num_pages, shape.page_size // KEY_BLOCK, heads, 2, head_dim)
+            self._bounds.append(_room(size, shape.dtype, device))
+            bounds |= zip(layers, self._bounds[-1].unbind(0), strict=True)
+        self.bounds: tuple[torch.Tensor | None, ...] = tuple(bounds.get(source) for source in sources)
 
     @property
     def num_tokens(self) -> int:
@@ -132,12 +187,16 @@ class KVPages:
     @property
     def device(self) -> torch.device:
         """Where the pages are."""
-        return self._storage.device
+        return self._storage[0].device
 
     @property
     def words_per_page(self) -> int:
         """Words of 8 bytes that one page takes in all layers together; page sizes are multiples of 16 tokens."""
         return self.shape.bytes_per_page // 8
+
+    def keeps(self, layer: int) -> bool:
+        """Whether a layer has keys and values of its own, and writes them; else it reads an earlier layer's."""
+        return self.shape.layers[layer].source == layer
 
     def bound_keys(self, layer: int, slots: torch.Tensor, backend: str) -> None:
         """Bring a layer's bounds up to date once its keys have been written to `slots`, if it keeps any."""
@@ -148,9 +207,9 @@ class KVPages:
     def clear(self, pages: list[int]) -> None:
         """Fill these pages with zeros, in all layers."""
         ids = self._ids(pages)
-        self._storage.view(torch.uint8).index_fill_(2, ids, 0)  # as bytes: not every dtype can be filled
-        if self.shape.bounded:
-            self._bounds.view(torch.uint8).index_fill_(1, ids, 0)
+        for dim, tensors in ((2, self._storage), (1, self._bounds)):
+            for tensor in tensors:
+                tensor.view(torch.uint8).index_fill_(dim, ids, 0)  # as bytes: not every dtype can be filled
 
     def read(self, pages: list[int]) -> torch.Tensor:
         """The contents of these pages, in all layers, as a new tensor (len(pages), words_per_page) int64."""
@@ -168,13 +227,22 @@ class KVPages:
 
     def _ids(self, pages: list[int]) -> torch.Tensor:
         ids = torch.tensor(pages)
-        return ids.pin_memory().to(self.device, non_blocking=True) if self._storage.is_cuda else ids
+        return ids.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else ids
 
     def _by_page(self) -> list[torch.Tensor]:
-        """All contents: of keys and values (num_pages, 2 * layers, words), of bounds, if there are any, (num_pages,
-        layers, words), int64: as words, since not every dtype can be indexed."""
-        parts = [self._storage.flatten(0, 1), self._bounds] if self.shape.bounded else [self._storage.flatten(0, 1)]
+        """All contents: of keys and values (num_pages, 2 * layers, words) for each kind of layer, of bounds, if there
+        are any, (num_pages, layers, words), int64: as words, since not every dtype can be indexed."""
+        parts = [*(storage.flatten(0, 1) for storage in self._storage), *self._bounds]
         return [part.view(torch.uint8).flatten(2).view(torch.int64).transpose(0, 1) for part in parts]
+
+
+def _alike(shape: PageShape, indices: tuple[int, ...]) -> list[tuple[list[int], int, int]]:
+    """Those of the layers that are alike, in order, with their KV heads and channels."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for index in indices:
+        layer = shape.layers[index]
+        found.setdefault((layer.num_kv_heads, layer.head_dim), []).append(index)
+    return [(layers, *sizes) for sizes, layers in found.items()]
 
 
 def _room(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

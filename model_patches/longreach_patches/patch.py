@@ -20,7 +20,7 @@ from longreach_patches import batch_invariant as invariance
 from longreach_patches import norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import Family, LayerMask, family_of, layer_masks, rotary_layers
+from longreach_patches.families import Family, LayerMask, family_of, layer_masks, layer_sources, rotary_layers
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
@@ -165,6 +165,7 @@ def patch(
             f"expected {len(masks)} attention modules in {type(model).__name__}, found {len(modules)}; "
             "pass the whole causal language model"
         )
+    _check_sources(modules, layer_sources(model.config))
     if any(hasattr(module, LAYER_ATTRIBUTE) for module in modules):
         raise UnsupportedModelError(
             "the model is patched already; call undo() on the first handle before patching again"
@@ -209,3 +210,12 @@ def _attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module
             f"the attention modules of {type(model).__name__} do not number their layers 0 to n-1"
         )
     return modules
+
+
+def _check_sources(modules: list[nn.Module], sources: tuple[int, ...]) -> None:
+    """What a module says of sharing is held against the family's row: a wrong row is an error, not another model."""
+    for index, (module, source) in enumerate(zip(modules, sources, strict=True)):
+        if getattr(module, "is_kv_shared_layer", False) != (source != index):
+            raise UnsupportedModelError(
+                f"layer {index} reads the keys of layer {source} by its family's row, and its module says otherwise"
+            )

@@ -20,7 +20,10 @@ KEY_MAPPING = {
     r"^language_model\.lm_head\.": "lm_head.",
     r"^model\.language_model\.": "model.",
 }
-_OF_TEXT = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+_OF_TEXT = (
+    *("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."),
+    *("model.embed_tokens_per_layer.", "model.per_layer_", "model.altup_"),
+)
 
 
 def is_wrapper(raw: Mapping[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from longreach_kernels import (
     write_pages,
 )
 from longreach_kernels.backends import resolve as backends
+from longreach_kernels.sizes import MAX_GRADIENT_HEAD_DIM
 from longreach_kernels.sparse import Antidiagonal, Moments, Pooled, Recall, select_tiles
 from longreach_kernels.sparse.decode.attend import block_attention, select_blocks
 from longreach_kernels.sparse.decode.bounds import new_bounds, write_bounds
@@ -102,7 +103,8 @@ def pretend() -> _Compiler:
 
 
 def dense(head_dim: int, dtype: torch.dtype, mask: Mask, *, backward: bool = False, **options: Any) -> None:
-    """Attention and, if wanted, its gradients."""
+    """Attention and, if wanted and there are any, its gradients."""
+    backward &= head_dim <= MAX_GRADIENT_HEAD_DIM
     tensors = [x.requires_grad_(backward) for x in qkv(1, 4, 2, 300, 300, head_dim, dtype)]
     out = attention(*tensors, mask, backend="triton", **options)
     if backward:
@@ -194,7 +196,7 @@ LAUNCHES: dict[str, Callable[[int], None]] = {
     "dense causal": lambda d: dense(d, _HALF, Causal(), backward=True),
     "dense fp32": lambda d: dense(d, torch.float32, Causal(), backward=True),
     "dense blocks of 128": lambda d: dense(d, _HALF, _BLOCKS[128], backward=True),
-    "dense blocks of 64": lambda d: dense(d, _HALF, _BLOCKS[64] & Causal(), backward=True),
+    "dense blocks of 64": lambda d: dense(d, torch.float16, _BLOCKS[64] & Causal(), backward=True),
     "pages of 128": lambda d: pages(d, _HALF, Causal(), 128),
     "pages of 16, window": lambda d: pages(d, torch.float16, Window(100, 4), 16, softcap=9.0, sink_logits=SINKS),
     "pages of 128, fp32": lambda d: pages(d, torch.float32, Causal(), 128),

@@ -98,7 +98,7 @@ Q, K, V = qkv(1, 4, 2, 8, 8, 64)
         ((Q.expand(2, -1, -1, -1), K, V), {}, "k"),
         ((Q.mT.contiguous().mT, K, V), {}, "q"),
         ((Q, K.mT.contiguous().mT, V), {}, "k"),
-        ((Q.repeat(1, 1, 1, 5), K.repeat(1, 1, 1, 5), V.repeat(1, 1, 1, 5)), {}, "q"),
+        ((Q.repeat(1, 1, 1, 9), K.repeat(1, 1, 1, 9), V.repeat(1, 1, 1, 9)), {}, "q"),
         ((Q, K.to("meta"), V), {}, "k"),
         ((Q, K, V, "causal"), {}, "mask"),
         ((Q, K, V), {"scale": 0.0}, "scale"),

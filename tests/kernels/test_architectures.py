@@ -15,7 +15,7 @@ from tests.pairwise import thinned
 # Bytes of shared memory that a block may use, by compute capability (CUDA C++ Programming Guide, table of technical
 # specifications). Those of sm_90 and its kernels are held by `test_hopper` and on the GPU.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 100: 227 << 10, 120: 99 << 10}
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 256, 512)
 # As in `compile_portable`, which cannot be imported here: Triton's interpreter has been chosen.
 LAUNCHES = (
     *("dense causal", "dense fp32", "dense blocks of 128", "dense blocks of 64", "dense softcap and sinks", "ragged"),
@@ -24,11 +24,17 @@ LAUNCHES = (
     *("layers", "layers fp32", "invariant products", "invariant products fp32"),
 )
 FP8_FROM = 89
+WITHOUT_HEAD_DIM = "invariant"  # how the names of launches begin that are the same for all head dims
 PLACES = list(itertools.product(SHARED_BYTES, HEAD_DIMS))
 # Every GPU with every head dim, and every launch, once; others each day; LONGREACH_TEST_FULL=1 for all.
 CHOSEN = thinned(PLACES, LAUNCHES, count=6, strength=1)
+CHOSEN = [
+    ((arch, HEAD_DIMS[0] if launch.startswith(WITHOUT_HEAD_DIM) else head_dim), launch)
+    for (arch, head_dim), launch in CHOSEN
+]
 # What takes most of the shared memory, or did not fit once.
-CHOSEN += [((100, 256), "moments"), ((86, 256), "dense fp32")]
+CHOSEN += [((100, 256), "moments"), ((86, 256), "dense fp32"), ((100, 512), "moments"), ((86, 512), "pooled")]
+CHOSEN += [((arch, 512), launch) for arch in (86, 100) for launch in ("pages of 16, window", "pages of 64, blocks")]
 
 
 @pytest.mark.parametrize("archs", [(80, 86, 89), (100, 120)], ids=str)

@@ -44,12 +44,14 @@ def in_chunks(
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("mask", [Causal(), Window(37, 5)], ids=repr)
-def test_chunks_and_neighbours_change_no_bit(device: torch.device, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mask", "head_dim"), [(Causal(), 32), (Window(37, 5), 32), (Causal(), 512)], ids=repr)
+def test_chunks_and_neighbours_change_no_bit(
+    device: torch.device, mask: Mask, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device.type == "cpu":
         monkeypatch.setattr(np, "matmul", rowwise)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    q, k_pages, v_pages, batch = paged([90], [170], 16, 4, 2, 32, dtype, device)
+    q, k_pages, v_pages, batch = paged([90], [170], 16, 4, 2, head_dim, dtype, device)
     options = {"mask": mask, "backend": "triton"}
     whole = in_chunks(q, k_pages, v_pages, batch, [90], 170, **options)
     for sizes in ([1, 2, 87], [33, 31, 26], [64, 1, 25]):

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from longreach_patches import ModelLoadError, load_config, load_model
+from longreach_patches import ModelLoadError, load_config, load_model, rope
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.patches.families.configs import config_of
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -71,6 +73,19 @@ def test_an_override_meets_what_it_overrides_under_either_name(tmp_path: Path, o
     assert config.max_position_embeddings == 65536
     assert load_config(str(tmp_path), {"rope_theta": 5e5}).rope_parameters["rope_theta"] == 5e5
     assert load_config(str(tmp_path), {name: None}).rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_rope_parameters_beside_those_of_kinds_of_layers_are_refused(tmp_path: Path) -> None:
+    """They would change the length, and no frequency."""
+    path = saved(tmp_path, config_of("gemma4_text").to_dict())
+    with pytest.raises(
+        ModelLoadError, match=r"\"rope_type\" beside them is not read; give it by kind: .*full_attention"
+    ):
+        load_config(path, {"rope_scaling": YARN})
+    config = load_config(path, {"rope_scaling": {"full_attention": YARN}})
+    assert config.rope_parameters["full_attention"]["rope_type"] == "yarn"
+    assert config.rope_parameters["sliding_attention"]["rope_type"] == "default"
+    assert "give them by kind" in rope.cure(config_of("gemma4_text"))
 
 
 def test_overrides_change_the_model_itself(tmp_path: Path) -> None:

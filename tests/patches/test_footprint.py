@@ -10,6 +10,8 @@ from longreach_patches import Footprint, KVPages, PagedStep, patch, policy_step
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
+from tests.patches.families.configs import config_of
+
 _SIZES = {"vocab_size": 500, "num_hidden_layers": 2, "max_position_embeddings": 4096}
 CONFIGS = [
     LlamaConfig(hidden_size=256, intermediate_size=896, num_attention_heads=4, num_key_value_heads=1, **_SIZES),
@@ -35,7 +37,11 @@ def build(config: PretrainedConfig) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model_type}-{c.tie_word_embeddings}")
+@pytest.mark.parametrize(
+    "config",
+    [*CONFIGS, *map(config_of, ("gemma4_text", "gemma4_text-k_is_v", "gemma3n_text"))],
+    ids=lambda c: f"{c.model_type}-{c.tie_word_embeddings}",
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_told_to_the_byte(config: PretrainedConfig, dtype: torch.dtype) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -86,14 +92,14 @@ def test_choosing_keys_takes_no_more_than_is_set_aside(
     assert 0.4 * (1 << 24) < told <= 1 << 24
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model_type}-{c.tie_word_embeddings}")
-def test_a_step_takes_what_was_told_and_not_much_less(config: PretrainedConfig) -> None:
+def peak_of_a_step(config: PretrainedConfig, dtype: torch.dtype, fused: bool) -> tuple[int, int]:
+    """What is told of a step of 2048 tokens, and what it takes."""
     tokens, page = 2048, 64
-    footprint = Footprint.of(config, torch.float32, page)
-    model = build(config)
-    patched = patch(model, "cpu")
-    patched.fuse_layers()
+    footprint = Footprint.of(config, dtype, page)
+    model = build(config).to(dtype)
+    patched = patch(model, "cpu")  # pyright: ignore[reportArgumentType]
+    if fused:
+        patched.fuse_layers()
     pages = KVPages(footprint.pages, tokens // page, torch.device("cpu"))
     batch = PagedBatch(
         cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32),
@@ -116,5 +122,32 @@ def test_a_step_takes_what_was_told_and_not_much_less(config: PretrainedConfig) 
         )
 
     run()
-    told = footprint.step_bytes(tokens, 1)
-    assert 0.9 * told <= peak_bytes(run) <= told + 64  # the page table's few bytes are not counted
+    return footprint.step_bytes(tokens, 1), peak_bytes(run)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.model_type}-{c.tie_word_embeddings}")
+def test_a_step_takes_what_was_told_and_not_much_less(config: PretrainedConfig) -> None:
+    told, peak = peak_of_a_step(config, torch.float32, fused=True)
+    assert 0.9 * told <= peak <= told + 64  # the page table's few bytes are not counted
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma3n_text"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_each_layer_is_given_is_told(name: str, dtype: torch.dtype) -> None:
+    config = config_of(name)
+    config.hidden_size_per_layer_input, config.max_position_embeddings = 512, 2048
+    told, peak = peak_of_a_step(config, dtype, fused=False)
+    assert peak == pytest.approx(told, rel=0.01)
+
+
+def test_layers_whose_heads_differ_are_told_by_the_widest() -> None:
+    config = config_of("gemma4_text")
+    footprint = Footprint.of(config, torch.float32, 16)
+    config.num_attention_heads *= 8
+    wide = Footprint.of(config, torch.float32, 16)
+    # 2 queries of 32 heads and 4 keys of 2, of 32 channels each; 4 numbers a head. Before, the MLP was the peak.
+    inputs, stream, rotary, mlp = 6 * 8, 64, 2 * (16 + 32), 3 * 2 * 96
+    assert footprint.token_bytes == 4 * (inputs + stream + rotary + mlp) + 8
+    assert wide.token_bytes == 4 * (inputs + stream + rotary + 2 * 32 * 32 + 4 * 2 * 32 + 4 * 32) + 8

@@ -7,10 +7,22 @@ import dataclasses
 import pytest
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import SINGLE, KVPages, KVScales, PagedStep, PageShape, RankLayout, WantedRows, patch
+from longreach_patches import (
+    SINGLE,
+    KVPages,
+    KVScales,
+    LayerPages,
+    PagedStep,
+    PageShape,
+    RankLayout,
+    WantedRows,
+    attention,
+    patch,
+)
 from transformers import PreTrainedModel
 
 from tests.patches.conftest import build
+from tests.patches.families.configs import config_of, random_model
 from tests.patches.test_patch import TOLERANCE, prompt
 
 PAGE = 16
@@ -108,8 +120,68 @@ def test_shape_counts_bytes() -> None:
 
 
 def contents_of(pages: KVPages) -> list[torch.Tensor]:
-    """All tensors of pages, the first dimension of each being pages."""
-    return [*pages.keys, *pages.values, *(bounds for bounds in pages.bounds if bounds is not None)]
+    """All tensors of pages, each once, the first dimension of each being pages."""
+    tensors = [*pages.keys, *pages.values, *(bounds for bounds in pages.bounds if bounds is not None)]
+    return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
+
+
+# The last layer reads the keys and values of the first; the second has other heads.
+DIFFERENT = (LayerPages(2, 4, 0), LayerPages(1, 24, 1), LayerPages(2, 4, 0))
+
+
+def shape_of(dtype: torch.dtype, bounded: tuple[int, ...], different: bool) -> tuple[PageShape, KVScales | None]:
+    """A shape, and scales if its pages need some."""
+    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16, bounded=bounded)
+    if different:
+        shape = dataclasses.replace(shape, num_layers=3, different=DIFFERENT)
+    scales = tuple(torch.ones(layer.num_kv_heads) for layer in shape.layers)
+    return shape, KVScales(scales, scales) if dtype == torch.float8_e4m3fn else None
+
+
+def test_layers_that_are_alike_share_one_tensor() -> None:
+    shape = PageShape.of(build("llama").config, torch.bfloat16, PAGE)
+    assert shape.different == ()
+    assert len(KVPages(shape, 5, torch.device("cpu"))._storage) == 1
+
+
+@pytest.mark.parametrize("bounded", [(), (1,), (2,)])
+def test_a_layer_has_pages_of_its_own_size_or_those_of_another(bounded: tuple[int, ...]) -> None:
+    shape, _ = shape_of(torch.bfloat16, bounded, True)
+    pages = KVPages(shape, 5, torch.device("cpu"))
+    assert [tuple(keys.shape) for keys in pages.keys] == [(5, 16, 2, 4), (5, 16, 1, 24), (5, 16, 2, 4)]
+    assert pages.keys[2].data_ptr() == pages.keys[0].data_ptr()
+    assert pages.values[2].data_ptr() == pages.values[0].data_ptr()
+    assert [pages.keeps(layer) for layer in range(3)] == [True, True, False]
+    assert shape.bytes_per_page == 16 * 2 * 2 * (2 * 4 + 24) + len(bounded) * 2 * 2 * (24 if bounded == (1,) else 8)
+    assert sum(tensor.numel() * 2 for tensor in contents_of(pages)) == 5 * shape.bytes_per_page
+    if bounded == (2,):
+        assert pages.bounds[2] is not None
+        assert pages.bounds[0] is pages.bounds[2], "who writes the keys keeps their bounds"
+
+
+def test_the_shape_of_gemma_4_is_told_layer_by_layer() -> None:
+    shape = PageShape.of(config_of("gemma4_text"), torch.bfloat16, PAGE)
+    narrow, wide = (2, 16), (2, 32)
+    own = [(*narrow, 0), (*narrow, 1), (*wide, 2), (*narrow, 1), (*narrow, 1), (*wide, 2)]
+    assert list(shape.layers) == own
+    assert (shape.num_kv_heads, shape.head_dim, shape.keeping) == (2, 32, (0, 1, 2))
+    assert shape.bytes_per_token == 2 * 2 * (2 * 16 + 2 * 16 + 2 * 32)
+    k_is_v = PageShape.of(config_of("gemma4_text-k_is_v"), torch.bfloat16, PAGE)
+    assert list(k_is_v.layers) == [(2, 16, 0), (1, 32, 1), (2, 16, 2), (1, 32, 3)]
+
+
+@torch.no_grad()
+def test_a_layer_that_reads_another_s_keys_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model(config_of("gemma4_text"), torch.float32)
+    written: list[int] = []
+    with patch(model, "cpu"):
+        sequences = PagedSequences(model, [prompt(20)[0]])
+        layers = {keys.data_ptr(): layer for layer, keys in reversed(list(enumerate(sequences.pages.keys)))}
+        monkeypatch.setattr(
+            attention, "write_pages", lambda k, v, k_pages, *_, **__: written.append(layers[k_pages.data_ptr()])
+        )
+        sequences.step([20])
+    assert written == [0, 1, 2]
 
 
 def test_bounds_are_part_of_a_page_s_size() -> None:
@@ -143,11 +215,11 @@ def test_every_step_brings_bounds_up_to_date(fused: bool) -> None:
             assert torch.equal(greatest, own.amax(0))
 
 
+@pytest.mark.parametrize("different", [False, True])
 @pytest.mark.parametrize("bounded", [(), (1,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_clearing_pages_leaves_the_others(dtype: torch.dtype, bounded: tuple[int, ...]) -> None:
-    scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
-    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16, bounded=bounded)
+def test_clearing_pages_leaves_the_others(dtype: torch.dtype, bounded: tuple[int, ...], different: bool) -> None:
+    shape, scales = shape_of(dtype, bounded, different)
     pages = KVPages(shape, 5, torch.device("cpu"), scales)
     for tensor in contents_of(pages):
         tensor.copy_(torch.full(tensor.shape, float("nan")))
@@ -157,11 +229,13 @@ def test_clearing_pages_leaves_the_others(dtype: torch.dtype, bounded: tuple[int
         assert tensor[[0, 2, 4]].float().isnan().all()
 
 
+@pytest.mark.parametrize("different", [False, True])
 @pytest.mark.parametrize("bounded", [(), (0,), (0, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_what_is_read_of_a_page_can_be_written_to_another(dtype: torch.dtype, bounded: tuple[int, ...]) -> None:
-    scales = KVScales(torch.ones(2, 1), torch.ones(2, 1)) if dtype == torch.float8_e4m3fn else None
-    shape = PageShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=dtype, page_size=16, bounded=bounded)
+def test_what_is_read_of_a_page_can_be_written_to_another(
+    dtype: torch.dtype, bounded: tuple[int, ...], different: bool
+) -> None:
+    shape, scales = shape_of(dtype, bounded, different)
     pages = KVPages(shape, 4, torch.device("cpu"), scales)
     tensors = contents_of(pages)
     for number, tensor in enumerate(tensors):

@@ -11,8 +11,10 @@ from longreach import cli
 from longreach.config import EMBEDDED_MODEL
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.build import build_engine
-from transformers import LlamaConfig, Qwen3Config
+from transformers import Gemma4TextConfig, LlamaConfig, Qwen3Config
 from typer.testing import CliRunner
+
+from tests.patches.families.configs import config_of
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -52,6 +54,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (None, {"page_bounds": True, "kv_cache_dtype": "fp8", "max_model_len": 5000}),
         (LlamaConfig(hidden_size=128, intermediate_size=352, max_position_embeddings=9000, **SMALL), {}),
         (LlamaConfig(hidden_size=128, intermediate_size=352, tie_word_embeddings=True, **SMALL), {"max_num_seqs": 3}),
+        (config_of("gemma4_text"), {}),
+        (config_of("gemma4_text"), {"kv_cache_dtype": "fp8", "page_bounds": True, "kv_cache_memory": 4_000_000}),
+        (config_of("gemma3n_text"), {"page_size": 16}),
         (
             Qwen3Config(hidden_size=128, intermediate_size=256, head_dim=48, max_position_embeddings=700, **SMALL),
             {"kv_cache_memory": 2_500_000, "page_size": 256},
@@ -98,6 +103,24 @@ def test_an_8b_model_on_gpus(llama: Path) -> None:
     assert rows[80, 2, "bfloat16"]["kv_tokens"] > 2 * one["kv_tokens"]
     small = rows[24, 1, "bfloat16"]
     assert small["max_model_len"] == small["kv_tokens"] < 131072
+
+
+def test_keys_and_values_are_planned_layer_by_layer(tmp_path: Path) -> None:
+    """One layer of six sees everything, with other heads than the rest; the last twelve of the model read others'."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 3000, "num_hidden_layers": 24}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512}
+    own = {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "hidden_size_per_layer_input": 64}
+
+    def planned(**values: object) -> dict[str, Any]:
+        Gemma4TextConfig(**(sizes | heads | own | values)).save_pretrained(tmp_path)
+        [row] = plan(tmp_path, "--gpu-memory", "24GiB")["rows"]
+        return row
+
+    each, shared = planned(), planned(num_kv_shared_layers=12)
+    assert each["kv_bytes_per_token"] == 2 * 2 * (20 * 4 * 256 + 4 * 1 * 512)
+    assert shared["kv_bytes_per_token"] == each["kv_bytes_per_token"] // 2
+    assert shared["weight_bytes"] < each["weight_bytes"], "layers that read others' keys have no weights for them"
+    assert planned(hidden_size_per_layer_input=1024)["step_bytes"] > 3 * each["step_bytes"]
 
 
 def test_bounds_of_keys_take_a_sixteenth_of_the_layers_that_have_them(llama: Path) -> None:

@@ -2,7 +2,16 @@
 
 from longreach_patches.families.family import Family, LayerMask
 from longreach_patches.families.parts import LayerParts, NormKind, Rotary
-from longreach_patches.families.read import HeadShape, family_of, head_shape, layer_masks, rotary_layers, widest_inner
+from longreach_patches.families.read import (
+    HeadShape,
+    family_of,
+    head_shape,
+    head_shapes,
+    layer_masks,
+    layer_sources,
+    rotary_layers,
+    widest_inner,
+)
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
 __all__ = [
@@ -16,7 +25,9 @@ __all__ = [
     "Rotary",
     "family_of",
     "head_shape",
+    "head_shapes",
     "layer_masks",
+    "layer_sources",
     "rotary_layers",
     "widest_inner",
 ]

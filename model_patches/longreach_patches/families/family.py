@@ -62,6 +62,13 @@ def rotary_where_windowed_if_any(config: PretrainedConfig) -> list[bool]:
     return rotary_where_windowed(config) if config.sliding_window else [True] * config.num_hidden_layers
 
 
+def sources_where_marked(config: PretrainedConfig) -> list[int]:
+    """Of Gemma 3n and 4: a layer that is marked "reuse" reads what the layer of its kind stores that is marked so."""
+    kinds, modes = config.layer_types, config.kv_sharing_modes
+    stored = {kinds[index]: index for index, mode in enumerate(modes) if mode == "store"}
+    return [stored[kinds[index]] if mode == "reuse" else index for index, mode in enumerate(modes)]
+
+
 @dataclass(frozen=True)
 class Family:
     """One supported `model_type`.
@@ -74,6 +81,8 @@ class Family:
         parts: what `fused.FusedLayer` puts a layer together from. Only families with parts are fused; the others are
             served by their own forward, with our attention.
         attention: the name that a layer has for its attention module.
+        sources: for each layer, the layer whose keys and values it reads; None where each has its own.
+        heads_differ: whether the KV heads of a layer, and the channels of a head, may differ from another layer's.
     """
 
     model_type: str
@@ -82,6 +91,8 @@ class Family:
     rotary: Callable[[PretrainedConfig], list[bool]] | None = None
     parts: LayerParts | None = None
     attention: str = "self_attn"
+    sources: Callable[[PretrainedConfig], list[int]] | None = None
+    heads_differ: bool = False
 
     @property
     def fused(self) -> bool:

@@ -12,7 +12,8 @@ from longreach_patches.families.family import Family, LayerMask
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
 # Names that configs have for the experts that a token goes to, and for an expert's inner channels.
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k", "top_k_experts")
+_OF_HEADS = {"head_dim", "num_key_value_heads"}
 _EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 
 
@@ -50,6 +51,7 @@ def layer_masks(config: PretrainedConfig) -> tuple[LayerMask, ...]:
     """
     family = family_of(config)
     _refuse_what_no_family_has(config)
+    _refuse_layers_that_differ(config, family)
     return tuple(Causal() if window is None else Window(window) for window in family.windows(config))
 
 
@@ -64,7 +66,31 @@ def rotary_layers(config: PretrainedConfig) -> tuple[bool, ...]:
 
 
 def head_shape(config: PretrainedConfig) -> HeadShape:
-    """The heads of every layer. Older families have as many heads of keys as of queries, and do not say so."""
+    """The heads of every layer, or where layers differ those of the layers that see everything."""
+    shapes = head_shapes(config)
+    windows = family_of(config).windows(config)
+    return next((shape for shape, window in zip(shapes, windows, strict=True) if window is None), shapes[0])
+
+
+def head_shapes(config: PretrainedConfig) -> tuple[HeadShape, ...]:
+    """The heads of each decoder layer, first to last."""
+    if not config.is_heterogeneous:
+        return (_heads_of(config),) * config.num_hidden_layers
+    return tuple(_heads_of(layer) for layer in config.per_layer_config)
+
+
+def layer_sources(config: PretrainedConfig) -> tuple[int, ...]:
+    """For each decoder layer, first to last, the layer whose keys and values it reads: itself, or an earlier one.
+
+    Raises:
+        UnsupportedModelError: the family is not in the table.
+    """
+    sources = family_of(config).sources
+    return tuple(range(config.num_hidden_layers)) if sources is None else tuple(sources(config))
+
+
+def _heads_of(config: PretrainedConfig) -> HeadShape:
+    """Older families have as many heads of keys as of queries, and do not say so."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return HeadShape(heads, kv_heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -74,6 +100,8 @@ def widest_inner(config: PretrainedConfig) -> int:
     """The most inner channels that an MLP, or all experts of a token together, have in any layer."""
     dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     widths = list(dense) if isinstance(dense, list | tuple) else [dense]
+    if getattr(config, "use_double_wide_mlp", False):  # of Gemma 4, in layers that read another's keys
+        widths.append(2 * widths[0])
     experts = _number(config, _EXPERTS_PER_TOKEN, 0) * _number(config, _EXPERT_INNER, widths[0])
     return max(*widths, experts)
 
@@ -88,11 +116,22 @@ def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
     missing = []
     if not getattr(config, "is_causal", True):
         missing.append("bidirectional attention (is_causal=False)")
-    if getattr(config, "use_bidirectional_attention", False):
-        missing.append("bidirectional attention (use_bidirectional_attention=True)")
+    # "vision" is for the tokens of images, which the text model alone has none of.
+    if (where := getattr(config, "use_bidirectional_attention", False)) and where != "vision":
+        missing.append(f"bidirectional attention (use_bidirectional_attention={where})")
     for name in ("quantization_config", "compression_config"):
         if (how := getattr(config, name, None)) is not None:
             method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)
             missing.append(f"quantized weights ({name}, {method or 'no quant_method'}); take the model in 16 bits")
     if missing:
         raise UnsupportedModelError(f"this {config.model_type} config needs {'; '.join(missing)}")
+
+
+def _refuse_layers_that_differ(config: PretrainedConfig, family: Family) -> None:
+    """transformers lets any value of a config differ by layer; what is read of it here is one value for all."""
+    differing = config.per_layer_attributes or set()
+    known = _OF_HEADS if family.heads_differ else set()
+    if unknown := sorted(differing - known):
+        raise UnsupportedModelError(
+            f"this {config.model_type} config has layers that differ in {', '.join(unknown)} (per_layer_config)"
+        )

@@ -9,6 +9,7 @@ from longreach_patches.families.family import (
     rotary_where_marked,
     rotary_where_windowed,
     rotary_where_windowed_if_any,
+    sources_where_marked,
 )
 
 _FUSED = (
@@ -39,6 +40,14 @@ _DENSE = (
     Family("gemma", ("google/gemma-7b-it",), no_windows, parts=parts.GEMMA),
     Family("gemma2", ("google/gemma-2-9b-it",), parts=parts.GEMMA2),
     Family("gemma3_text", ("google/gemma-3-1b-it",), parts=parts.GEMMA3),
+    Family("gemma3n_text", ("google/gemma-3n-E4B-it",), sources=sources_where_marked),
+    Family(
+        "gemma4_text",
+        ("google/gemma-4-31B-it", "google/gemma-4-E4B-it"),
+        sources=sources_where_marked,
+        heads_differ=True,
+    ),
+    Family("gemma4_unified_text", ("google/gemma-4-12B-it",), sources=sources_where_marked, heads_differ=True),
     Family("glm", ("zai-org/glm-4-9b-chat-hf",), no_windows, parts=parts.GLM),
     Family("glm4", ("zai-org/GLM-4-9B-0414",), no_windows, parts=parts.GLM4),
     Family("gpt_neox", ("EleutherAI/pythia-6.9b",), no_windows, attention="attention"),
@@ -135,6 +144,5 @@ LEFT_OUT: dict[str, str] = {
     "llama4_text": "chunked attention",
     "diffllama": "a difference of two softmaxes",
     "doge": "a mask that depends on the values",
-    "gemma4_text": "head dims that differ by layer",
-    "mimo_v2_flash": "numbers of KV heads that differ by layer",
+    "mimo_v2_flash": "keys and values of different head dims",
 }

@@ -56,6 +56,15 @@ _MULTIPLIERS: dict[str, Any] = {
     "logits_scaling": 4.0,
 }
 _GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0}
+_GLOBAL: dict[str, Any] = {"global_head_dim": 32, "layer_types": [_SLIDING, "full_attention"] * 2}
+# Three layers read the keys and values of the second and the third one, whose kinds differ.
+_HALF_SHARED: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 3,
+    "layer_types": [_SLIDING, _SLIDING, "full_attention", _SLIDING, _SLIDING, "full_attention"],
+    "sliding_window": WINDOW,
+}
+_PER_LAYER: dict[str, Any] = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}
 _BASE = {"rope_type": "default", "rope_theta": 1e4}
 _LONG: dict[str, Any] = {
     "rope_type": "yarn",
@@ -77,6 +86,21 @@ ODD: dict[str, dict[str, Any]] = {
     "exaone_moe": _THREE_OF_FOUR,
     "gemma2": _THREE_OF_FOUR | _GEMMA | {"final_logit_softcapping": 3.0},
     "gemma3_text": _THREE_OF_FOUR | {"query_pre_attn_scalar": 30, "final_logit_softcapping": 3.0},
+    "gemma3n_text": _HALF_SHARED
+    | {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_coef_clip": 0.3, "laurel_rank": 8}
+    | {"activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0, 0.0, 0.0], **_PER_LAYER, "final_logit_softcapping": 3.0},
+    "gemma4_text": _HALF_SHARED
+    | {"global_head_dim": 32}
+    | _PER_LAYER
+    | {"use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+    "gemma4_text-k_is_v": _GLOBAL
+    | {"model_type": "gemma4_text", "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    | {"sliding_window": WINDOW, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
+    "gemma4_text-experts": _GLOBAL
+    | {"model_type": "gemma4_text", "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    | {"sliding_window": WINDOW, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2},
+    "gemma4_unified_text": _GLOBAL
+    | {"sliding_window": WINDOW, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "gpt_neox": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.25}},
     "gpt_oss": _THREE_OF_FOUR,
     "granite": _MULTIPLIERS,
@@ -133,4 +157,7 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         parameter.copy_(noise * 0.12 if parameter.dim() > 1 else parameter + noise * 0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):  # of Gemma 4, which is a weight in all but name
+            buffer.fill_(1.25)
     return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]

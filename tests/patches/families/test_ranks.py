@@ -16,9 +16,12 @@ from longreach_patches.tensor_parallel import is_fully_cut, split_weights, whole
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tests.patches.families.configs import config_of, random_model
-from tests.patches.families.test_families import NAMES
+from tests.patches.families.test_families import NAMES as EVERY
 from tests.patches.rank_threads import on_ranks
 from tests.patches.test_pages import PagedSequences
+
+# Layers that share keys or differ in their heads are refused.
+NAMES = [name for name in EVERY if FAMILIES[config_of(name).model_type].sources is None]
 
 SIZES = 2, 2
 # The first and the third step are spread over context ranks, and the others are not.
@@ -113,3 +116,10 @@ def test_the_page_of_models_names_what_is_whole() -> None:
     page = (Path(__file__).parents[3] / "docs/models.md").read_text()
     table = page.split("| whole on each rank |")[1].split("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) == WHOLE_ATTENTION | WHOLE_MLP | {"use_qk_norm"}
+
+
+@pytest.mark.parametrize("name", sorted({*EVERY} - {*NAMES}))
+@pytest.mark.parametrize("sizes", [{"tensor_size": 2}, {"context_size": 2}])
+def test_layers_that_share_keys_or_differ_are_refused(name: str, sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="may read each other's keys or differ in their heads"):
+        layout.check_layout(config_of(name), RankLayout(**sizes))

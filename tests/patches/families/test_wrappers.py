@@ -20,6 +20,10 @@ WRAPPERS = [
     ("mistral3", "ministral3", "language_model.model.", "language_model.lm_head."),
     ("gemma3", "gemma3_text", "language_model.model.", "language_model.lm_head."),
     ("gemma3", "gemma3_text", "model.language_model.", "lm_head."),
+    ("gemma3n", "gemma3n_text", "model.language_model.", "lm_head."),
+    ("gemma4", "gemma4_text", "model.language_model.", "lm_head."),
+    ("gemma4", "gemma4_text-k_is_v", "model.language_model.", "lm_head."),
+    ("gemma4_unified", "gemma4_unified_text", "model.language_model.", "lm_head."),
     ("llava", "llama", "model.language_model.", "lm_head."),
 ]
 
@@ -48,7 +52,8 @@ def publish(directory: Path, outer: str, text: str, prefix: str, head: str) -> P
 def test_a_text_tower_gives_what_it_gives_alone(outer: str, text: str, prefix: str, head: str, tmp_path: Path) -> None:
     alone = publish(tmp_path, outer, text, prefix, head)
     loaded = load_model(str(tmp_path), device="cpu", dtype="float32")
-    assert (loaded.config.model_type, loaded.config.eos_token_id, loaded.max_positions) == (text, 1, 512)
+    kind = text.partition("-")[0]
+    assert (loaded.config.model_type, loaded.config.eos_token_id, loaded.max_positions) == (kind, 1, 512)
     eager = AutoModelForCausalLM.from_pretrained(alone, attn_implementation="eager", dtype=torch.float32).eval()
     prompt = torch.randint(5, 512, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
     expected, answer = greedy(eager, prompt)
@@ -68,6 +73,29 @@ def test_a_weight_of_the_text_model_that_is_missing_or_too_many_is_named(tmp_pat
     del weights["language_model.model.norm.weight"]
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"missing keys: model\.norm\.weight"):
+        load_model(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
+def test_keys_that_a_layer_does_not_compute_may_be_in_the_file(name: str, tmp_path: Path) -> None:
+    """Published files of Gemma 3n and 4 have them for layers that read another's."""
+    random_model(config_of(name), torch.float32).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    unused = {f"model.layers.4.self_attn.{part}.weight": torch.ones(2) for part in ("k_proj", "v_proj", "k_norm")}
+    save_file(weights | unused, path, metadata={"format": "pt"})
+    load_model(str(tmp_path), device="cpu")
+    save_file(weights | {"model.layers.4.self_attn.x_proj.weight": torch.ones(2)}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"unexpected keys: model\.layers\.4\.self_attn\.x_proj\.weight"):
+        load_model(str(tmp_path), device="cpu")
+
+
+def test_what_a_layer_is_given_beside_the_stream_is_the_text_models(tmp_path: Path) -> None:
+    publish(tmp_path, "gemma4", "gemma4_unified_text", "model.language_model.", "lm_head.")
+    path = tmp_path / "model.safetensors"
+    extra = {"model.language_model.embed_tokens_per_layer.weight": torch.ones(2, 2)}
+    save_file(load_file(path) | extra, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"unexpected keys: model\.embed_tokens_per_layer\.weight"):
         load_model(str(tmp_path), device="cpu")
 
 

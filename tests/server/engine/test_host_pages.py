@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup import capacity
 from longreach.engine.startup.host_memory import HostMemory
-from longreach_patches import KVPages, KVScales, PageShape
+from longreach_patches import KVPages, KVScales, LayerPages, PageShape
 
 from tests.server.engine.simulation import NO_MOVES, SimulatedRunner, expected_stream
 
@@ -248,24 +249,28 @@ def test_copies_that_fail_cost_only_the_request_whose_pages_came_back(
     assert engine.scheduler.allocator.num_available == 12
 
 
+@pytest.mark.parametrize("different", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("device", DEVICES)
-def test_pages_come_back_bit_by_bit_and_only_they_change(dtype: torch.dtype, device: str) -> None:
+def test_pages_come_back_bit_by_bit_and_only_they_change(dtype: torch.dtype, device: str, different: bool) -> None:
     on = torch.device(device)
-    scales = KVScales(torch.ones(3, 2, device=on), torch.ones(3, 2, device=on)) if dtype.itemsize == 1 else None
-    pages = KVPages(PageShape(3, 2, 8, dtype, 16), 9, on, scales)
-    raw = pages._storage.view(torch.uint8)
-    raw.copy_(torch.randint(256, raw.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8))
-    before = raw.clone()
+    scales = KVScales((torch.ones(2, device=on),) * 3, (torch.ones(2, device=on),) * 3) if dtype.itemsize == 1 else None
+    alike = PageShape(3, 2, 8, dtype, 16)
+    layers = (LayerPages(2, 8, 0), LayerPages(1, 24, 1), LayerPages(2, 8, 0))
+    pages = KVPages(replace(alike, different=layers) if different else alike, 9, on, scales)
+    every = {x.data_ptr(): x.view(torch.uint8) for x in (*pages.keys, *pages.values)}.values()
+    for number, x in enumerate(every):
+        x.copy_(torch.randint(256, x.shape, generator=torch.Generator().manual_seed(number), dtype=torch.uint8))
+    before = [x.clone() for x in every]
     store = HostStore(pages, 5)
     store._batch = 2  # several batches
     store.move(PageMoves([(1, 4), (7, 0), (3, 2)], [7, 1], [], [(8, 1)]))
-    assert not raw[:, :, [1, 7]].any()
+    assert not any(x[[1, 7]].any() for x in every)
     store.move(PageMoves([], [], [(4, 0), (0, 7), (2, 2), (1, 5)], []))
     store.move(NO_MOVES)  # what comes after it finds the copies done
     for page, source in ((0, 1), (7, 7), (2, 3), (5, 8), (3, 3), (4, 4), (6, 6), (8, 8)):
-        assert torch.equal(raw[:, :, page], before[:, :, source]), page
-    assert not raw[:, :, 1].any()
+        assert all(torch.equal(x[page], old[source]) for x, old in zip(every, before, strict=True)), page
+    assert not any(x[1].any() for x in every)
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,11 @@ def test_pages_of_8_bit_floats_have_the_scales_of_the_calibration(model_dir: Pat
     assert measured.calibration is not None
     pages, _ = allocate(rank, measured)
     assert pages.shape.dtype == torch.float8_e4m3fn
-    found = torch.stack([torch.stack(scales) for scales in pages.scales if scales is not None])
     scales = measured.calibration.scales
-    assert torch.equal(found, torch.stack([scales.keys, scales.values], 1))
+    assert len(pages.scales) == len(scales.keys) == len(scales.values)
+    for found, *expected in zip(pages.scales, scales.keys, scales.values, strict=True):
+        assert found is not None
+        assert torch.equal(torch.stack(found), torch.stack(expected))
 
 
 def test_host_memory_is_measured_in_pages_of_all_ranks(model_dir: Path) -> None:

@@ -29,6 +29,7 @@ from longreach_kernels.call import AttentionCall
 from longreach_kernels.checks import FP8
 from longreach_kernels.masks.mask import Mask
 from longreach_kernels.masks.tile_lists import TileLists, ragged_tile_lists, tile_lists
+from longreach_kernels.sizes import MAX_HOPPER_HEAD_DIM
 
 _PAGE_MULTIPLE = 128  # a key tile lies inside one page
 
@@ -55,7 +56,7 @@ def supports(q: Tensor, k: Tensor, mask: Mask | None, *, page_size: int | None =
         and (fp8 or k.dtype == q.dtype)
         and k.numel() > 0
         and q.shape[-1] % (16 if fp8 else 8) == 0
-        and 32 < q.shape[-1] <= (128 if fp8 else 256)
+        and 32 < q.shape[-1] <= (128 if fp8 else MAX_HOPPER_HEAD_DIM)
         and (page_size is None or page_size % _PAGE_MULTIPLE == 0)
     )
 

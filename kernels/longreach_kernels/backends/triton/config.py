@@ -71,6 +71,10 @@ def forward_config(head_dim: int, dtype: torch.dtype, arch: int, page_size: int 
     if dtype == torch.float32:
         # Exact fp32 products run on the ordinary units, whose operands sit in registers: larger tiles spill.
         return TileConfig(32, 32, 8, 1) if head_dim <= 128 else TileConfig(16, 16, 8, 1)
+    if head_dim > 256:
+        # A thread holds 128 numbers of the sums of 64 queries. Before sm_90, queries are in registers as well, and 99
+        # KB of shared memory hold two tiles of 16 keys and values beside them.
+        return TileConfig(64, 32, 8, 2) if arch >= 90 and arch < 120 else TileConfig(64, 16, 8, 2)
     if arch >= 90 and arch < 120:
         if head_dim > 128:
             return TileConfig(128, 64, 8, 2)
@@ -100,8 +104,11 @@ def sparse_config(dense: TileConfig, mask: Mask | None = None) -> TileConfig:
     than 128, so that fewer of them are partial. No mask: lists that the caller brings.
 
     A tile has 32 keys or more: the bits of a partial tile are words of 32 keys."""
+    if dense.block_n < 32 and dense.num_stages > 1:  # of head dims above 256, where 64 queries leave room for 16 keys
+        return TileConfig(32, 32, dense.num_warps, 1)
     dense = dense._replace(block_n=max(32, dense.block_n))
-    if dense.num_stages == 1 or ((mask is None or smallest_block(mask) == 128) and dense.block_m >= 128):
+    small = dense.block_m <= 64 and dense.block_n <= 64
+    if small or dense.num_stages == 1 or ((mask is None or smallest_block(mask) == 128) and dense.block_m >= 128):
         return dense
     return dense._replace(block_m=min(64, dense.block_m), block_n=min(64, dense.block_n), num_warps=4)
 
@@ -162,5 +169,7 @@ def decode_config(head_dim: int, dtype: torch.dtype, arch: int) -> TileConfig:
     if arch == 0:
         return TileConfig(16, 32, 4, 1)
     if dtype == torch.float32:
-        return TileConfig(16, 32, 4, 2)
+        return TileConfig(16, 32 if head_dim <= 256 else 16, 4, 2)
+    if head_dim > 256:  # with 4 warps the queries and the sums take all registers
+        return TileConfig(16, 32, 8, 5 if arch >= 90 and arch < 120 else 2)
     return TileConfig(16, 32 if head_dim > 128 else 64, 4, 5)

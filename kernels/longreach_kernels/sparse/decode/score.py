@@ -89,7 +89,7 @@ def scores(
     limit = cdiv(max(1, batch.max_context_len), KEY_BLOCK)
     found = torch.empty((*q.shape[:2], limit), dtype=torch.float32, device=q.device)
     best = torch.empty((q.shape[0], kv_heads, limit), dtype=torch.float32, device=q.device)
-    block_n = 32
+    block_n = 32 if head_dim <= 256 else 16  # the bounds of a block of keys are in registers
     launch(
         score_kernel,
         (cdiv(limit, block_n), kv_heads, batch.size),

@@ -26,12 +26,16 @@ def pooled_config(head_dim: int, dtype: torch.dtype, arch: int, tile_q: int, sec
     On sm_90 two programs share a processor up to D=128, so that one computes exponentials while the other multiplies:
     113 KB and 128 registers a thread for each. At D=128 the queries and three stages of the means and variances of 32
     blocks take 84 KB with what goes through shared memory on its way to the cache. At D=256 there is one program, of
-    164 KB. On sm_100 three stages would take 232 KB there, of 227 KB.
+    164 KB. On sm_100 three stages would take 232 KB there, of 227 KB. At D=512 two take
+    194 KB on sm_90, and more than there is on sm_100.
     """
     warps = 8 if tile_q >= 128 else 4
     hopper = 90 <= arch < 120 and dtype != torch.float32
     if arch == 0 or (second and head_dim > 128 and not 90 <= arch < 120):
         return TileConfig(tile_q, 16, warps, 1)
+    if head_dim > 256:
+        fits = 90 <= arch < (100 if second else 120)
+        return TileConfig(tile_q, 32, warps, 2) if fits else TileConfig(tile_q, 16, warps, 1)
     narrow = dtype == torch.float32 or (second and (head_dim > 64 or not hopper))
     stages = 3 if hopper and not (second and head_dim > 128 and arch >= 100) else 2
     return TileConfig(tile_q, 32 if narrow else 64, warps, stages)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from longreach_patches import LoadedModel, check_layout, check_ranks, layer_masks, load_config
+from longreach_kernels import Backend
+from longreach_kernels.sizes import MAX_HOPPER_HEAD_DIM
+from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks, layer_masks, load_config
 
 from longreach import hub
 from longreach.engine.device.batch_builder import BatchBuilder
@@ -96,10 +98,21 @@ def _started(state: RankState, config: EngineConfig) -> Started:
         dtype=str(loaded.dtype).removeprefix("torch."),
         kv_dtype=str(pages.shape.dtype).removeprefix("torch."),
         attention_backend=backend.name,
-        backend_reason=backend.reason,
+        backend_reason=why_backend(backend, pages.shape),
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
+    )
+
+
+def why_backend(backend: Backend, shape: PageShape) -> str:
+    """Why a backend was chosen, and which of a model's layers its fastest kernels do not take."""
+    wide = [index for index, layer in enumerate(shape.layers) if layer.head_dim > MAX_HOPPER_HEAD_DIM]
+    if backend.name != "hopper" or not wide:
+        return backend.reason
+    return (
+        f"{backend.reason}; portable ones in {len(wide)} of {shape.num_layers} layers, whose heads have "
+        f"{shape.layers[wide[0]].head_dim} channels"
     )
 
 
