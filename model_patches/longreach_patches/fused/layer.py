@@ -39,7 +39,8 @@ class FusedLayer:
     """Computes what a decoder layer computes, with its own weights, as the parts of its family say.
 
     Projections of the same input are joined: the layer's parameters become views of one matrix, so that nothing is held
-    twice and the layer's own forward stays as it was. With several ranks there is no forward of its own any more.
+    twice and the layer's own forward stays as it was. On context ranks it needs
+    `own_weights`.
 
     Attributes:
         is_part: whether the weights are one rank's part.
