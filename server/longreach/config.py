@@ -24,12 +24,14 @@ from longreach.setting_values import (
     Real,
     Tokens,
     Whole,
+    check_chat_template,
     check_hosts,
     check_names,
     check_overrides,
     check_policy,
     check_revision,
     check_rope_scaling,
+    check_tokenizer,
     is_loopback,
     layer_numbers,
     model_problem,
@@ -67,6 +69,12 @@ class Settings(BaseSettings):
     )
     revision: Annotated[str, AfterValidator(check_revision)] | None = Field(
         None, description="Branch, tag or commit of a hub id; by default the newest commit of its main branch."
+    )
+    tokenizer: Annotated[str, AfterValidator(check_tokenizer)] | None = Field(
+        None, description="Directory or hub id of another tokenizer than the model's, with its chat template."
+    )
+    chat_template: Annotated[str, AfterValidator(check_chat_template)] | None = Field(
+        None, description="Jinja template of chats instead of the model's: a file, or the template itself."
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."

@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
-# What a server reads beside the weights.
-SMALL_FILES = (
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
+TOKENIZER = "tokenizer.json"
+_OF_TOKENIZER = (
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+)
+# What a server reads beside the weights.
+SMALL_FILES = (
+    CONFIG,
+    "generation_config.json",
+    *_OF_TOKENIZER,
 )
 TEMPLATES = "additional_chat_templates"  # the folder of named chat templates, which are small files, too
 _WEIGHTS = "model.safetensors"
@@ -49,6 +53,20 @@ def small_files(model: str, revision: str | None = None) -> Path:
         return Path(model)
     repository = _Repository(model, revision)
     return repository.directory((*SMALL_FILES, *repository.templates()))
+
+
+def tokenizer_files(source: str) -> Path:
+    """The directory that holds a tokenizer's files and its chat templates, as `small_files`.
+
+    `source` is a directory or a hub id, which may have no model at all.
+
+    Raises:
+        ModelFilesError: there is no tokenizer.json to be had; the message says why and what helps.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    repository = _Repository(source, None, needed=TOKENIZER)
+    return repository.directory((*_OF_TOKENIZER, *repository.templates()))
 
 
 def all_files(model: str, revision: str | None = None) -> Path:
@@ -74,9 +92,9 @@ def commit_of(model: str, directory: Path) -> str | None:
 
 
 class _Repository:
-    """One model on the hub, at one commit, as far as this machine has it or gets it."""
+    """One model on the hub, at one commit, as far as this machine has it or gets it. It has the file `needed`."""
 
-    def __init__(self, model: str, revision: str | None) -> None:
+    def __init__(self, model: str, revision: str | None, needed: str = CONFIG) -> None:
         from huggingface_hub import constants  # only models of the hub pay for this import
 
         self._model = model
@@ -84,15 +102,15 @@ class _Repository:
         self._cache = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
         self._listed: set[str] | None = None  # the repository's files, once the hub has named them
         self._silence: str | None = None  # why the hub does not, and what helps
-        if revision is not None and (self._snapshot(revision) / CONFIG).is_file():
+        if revision is not None and (self._snapshot(revision) / needed).is_file():
             self._commit = revision  # a commit does not change: the hub is asked only for what is missing
             return
         self.ask(revision)
         if self._silence is None:
-            self._commit = self._download(CONFIG, revision).parent.name
+            self._commit = self._download(needed, revision).parent.name
             return
         cached = self._newest_cached()
-        if cached is None or not (self._snapshot(cached) / CONFIG).is_file():
+        if cached is None or not (self._snapshot(cached) / needed).is_file():
             what = model if revision is None else f"{model} at {revision}"
             raise ModelFilesError(
                 f"{what} is neither a directory nor in the hub's cache ({self._cache}), and asking the hub failed: "

@@ -37,8 +37,10 @@ from longreach.engine.startup.capacity import (
     readable,
 )
 from longreach.engine.startup.host_memory import HostMemory, host_memory
+from longreach.engine.startup.vocabulary import check_vocabulary
 from longreach.errors import quoted
 from longreach.setting_values import parse_bytes
+from longreach.text.tokenizer import Tokenizer
 
 __all__ = ["Forecast", "PatchError", "Row", "forecast"]
 
@@ -137,17 +139,19 @@ def forecast(
     tensor_sizes: list[str],
     kv_dtypes: list[str],
     context_sizes: Sequence[str] = ("1",),
+    tokenizer: str | None = None,
 ) -> Forecast:
     """Plan for every combination of GPU memory (as text with a unit), numbers of ranks and type of the KV pages.
 
     With `device` "cpu" it is this machine. Without `gpu_memory` it is this machine's GPU, or else the sizes that GPUs
-    are sold in. Ranks share the memory of a CPU.
+    are sold in. Ranks share the memory of a CPU. `tokenizer` is checked as a server would.
 
     Raises:
         ModelFilesError: there is no config.json to be had.
+        TokenizerError: the other tokenizer cannot be read.
         PatchError: the config cannot be read, or the model is not supported.
-        ValueError: an argument makes no sense, the model cannot be split or keep bounds so, or the longest request
-            asked for is longer than the model's positions.
+        ValueError: an argument makes no sense, the other tokenizer has too many tokens, the model cannot be split or
+            keep bounds so, or the longest request asked for is longer than the model's positions.
     """
     layouts = [
         RankLayout(_count("--tensor-parallel-size", tensor), _count("--context-parallel-size", context))
@@ -160,6 +164,8 @@ def forecast(
     model = load_config(str(files), config.hf_overrides)
     if files == Path(config.model):  # of a hub id the cache may have a part, which a plan does not need
         check_files_if_any(files)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, Tokenizer.load(str(hub.tokenizer_files(tokenizer))).id_limit, model)
     on_gpu = config.device != "cpu"
     if not on_gpu and gpu_memory:
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")

@@ -26,6 +26,7 @@ _ROPE_SCALING = re.compile(
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,127}")
 _MOST_NAMES = 32
 _REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,127}")
+_IN_TEMPLATES = "{}\n"  # what no template is without, and few names of files have
 _TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -170,6 +171,35 @@ def check_revision(value: str) -> str:
     if _REVISION.fullmatch(value) is None or ".." in value or value.endswith("/"):
         raise PydanticCustomError("revision", "give a branch, a tag or a commit: main, v1.0, 8c1f6a0")
     return value
+
+
+def check_tokenizer(value: str) -> str:
+    """A directory that holds a tokenizer, or what can be a hub id, unchanged."""
+    path = Path(value)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            return value
+        raise PydanticCustomError("tokenizer", "the directory has no tokenizer.json; give one that has, or a hub id")
+    if path.is_file():
+        raise PydanticCustomError("tokenizer", "this is a file; give the directory that holds it")
+    if _HUB_ID.fullmatch(value) is None:
+        raise PydanticCustomError("tokenizer", "there is no such directory, and it is no hub id (owner/name)")
+    return value
+
+
+def check_chat_template(value: str) -> str:
+    """A file's name or a template's text, unchanged; `longreach.text.template_files` reads and tells them apart."""
+    if not is_file(value) and not any(mark in value for mark in _IN_TEMPLATES):
+        raise PydanticCustomError("chat_template", "there is no such file, and a template would have braces")
+    return value
+
+
+def is_file(value: str) -> bool:
+    """Whether a text names a file that is there."""
+    try:
+        return Path(value).is_file()
+    except (OSError, ValueError):  # a text too long for a name, or with a null byte
+        return False
 
 
 def check_hosts(value: str) -> str:

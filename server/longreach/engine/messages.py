@@ -34,7 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     `revision` is a branch, tag or commit of a hub id; a server's engine gets the commit whose other files the API has
     read. `tokenizer_eos_ids` are the tokens that end
-    an answer by the tokenizer's files.
+    an answer by the tokenizer's files. `other_tokenizer` names a tokenizer that is not the model's own, and
+    `other_tokenizer_ids` is one more than its largest token id.
     """
 
     model: str
@@ -61,6 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     tokenizer_file: str | None = None
+    other_tokenizer: str | None = None
+    other_tokenizer_ids: int = 0
     attention_dense_layers: list[int] = []
     silence_timeout: float = 30.0
     step_timeout: float = 600.0

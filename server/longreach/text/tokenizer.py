@@ -106,6 +106,11 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def id_limit(self) -> int:
+        """One more than the largest token id; more than `vocab_size` where ids are left out."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
     def in_pieces(self) -> bool:
         """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
         return self._borders is not None

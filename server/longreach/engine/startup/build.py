@@ -22,6 +22,7 @@ from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import bounded_layers
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
+from longreach.engine.startup.vocabulary import check_vocabulary
 
 
 def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
@@ -37,6 +38,10 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     # Once for all ranks: what follows reads a directory.
     files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
     config = msgspec.structs.replace(config, model=str(files))
+    if config.other_tokenizer is not None:  # before any weights are read
+        check_vocabulary(
+            config.other_tokenizer, config.other_tokenizer_ids, load_config(str(files), config.hf_overrides)
+        )
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)
