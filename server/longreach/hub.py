@@ -32,6 +32,10 @@ _OF_TOKENIZER = (
 SMALL_FILES = (
     CONFIG,
     "generation_config.json",
+    # In which some say that their weights are quantized.
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     *_OF_TOKENIZER,
 )
 TEMPLATES = "additional_chat_templates"  # the folder of named chat templates, which are small files, too

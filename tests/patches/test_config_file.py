@@ -90,7 +90,7 @@ def test_overrides_change_the_model_itself(tmp_path: Path) -> None:
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"model_type": None}, "it has no model_type"),
         ({"hidden_act": "no_such"}, "no model can be built of config.json .*no_such"),
-        ({"rope_scaling": {"type": "su", "factor": 2}}, "no model can be built of config.json .*su"),
+        ({"rope_scaling": {"type": "su", "factor": 2}}, "no usable config.json .*rope_type is .su."),
         ({"num_key_value_heads": 3}, "4 num_attention_heads cannot share 3 num_key_value_heads"),
         ({"num_attention_heads": 0}, "config.json"),
         ({"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}, "auto_map"),

@@ -90,9 +90,8 @@ def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
         missing.append("bidirectional attention (is_causal=False)")
     if getattr(config, "use_bidirectional_attention", False):
         missing.append("bidirectional attention (use_bidirectional_attention=True)")
-    for name in ("quantization_config", "compression_config"):
-        if (how := getattr(config, name, None)) is not None:
-            method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)
-            missing.append(f"quantized weights ({name}, {method or 'no quant_method'}); take the model in 16 bits")
+    for name in ("quantization_config", "compression_config"):  # of a config that was made, and not read from a file
+        if getattr(config, name, None) is not None:
+            missing.append(f"quantized weights ({name})")
     if missing:
         raise UnsupportedModelError(f"this {config.model_type} config needs {'; '.join(missing)}")
