@@ -85,6 +85,8 @@ def found_instead(directory: Path) -> str:
     """What lies in a directory without safetensors weights, and what helps."""
     for pattern, kind in _OTHER_FILES.items():
         if found := sorted(directory.glob(pattern)):
+            if kind == "GGUF":
+                return f"{found[0].name} is of a format that is not read so; name the file itself"
             cure = (
                 "save the model once more with transformers: save_pretrained writes safetensors"
                 if kind in _RESAVED

@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from longreach_patches import config_faults, rope, wrapper
+from longreach_patches import gguf_file as gguf
 from longreach_patches.batch_invariant import check_backend, check_family, check_ranks
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
@@ -122,6 +123,7 @@ def load_model(
     layout: RankLayout = SINGLE,
     overrides: Mapping[str, Any] | None = None,
     max_length: int | None = None,
+    gguf_file: str | None = None,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -137,6 +139,8 @@ def load_model(
         overrides: as in `load_config`.
         max_length: the longest sequence that there will be, in tokens; by default the longest that the model is made
             for. Rotary frequencies that depend on the length (LongRoPE, dynamic NTK) are those of this one.
+        gguf_file: a file whose weights are read and dequantized, in place of safetensors files; `model` is then a
+            directory with the config.json that `gguf_file.config_of` has made of it.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -156,7 +160,11 @@ def load_model(
     if random_weights:
         loaded = _random(config, target, resolved_dtype, layout)
     else:
-        read = _from_files(model, config, resolved_dtype)
+        if gguf_file is None:
+            read = _from_files(model, config, resolved_dtype)
+        else:
+            read, report = gguf.load(Path(gguf_file), config, resolved_dtype)
+            _check_report(gguf_file, report, report.get("unexpected_keys") or ())
         split_weights(read, layout, target)
         loaded = read.to(target)  # pyright: ignore[reportArgumentType]
     longest = rope.longest_sequence(config)
@@ -242,11 +250,15 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
         for name in report.get("unexpected_keys") or ()
         if not name.endswith("rotary_emb.inv_freq") and (not wrapped or wrapper.is_of_text(name))
     ]
+    _check_report(source, report, unexpected)
+    return loaded
+
+
+def _check_report(source: str | Path, report: Mapping[str, Any], unexpected: Collection[str]) -> None:
     for fault, found in (*((name, report.get(name)) for name in _FAULTS), ("unexpected_keys", unexpected)):
         if found:
             some = ", ".join(str(name) for name in sorted(found, key=str)[:3])
             raise ModelLoadError(f"{source}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
-    return loaded
 
 
 def _read_config(model: str) -> dict[str, Any]:

@@ -43,6 +43,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _BRANCH = "main"
 _PATIENCE_SECONDS = 10.0
+_MOST_SHOWN = 8
 
 
 def small_files(model: str, revision: str | None = None) -> Path:
@@ -71,6 +72,15 @@ def tokenizer_files(source: str) -> Path:
         return Path(source)
     repository = _Repository(source, None, needed=TOKENIZER)
     return repository.directory((*_OF_TOKENIZER, *repository.templates()))
+
+
+def one_file(model: str, name: str, revision: str | None = None) -> Path:
+    """One file of a hub id, downloaded if it has to be.
+
+    Raises:
+        ModelFilesError: it is not to be had; the message says why and what helps.
+    """
+    return _Repository(model, revision, needed=name).directory([name]) / name
 
 
 def all_files(model: str, revision: str | None = None) -> Path:
@@ -111,6 +121,7 @@ class _Repository:
             return
         self.ask(revision)
         if self._silence is None:
+            self._refuse_gguf(needed)
             self._commit = self._download(needed, revision).parent.name
             return
         cached = self._newest_cached()
@@ -156,6 +167,12 @@ class _Repository:
                     f"{self._silence}"
                 )
             self._download(name, self._commit)
+
+    def _refuse_gguf(self, needed: str) -> None:
+        files = sorted(name for name in self._listed or () if name.lower().endswith(".gguf"))
+        if needed == CONFIG and files and not any(name.endswith(".safetensors") for name in self._listed or ()):
+            shown = ", ".join(files[:_MOST_SHOWN]) + (" and others" if len(files) > _MOST_SHOWN else "")
+            raise ModelFilesError(f"{self._model} holds GGUF files; name one, as {self._model}:{files[0]}: {shown}")
 
     def _explained(self, error: Exception) -> str:
         return explained(error, self._model, self._revision)

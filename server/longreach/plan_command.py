@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig
 
-from longreach import hub
+from longreach import gguf_source, hub
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.capacity import (
     Capacity,
@@ -160,7 +160,11 @@ def forecast(
     ]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
-    files = hub.small_files(config.model, config.revision)
+    gguf = gguf_source.find(config.model, config.revision)
+    if gguf is None:
+        files = hub.small_files(config.model, config.revision)
+    else:
+        files = gguf_source.described(gguf, tokenizer=False)
     model = load_config(str(files), config.hf_overrides)
     if files == Path(config.model):  # of a hub id the cache may have a part, which a plan does not need
         check_files_if_any(files)
@@ -180,8 +184,11 @@ def forecast(
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype)
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
                 rows.append(_row(part, model, config, host, layout, size))
-    note = rope.described(model, config.max_model_len or rope.longest_sequence(model))
-    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note)
+    notes = [rope.described(model, config.max_model_len or rope.longest_sequence(model))]
+    if gguf is not None:
+        notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes))
+    note = ". ".join(text for text in notes if text is not None)
+    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note or None)
 
 
 def _row(

@@ -6,7 +6,7 @@ import msgspec
 import torch
 from longreach_patches import LoadedModel, check_layout, check_ranks, layer_masks, load_config
 
-from longreach import hub
+from longreach import gguf_source, hub
 from longreach.engine.device.batch_builder import BatchBuilder
 from longreach.engine.device.policies.usage import PolicyUsage
 from longreach.engine.device.ranks.leader import Ranks
@@ -36,7 +36,12 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
     # Once for all ranks: what follows reads a directory.
-    files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
+    gguf = None if config.gguf_file is not None else gguf_source.find(config.model, config.revision)
+    if gguf is not None:
+        config = msgspec.structs.replace(config, gguf_file=str(gguf))
+        files = gguf_source.described(gguf, tokenizer=False)
+    else:
+        files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
     config = msgspec.structs.replace(config, model=str(files))
     if config.other_tokenizer is not None:  # before any weights are read
         check_vocabulary(
