@@ -76,12 +76,18 @@ def check_values(model: str, raw: Mapping[str, Any]) -> None:
 
 
 def check_factors(model: str, config: PretrainedConfig, head_dim: int) -> None:
-    """Check that LongRoPE has a factor for each frequency. transformers only warns.
+    """Check that LongRoPE has a factor for each frequency, and that no parameters of RoPE are passed over. transformers
+    only warns of the first.
 
     Raises:
-        ModelLoadError: there are more or fewer.
+        ModelLoadError: there are more or fewer factors, or parameters that would not count.
     """
     top: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in top and any(isinstance(value, Mapping) for value in top.values()):
+        raise ModelLoadError(
+            f"{model}: no usable config.json (rope_parameters has a rope_type for all layers beside those of kinds of "
+            f"layers, and transformers would drop it); {CURE}"
+        )
     for parameters in (top, *(value for value in top.values() if isinstance(value, Mapping))):
         if parameters.get("rope_type") != "longrope":
             continue

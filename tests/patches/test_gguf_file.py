@@ -100,6 +100,14 @@ def test_the_scaling_of_positions_is_read(tmp_path: Path) -> None:
     }
 
 
+def test_scaling_of_full_attention_alone_is_read(tmp_path: Path) -> None:
+    model = small("gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    path = write(tmp_path / "m.gguf", model, more={"rope.scaling.type": "linear", "rope.scaling.factor": 8.0})
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(path), model(torch.arange(3, 83)[None]).logits, atol=2e-4, rtol=1e-4)
+    assert "rope_scaling" in config_of(path)
+
+
 def test_llama3s_table_of_frequencies_becomes_its_scaling(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
