@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from longreach_patches import config_faults, rope, wrapper
-from longreach_patches import gguf_file as gguf
 from longreach_patches.batch_invariant import check_backend, check_family, check_ranks
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
@@ -163,6 +162,8 @@ def load_model(
         if gguf_file is None:
             read = _from_files(model, config, resolved_dtype)
         else:
+            from longreach_patches import gguf_file as gguf  # transformers' reader takes its time to import
+
             read, report = gguf.load(Path(gguf_file), config, resolved_dtype)
             _check_report(gguf_file, report, report.get("unexpected_keys") or ())
         split_weights(read, layout, target)

@@ -92,8 +92,10 @@ def write(path: Path, directory: Path, tokenizer: bool) -> None:
     Raises:
         longreach_patches.PatchError, ValueError: it cannot be read, or describes something that is not served.
     """
-    from longreach_patches import gguf_file
-
+    try:
+        from longreach_patches import gguf_file
+    except ImportError as error:  # parts of transformers that may move
+        raise ValueError(f"{path}: this version of transformers has another reader of GGUF ({error})") from error
     config = gguf_file.config_of(path)
     if tokenizer:
         _write_tokenizer(path, directory)
@@ -117,9 +119,13 @@ def _write_tokenizer(path: Path, directory: Path) -> None:
 
 
 def _only_one(directory: Path) -> Path | None:
-    if any(directory.glob("*.safetensors")) or any(directory.glob("*.safetensors.index.json")):
+    try:
+        names = sorted(directory.iterdir())
+    except OSError as error:
+        raise ModelFilesError(f"{directory}: the directory cannot be listed ({error})") from error
+    if any(path.name.endswith((".safetensors", ".safetensors.index.json")) for path in names):
         return None
-    files = sorted(path for path in directory.iterdir() if path.suffix.lower() == _SUFFIX)
+    files = [path for path in names if path.suffix.lower() == _SUFFIX]
     models = [path for path in files if _PROJECTOR not in path.name.lower()]
     if len(models) > 1:
         shown = ", ".join(path.name for path in models[:_MOST_SHOWN])
