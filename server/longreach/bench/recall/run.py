@@ -16,6 +16,7 @@ from longreach.bench.recall.sampler import Sampler
 from longreach.bench.recall.suite import Plan, prompts
 from longreach.config import EMBEDDED_MODEL
 from longreach.errors import ModelFilesError
+from longreach.setting_values import check_tokenizer
 
 
 def policy(text: str | None) -> Any:
@@ -38,13 +39,15 @@ def tokenizer_of(source: Path | str | None) -> Tokenizer:
     Raises:
         ValueError: there is no tokenizer.json to be had.
     """
+    name = str(source or EMBEDDED_MODEL)
     try:
-        path = hub.tokenizer_files(str(source or EMBEDDED_MODEL)) / hub.TOKENIZER
+        check_tokenizer(name)
+    except ValueError:  # which speaks of a server's setting
+        raise ValueError(f"{name} has no tokenizer.json; name a directory or a hub id that has one") from None
+    try:
+        return Tokenizer.from_file(str(hub.tokenizer_files(name) / hub.TOKENIZER))
     except ModelFilesError as error:
         raise ValueError(f"--tokenizer: {error}") from None
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no tokenizer.json; name a model directory that has one")
-    return Tokenizer.from_file(str(path))
 
 
 def measured(
