@@ -155,6 +155,8 @@ def load(path: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreT
 
 def _fill_in(path: Path, config: dict[str, Any], own: Mapping[str, Any]) -> set[str]:
     """Put what the reader leaves out into `config`; the keys of the metadata that have a place there."""
+    if config["model_type"] == "mistral":  # the reader's word for a llama that is called so; it has no windows
+        config["model_type"] = "llama"
     model_type = str(config["model_type"])
     defaults = CONFIG_MAPPING[model_type]()
     handled: set[str] = {*_LOOKED_AT}
@@ -163,8 +165,8 @@ def _fill_in(path: Path, config: dict[str, Any], own: Mapping[str, Any]) -> set[
             handled.add(key)
             if key in own:
                 config[name] = own[key]
-    if hasattr(defaults, "sliding_window") and "attention.sliding_window" not in own:
-        config["sliding_window"] = None
+    if model_type == "gemma3_text" and "attention.sliding_window" not in own:  # models of this family differ in it
+        raise UnsupportedModelError(f"{path}: its metadata has no attention.sliding_window")
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     head_dim = int(config.get("head_dim") or hidden // heads)
     if own.get("attention.value_length", head_dim) != head_dim or own.get("attention.key_length", head_dim) != head_dim:

@@ -34,15 +34,17 @@ def write(
     more: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     pre: str = "qwen2",
+    name: str = "small",
 ) -> Path:
     """Write a model, in fp32 or with its large matrices in Q8_0.
 
-    `tokenizer` is the tokenizer.json of a byte-level BPE, `pre` its rule for cutting texts, `more` is further metadata
-    about the architecture, and `tensors` are further ones.
+    `tokenizer` is the tokenizer.json of a byte-level BPE, and `pre` its rule for cutting texts. `name` is what the
+    model is called, `more` further metadata about the architecture, and `tensors` are further ones.
     """
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(name)
     _write_metadata(writer, config)
     for key, value in (more or {}).items():
         _add(writer, f"{architecture}.{key}", value)

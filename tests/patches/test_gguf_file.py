@@ -137,11 +137,19 @@ def test_longropes_factors_are_read(tmp_path: Path) -> None:
     assert math.isclose(rope["partial_rotary_factor"], 0.75)
 
 
-def test_a_window_that_the_file_does_not_have_is_no_classs_default(tmp_path: Path) -> None:
-    assert (
-        load_config(str(directory_of(write(tmp_path / "m.gguf", small("phi3", sliding_window=None))))).sliding_window
-        is None
-    )
+def test_a_llama_called_mistral_is_read_as_the_llama_that_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", model := small("llama"), name="mistral")
+    assert config_of(path)["model_type"] == "llama"
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(path), model(torch.arange(3, 83)[None]).logits, atol=2e-4, rtol=1e-4)
+
+
+def test_a_window_is_no_classs_default(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", small("phi3", sliding_window=None))
+    assert load_config(str(directory_of(path))).sliding_window is None
+    path = write(tmp_path / "m.gguf", small("gemma3_text", sliding_window=0))
+    with pytest.raises(UnsupportedModelError, match=r"m.gguf: its metadata has no attention.sliding_window"):
+        config_of(path)
 
 
 def refused(path: Path) -> PatchError:
