@@ -12,17 +12,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from longreach_patches.errors import ModelLoadError
+from longreach_patches.formats import found_instead, holds_other_weights
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 ADAPTER = "adapter_config.json"
-_OTHER_FORMATS = {
-    "*.gguf": "take the repository with safetensors files that it was made from",
-    "pytorch_model*.bin": "save the model once more with transformers: save_pretrained writes safetensors",
-    "consolidated*.pth": "save the model once more with transformers: save_pretrained writes safetensors",
-}
-
 _WEIGHT_TYPES = {"F64", "F32", "F16", "BF16"}
 
 
@@ -46,7 +41,7 @@ def check_files(directory: Path) -> Path:
         return directory / SINGLE
     index = directory / INDEX
     if not index.is_file():
-        raise ModelLoadError(f"{directory}: there is no {SINGLE} and no {INDEX}; {_found_instead(directory)}")
+        raise ModelLoadError(f"{directory}: there is no {SINGLE} and no {INDEX}; {found_instead(directory)}")
     expected: dict[str, set[str]] = {}
     for tensor, name in _weight_map(index).items():
         expected.setdefault(name, set()).add(tensor)
@@ -65,15 +60,8 @@ def check_files_if_any(directory: Path) -> None:
         ModelLoadError: as `check_files`.
     """
     names = (SINGLE, INDEX, ADAPTER)
-    if any((directory / name).is_file() for name in names) or any(any(directory.glob(p)) for p in _OTHER_FORMATS):
+    if any((directory / name).is_file() for name in names) or holds_other_weights(directory):
         check_files(directory)
-
-
-def _found_instead(directory: Path) -> str:
-    for pattern, cure in _OTHER_FORMATS.items():
-        if found := sorted(directory.glob(pattern)):
-            return f"{found[0].name} is of a format that is not read; {cure}"
-    return "other formats are not read"
 
 
 def _weight_map(index: Path) -> dict[str, str]:

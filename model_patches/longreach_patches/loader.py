@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +20,14 @@ from longreach_kernels import resolve_backend
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from longreach_patches import rope, wrapper
+from longreach_patches import config_faults, rope, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
 from longreach_patches.checkpoint import check_files
+from longreach_patches.config_faults import in_one_line
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError
-from longreach_patches.families import family_of, head_shapes, layer_masks
+from longreach_patches.families import family_of, head_shape, head_shapes, layer_masks
+from longreach_patches.formats import check_other_tools, check_unquantized
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.tensor_parallel import is_fully_cut, layer_cuts, split_head, split_weights, whole_bytes
@@ -75,22 +77,29 @@ def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> Pretr
             name.
         UnsupportedModelError: the family is not supported.
     """
-    raw = _read_config(model)
+    with config_faults.named(model):
+        return _config_of(model, _read_config(model), overrides or {})
+
+
+def _config_of(model: str, raw: dict[str, Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
+    check_other_tools(model, raw)
+    check_unquantized(model, raw)
     _check_purpose(model, raw)
     own_code = raw.get("auto_map")
     raw = wrapper.text_part(raw)
+    config_faults.check_values(model, raw)  # in what is overridden, too: a name that is wrong there is told as such
     # transformers derives values from those of the file, so these are changed first and given to it as a file.
-    changed = stretch(override(raw, overrides or {}))
-    if not isinstance(changed.get("model_type"), str):
-        raise ModelLoadError(f"{model}: no usable config.json (it has no model_type)")
+    changed = stretch(override(raw, overrides))
+    config_faults.check_values(model, changed)
+    model_type = changed.get("model_type")
+    if not isinstance(model_type, str):
+        wanted = "it has no model_type" if model_type is None else f"its model_type is {model_type!r}, no text"
+        raise ModelLoadError(f"{model}: no usable config.json ({wanted}); give a directory in Hugging Face format")
     if (changed.pop("auto_map", None) or own_code) is not None:
-        _ignore_own_code(model, changed["model_type"])
-    try:
-        with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
-            Path(folder, "config.json").write_text(json.dumps(changed), encoding="utf-8")
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # each config class checks its values in its own way; or there is no room for a file
-        raise ModelLoadError(f"{model}: no usable config.json ({_in_one_line(error)})") from error
+        _ignore_own_code(model, model_type)
+    with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
+        Path(folder, "config.json").write_text(json.dumps(changed), encoding="utf-8")
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.name_or_path = model
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
@@ -99,6 +108,8 @@ def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> Pretr
         )
     layer_masks(config)
     _check_shapes(model, config)
+    config_faults.check_factors(model, config, head_shape(config).head_dim)
+    rope.longest_sequence(config)  # which checks what it is made of
     return config
 
 
@@ -113,6 +124,7 @@ def load_model(
     layout: RankLayout = SINGLE,
     overrides: Mapping[str, Any] | None = None,
     max_length: int | None = None,
+    gguf_file: str | None = None,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -128,6 +140,8 @@ def load_model(
         overrides: as in `load_config`.
         max_length: the longest sequence that there will be, in tokens; by default the longest that the model is made
             for. Rotary frequencies that depend on the length (LongRoPE, dynamic NTK) are those of this one.
+        gguf_file: a file whose weights are read and dequantized, in place of safetensors files; `model` is then a
+            directory with the config.json that `gguf_file.config_of` has made of it.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -147,7 +161,13 @@ def load_model(
     if random_weights:
         loaded, whole = _random(config, target, resolved_dtype, layout)
     else:
-        read = _from_files(model, config, resolved_dtype)
+        if gguf_file is None:
+            read = _from_files(model, config, resolved_dtype)
+        else:
+            from longreach_patches import gguf_file as gguf  # transformers' reader takes its time to import
+
+            read, report = gguf.load(Path(gguf_file), config, resolved_dtype)
+            _check_report(gguf_file, report, report.get("unexpected_keys") or ())
         whole = whole_bytes(read, layout)
         split_weights(read, layout, target)
         loaded = read.to(target)  # pyright: ignore[reportArgumentType]
@@ -232,7 +252,7 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
             ),
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelLoadError(f"{model}: the weights could not be read ({_in_one_line(error)})") from error
+        raise ModelLoadError(f"{model}: the weights could not be read ({in_one_line(error)})") from error
     # transformers fills what is missing with random numbers and only warns; a server must not answer from those.
     # What is unexpected is of another model than the config describes; tables of frequencies are always computed.
     unexpected = [
@@ -240,11 +260,15 @@ def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> Pre
         for name in report.get("unexpected_keys") or ()
         if not name.endswith("rotary_emb.inv_freq") and (not wrapped or wrapper.is_of_text(name))
     ]
+    _check_report(source, report, unexpected)
+    return loaded
+
+
+def _check_report(source: str | Path, report: Mapping[str, Any], unexpected: Collection[str]) -> None:
     for fault, found in (*((name, report.get(name)) for name in _FAULTS), ("unexpected_keys", unexpected)):
         if found:
             some = ", ".join(str(name) for name in sorted(found, key=str)[:3])
             raise ModelLoadError(f"{source}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
-    return loaded
 
 
 def _read_config(model: str) -> dict[str, Any]:
@@ -255,14 +279,14 @@ def _read_config(model: str) -> dict[str, Any]:
         try:
             return PretrainedConfig.get_config_dict(model)[0]
         except Exception as error:  # of the hub's client, of HTTP, or of JSON
-            raise ModelLoadError(f"{model}: no usable config.json ({_in_one_line(error)})") from error
+            raise ModelLoadError(f"{model}: no usable config.json ({in_one_line(error)})") from error
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path}: no such file; a model directory holds config.json and *.safetensors") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: not valid JSON ({_in_one_line(error)})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: not valid JSON ({in_one_line(error)})") from error
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{path}: expected a JSON object")
     return raw
@@ -302,14 +326,10 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
         _without_weights(config)
     except Exception as error:  # each model class fails in its own way
         raise ModelLoadError(
-            f"{model}: no model can be built of config.json ({type(error).__name__}: {_in_one_line(error)})"
+            f"{model}: no model can be built of config.json ({type(error).__name__}: {in_one_line(error)})"
         ) from error
 
 
 def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

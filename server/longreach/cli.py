@@ -13,7 +13,7 @@ from longreach import __version__
 from longreach.bench.commands import bench, names
 from longreach.command_options import CONTEXT, SectionedCommand, with_settings
 from longreach.config import Settings, load_settings, unknown_variables
-from longreach.errors import ConfigError, ModelFilesError
+from longreach.errors import ConfigError, ModelFilesError, TokenizerError
 from longreach.util import safe_path
 from longreach.util.extras import missing
 
@@ -235,6 +235,7 @@ def warmup(**flags: Any) -> None:
 @with_settings(
     "model",
     "revision",
+    "tokenizer",
     "hf_overrides",
     "rope_scaling",
     "device",
@@ -281,8 +282,9 @@ def plan(
             names(tensor_parallel_size),
             names(kv_cache_dtype),
             names(context_parallel_size),
+            settings.tokenizer,
         )
-    except (ValueError, ModelFilesError, forecast.PatchError) as error:
+    except (ValueError, ModelFilesError, TokenizerError, forecast.PatchError) as error:
         raise _refused(error) from None
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=1))

@@ -24,12 +24,14 @@ from longreach.setting_values import (
     Real,
     Tokens,
     Whole,
+    check_chat_template,
     check_hosts,
     check_names,
     check_overrides,
     check_policy,
     check_revision,
     check_rope_scaling,
+    check_tokenizer,
     is_loopback,
     layer_numbers,
     model_problem,
@@ -61,12 +63,20 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
-    model: str | None = Field(None, description="Directory or hub id of the model; without one, the embedded model.")
+    model: str | None = Field(
+        None, description="Directory, hub id or GGUF file of the model; without one, the embedded model."
+    )
     served_model_name: Annotated[str, AfterValidator(check_names)] | None = Field(
         None, description="Names that requests use, with commas; by default the hub id or the directory's name."
     )
     revision: Annotated[str, AfterValidator(check_revision)] | None = Field(
         None, description="Branch, tag or commit of a hub id; by default the newest commit of its main branch."
+    )
+    tokenizer: Annotated[str, AfterValidator(check_tokenizer)] | None = Field(
+        None, description="Directory or hub id of another tokenizer than the model's, with its chat template."
+    )
+    chat_template: Annotated[str, AfterValidator(check_chat_template)] | None = Field(
+        None, description="Jinja template of chats instead of the model's: a file, or the template itself."
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
@@ -248,8 +258,9 @@ class Settings(BaseSettings):
         problem = model_problem(self.model, EMBEDDED_MODEL)
         if problem is not None:
             raise PydanticCustomError("model", "{problem}", {"problem": problem})
-        if self.revision is not None and Path(self.model_source).is_dir():
-            raise PydanticCustomError("revision", "--revision: MODEL is a directory; only hub ids have revisions")
+        if self.revision is not None and (path := Path(self.model_source)).exists():
+            what = "directory" if path.is_dir() else "file"
+            raise PydanticCustomError("revision", f"--revision: MODEL is a {what}; only hub ids have revisions")
         return self
 
     @model_validator(mode="after")
@@ -288,7 +299,8 @@ class Settings(BaseSettings):
             return tuple(self.served_model_name.split(","))
         if self.model is None:
             return (EMBEDDED_MODEL_NAME,)
-        return (Path(self.model).resolve().name if Path(self.model).is_dir() else self.model,)
+        path = Path(self.model).resolve()
+        return (path.name if path.is_dir() else path.stem if path.is_file() else self.model,)
 
     @property
     def description(self) -> str | None:

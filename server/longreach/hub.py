@@ -20,21 +20,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
-# What a server reads beside the weights.
-SMALL_FILES = (
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
+TOKENIZER = "tokenizer.json"
+_OF_TOKENIZER = (
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+)
+# What a server reads beside the weights.
+SMALL_FILES = (
+    CONFIG,
+    "generation_config.json",
+    # In which some say that their weights are quantized.
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    *_OF_TOKENIZER,
 )
 TEMPLATES = "additional_chat_templates"  # the folder of named chat templates, which are small files, too
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _BRANCH = "main"
 _PATIENCE_SECONDS = 10.0
+_MOST_SHOWN = 8
 
 
 def small_files(model: str, revision: str | None = None) -> Path:
@@ -49,6 +58,29 @@ def small_files(model: str, revision: str | None = None) -> Path:
         return Path(model)
     repository = _Repository(model, revision)
     return repository.directory((*SMALL_FILES, *repository.templates()))
+
+
+def tokenizer_files(source: str) -> Path:
+    """The directory that holds a tokenizer's files and its chat templates, as `small_files`.
+
+    `source` is a directory or a hub id, which may have no model at all.
+
+    Raises:
+        ModelFilesError: there is no tokenizer.json to be had; the message says why and what helps.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    repository = _Repository(source, None, needed=TOKENIZER)
+    return repository.directory((*_OF_TOKENIZER, *repository.templates()))
+
+
+def one_file(model: str, name: str, revision: str | None = None) -> Path:
+    """One file of a hub id, downloaded if it has to be.
+
+    Raises:
+        ModelFilesError: it is not to be had; the message says why and what helps.
+    """
+    return _Repository(model, revision, needed=name).directory([name]) / name
 
 
 def all_files(model: str, revision: str | None = None) -> Path:
@@ -74,9 +106,9 @@ def commit_of(model: str, directory: Path) -> str | None:
 
 
 class _Repository:
-    """One model on the hub, at one commit, as far as this machine has it or gets it."""
+    """One model on the hub, at one commit, as far as this machine has it or gets it. It has the file `needed`."""
 
-    def __init__(self, model: str, revision: str | None) -> None:
+    def __init__(self, model: str, revision: str | None, needed: str = CONFIG) -> None:
         from huggingface_hub import constants  # only models of the hub pay for this import
 
         self._model = model
@@ -84,15 +116,16 @@ class _Repository:
         self._cache = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
         self._listed: set[str] | None = None  # the repository's files, once the hub has named them
         self._silence: str | None = None  # why the hub does not, and what helps
-        if revision is not None and (self._snapshot(revision) / CONFIG).is_file():
+        if revision is not None and (self._snapshot(revision) / needed).is_file():
             self._commit = revision  # a commit does not change: the hub is asked only for what is missing
             return
         self.ask(revision)
         if self._silence is None:
-            self._commit = self._download(CONFIG, revision).parent.name
+            self._refuse_gguf(needed)
+            self._commit = self._download(needed, revision).parent.name
             return
         cached = self._newest_cached()
-        if cached is None or not (self._snapshot(cached) / CONFIG).is_file():
+        if cached is None or not (self._snapshot(cached) / needed).is_file():
             what = model if revision is None else f"{model} at {revision}"
             raise ModelFilesError(
                 f"{what} is neither a directory nor in the hub's cache ({self._cache}), and asking the hub failed: "
@@ -134,6 +167,12 @@ class _Repository:
                     f"{self._silence}"
                 )
             self._download(name, self._commit)
+
+    def _refuse_gguf(self, needed: str) -> None:
+        files = sorted(name for name in self._listed or () if name.lower().endswith(".gguf"))
+        if needed == CONFIG and files and not any(name.endswith(".safetensors") for name in self._listed or ()):
+            shown = ", ".join(files[:_MOST_SHOWN]) + (" and others" if len(files) > _MOST_SHOWN else "")
+            raise ModelFilesError(f"{self._model} holds GGUF files; name one, as {self._model}:{files[0]}: {shown}")
 
     def _explained(self, error: Exception) -> str:
         return explained(error, self._model, self._revision)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-SITE = "https://huggingface.co"
-
 
 def explained(error: Exception, model: str, revision: str | None) -> str:
     """What an error of huggingface_hub means for whoever starts a server of `model`, and the cure.
 
-    The hub answers alike for a private repository and for one that does not exist. A gated one may list its files and
-    refuse to give them.
+    Pages are those of the hub that is asked, which may be a mirror (`HF_ENDPOINT`). It answers alike for a private
+    repository and for one that does not exist. A gated one may list its files and refuse to give them.
     """
-    from huggingface_hub import get_token
+    from huggingface_hub import constants, get_token
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -20,7 +18,7 @@ def explained(error: Exception, model: str, revision: str | None) -> str:
         RevisionNotFoundError,
     )
 
-    page = f"{SITE}/{model}"
+    page = f"{constants.ENDPOINT}/{model}"
     has_token = get_token() is not None
     if isinstance(error, GatedRepoError):  # a kind of RepositoryNotFoundError
         if has_token:
@@ -37,7 +35,8 @@ def explained(error: Exception, model: str, revision: str | None) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"the repository has no revision {revision}; give --revision one that {page}/commits lists"
     if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
-        return f"the hub does not take the token in use; set HF_TOKEN to a valid one ({SITE}/settings/tokens)"
+        tokens = f"{constants.ENDPOINT}/settings/tokens"
+        return f"the hub does not take the token in use; set HF_TOKEN to a valid one ({tokens})"
     command = f"hf download {model}" + ("" if revision is None else f" --revision {revision}")
     what = "HF_HUB_OFFLINE is set" if isinstance(error, OfflineModeIsEnabled) else _in_one_line(error)
     return f"{what}; where there is a network, run: {command}"

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig
 
-from longreach import hub
+from longreach import gguf_source, hub
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.capacity import (
     Capacity,
@@ -37,8 +37,10 @@ from longreach.engine.startup.capacity import (
     readable,
 )
 from longreach.engine.startup.host_memory import HostMemory, host_memory
+from longreach.engine.startup.vocabulary import check_vocabulary
 from longreach.errors import quoted
 from longreach.setting_values import parse_bytes
+from longreach.text.tokenizer import Tokenizer
 
 __all__ = ["Forecast", "PatchError", "Row", "forecast"]
 
@@ -137,17 +139,19 @@ def forecast(
     tensor_sizes: list[str],
     kv_dtypes: list[str],
     context_sizes: Sequence[str] = ("1",),
+    tokenizer: str | None = None,
 ) -> Forecast:
     """Plan for every combination of GPU memory (as text with a unit), numbers of ranks and type of the KV pages.
 
     With `device` "cpu" it is this machine. Without `gpu_memory` it is this machine's GPU, or else the sizes that GPUs
-    are sold in. Ranks share the memory of a CPU.
+    are sold in. Ranks share the memory of a CPU. `tokenizer` is checked as a server would.
 
     Raises:
         ModelFilesError: there is no config.json to be had.
+        TokenizerError: the other tokenizer cannot be read.
         PatchError: the config cannot be read, or the model is not supported.
-        ValueError: an argument makes no sense, the model cannot be split or keep bounds so, or the longest request
-            asked for is longer than the model's positions.
+        ValueError: an argument makes no sense, the other tokenizer has too many tokens, the model cannot be split or
+            keep bounds so, or the longest request asked for is longer than the model's positions.
     """
     layouts = [
         RankLayout(_count("--tensor-parallel-size", tensor), _count("--context-parallel-size", context))
@@ -156,10 +160,16 @@ def forecast(
     ]
     for kv_dtype in kv_dtypes:
         resolve_kv_dtype(kv_dtype, torch.bfloat16)
-    files = hub.small_files(config.model, config.revision)
+    gguf = gguf_source.find(config.model, config.revision)
+    if gguf is None:
+        files = hub.small_files(config.model, config.revision)
+    else:
+        files = gguf_source.described(gguf, tokenizer=False)
     model = load_config(str(files), config.hf_overrides)
     if files == Path(config.model):  # of a hub id the cache may have a part, which a plan does not need
         check_files_if_any(files)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, Tokenizer.load(str(hub.tokenizer_files(tokenizer))).id_limit, model)
     on_gpu = config.device != "cpu"
     if not on_gpu and gpu_memory:
         raise ValueError("--gpu-memory says nothing about a CPU; leave it out, or --device cpu")
@@ -174,8 +184,11 @@ def forecast(
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype)
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
                 rows.append(_row(part, model, config, host, layout, size))
-    note = rope.described(model, config.max_model_len or rope.longest_sequence(model))
-    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note)
+    notes = [rope.described(model, config.max_model_len or rope.longest_sequence(model))]
+    if gguf is not None:
+        notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes))
+    note = ". ".join(text for text in notes if text is not None)
+    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note or None)
 
 
 def _row(

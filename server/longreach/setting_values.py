@@ -20,12 +20,24 @@ from longreach.policies.parse import policy_of
 from longreach.policies.values import AttentionPolicy
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_GGUF_OF_HUB = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}[:/][\w.-]{1,200}\.gguf", re.IGNORECASE)
+# What lies in directories of other programs, which have no config.json.
+_OTHER_FORMS = {
+    "params.json": "the form of Meta's or Mistral's own code",
+    "mlc-chat-config.json": "the form of MLC",
+    "genai_config.json": "the form of ONNX Runtime",
+    "*.onnx": "ONNX",
+    "*.engine": "the form of TensorRT",
+    "*.nemo": "the form of NeMo",
+    "model_index.json": "the form of diffusers",
+}
 _ROPE_SCALING = re.compile(
     r"(?P<kind>yarn|dynamic|linear):(?P<factor>\d{1,4}(\.\d{1,6})?)(:(?P<original>[1-9]\d{0,7}[kKM]?))?"
 )
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:@+-]{0,127}")
 _MOST_NAMES = 32
 _REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,127}")
+_IN_TEMPLATES = "{}\n"  # what no template is without, and few names of files have
 _TOKEN_UNITS = {"": 1, "k": 1024, "M": 1024**2}
 _TIME_UNITS = {"": 1, "ms": 1, "s": 1000}
 _BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -172,6 +184,35 @@ def check_revision(value: str) -> str:
     return value
 
 
+def check_tokenizer(value: str) -> str:
+    """A directory that holds a tokenizer, or what can be a hub id, unchanged."""
+    path = Path(value)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            return value
+        raise PydanticCustomError("tokenizer", "the directory has no tokenizer.json; give one that has, or a hub id")
+    if path.is_file():
+        raise PydanticCustomError("tokenizer", "this is a file; give the directory that holds it")
+    if _HUB_ID.fullmatch(value) is None:
+        raise PydanticCustomError("tokenizer", "there is no such directory, and it is no hub id (owner/name)")
+    return value
+
+
+def check_chat_template(value: str) -> str:
+    """A file's name or a template's text, unchanged; `longreach.text.template_files` reads and tells them apart."""
+    if not is_file(value) and not any(mark in value for mark in _IN_TEMPLATES):
+        raise PydanticCustomError("chat_template", "there is no such file, and a template would have braces")
+    return value
+
+
+def is_file(value: str) -> bool:
+    """Whether a text names a file that is there."""
+    try:
+        return Path(value).is_file()
+    except (OSError, ValueError):  # a text too long for a name, or with a null byte
+        return False
+
+
 def check_hosts(value: str) -> str:
     """A list of hosts, unchanged if `Hosts.parse` can read it."""
     try:
@@ -225,18 +266,19 @@ def model_problem(model: str | None, embedded: Path) -> str | None:
     """Why `model`, or without one the model in `embedded`, cannot be served, as far as name and folder tell."""
     path = embedded if model is None else Path(model)
     if path.is_dir():
-        if (path / "config.json").is_file():
+        if (path / "config.json").is_file() or any(path.glob("*.gguf")):
             return None
         if (path / "adapter_config.json").is_file():
             return f"MODEL: the directory {quoted(model, 256)} holds an adapter; merge it into its model and save that"
         what = "the embedded model's folder" if model is None else f"MODEL: the directory {quoted(model, 256)}"
-        return f"{what} has no config.json; give a directory in Hugging Face format"
+        other = next((f" (it is in {form})" for pattern, form in _OTHER_FORMS.items() if any(path.glob(pattern))), "")
+        return f"{what} has no config.json{other}; give a directory in Hugging Face format"
     if model is None:
         return "MODEL: this build holds no embedded model; name a directory or a hub id"
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return f"MODEL: {quoted(model, 256)} is GGUF, which is not read; give a directory or hub id with safetensors"
+        return None
     if path.exists():
-        return f"MODEL: {quoted(model, 256)} is a file; give the directory that holds it"
-    if _HUB_ID.fullmatch(model) is None:
+        return f"MODEL: {quoted(model, 256)} is a file, and not GGUF; give the directory that holds it"
+    if _HUB_ID.fullmatch(model) is None and _GGUF_OF_HUB.fullmatch(model) is None:
         return f"MODEL: there is no directory {quoted(model, 256)}, and it is no hub id (owner/name)"
     return None

@@ -144,7 +144,7 @@ def test_an_index_that_was_left_beside_the_whole_file_is_not_read(directory: Pat
 @pytest.mark.parametrize(
     ("name", "cure"),
     [
-        ("model.Q4_K_M.gguf", "take the repository with safetensors files"),
+        ("model.Q4_K_M.gguf", "name the file itself"),
         ("pytorch_model-00001-of-00002.bin", "save_pretrained writes safetensors"),
         ("consolidated.00.pth", "save_pretrained writes safetensors"),
     ],

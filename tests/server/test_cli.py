@@ -25,6 +25,7 @@ FLAGS = [
     "--attention-dense-layers",
     "--batch-invariant",
     "--body-timeout",
+    "--chat-template",
     "--context-parallel-size",
     "--cuda-graphs",
     "--device",
@@ -70,6 +71,7 @@ FLAGS = [
     "--ssl-keyfile",
     "--step-timeout",
     "--tensor-parallel-size",
+    "--tokenizer",
     "--write-timeout",
 ]
 

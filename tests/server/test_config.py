@@ -212,13 +212,15 @@ def test_the_models_name(model_dir: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "adapter").mkdir()
-    for name in ("file", "file.gguf", "adapter/adapter_config.json"):
+    for name in ("file", "adapter/adapter_config.json", "meta/params.json", "gguf/file.gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    for model in ("gguf", "gguf/file.gguf"):
+        load_settings(model=str(tmp_path / model))
     for model, words in (
         (str(tmp_path), "no config.json"),
-        (str(tmp_path / "file"), "is a file"),
-        (str(tmp_path / "file.gguf"), "GGUF, which is not read"),
+        (str(tmp_path / "meta"), "no config.json .it is in the form of Meta's or Mistral's own code.; give"),
+        (str(tmp_path / "file"), "is a file, and not GGUF"),
         (str(tmp_path / "adapter"), "holds an adapter"),
         (str(tmp_path / "absent"), "there is no directory"),
         ("../up", "there is no directory"),

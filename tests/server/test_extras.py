@@ -39,7 +39,7 @@ def test_no_message_or_page_installs_the_package_from_an_index() -> None:
 
 def test_extras_that_are_named_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"ray", "bench", "otel"} <= set(project["optional-dependencies"])
+    assert {"ray", "bench", "otel", "gguf"} <= set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize(

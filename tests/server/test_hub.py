@@ -233,6 +233,18 @@ def test_a_refusal_of_the_hub_names_its_cure(
     assert stub.downloads == (["config.json"] if lists else [])
 
 
+def test_the_pages_of_a_cure_are_those_of_the_hub_that_was_asked(
+    monkeypatch: pytest.MonkeyPatch, make_hub: Any
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example")
+    for kind, token in ((GATED[0], None), ((RevisionNotFoundError, 404), None), ((HfHubHTTPError, 401), "hf_x")):
+        monkeypatch.setattr(huggingface_hub, "get_token", lambda token=token: token)
+        make_hub(refusal(*kind))
+        with pytest.raises(ModelFilesError, match=r"https://hub\.example/") as caught:
+            hub.small_files(MODEL, "v9")
+        assert "huggingface.co" not in str(caught.value)
+
+
 def test_a_shard_that_the_hub_refuses_names_the_cure(
     home: Path, make_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

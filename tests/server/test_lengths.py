@@ -97,6 +97,6 @@ def test_dual_chunk_attention_is_served_while_it_is_plain(tmp_path: Path, sizes:
 
 @pytest.mark.parametrize("sizes", [{}, 4096, {"chunk_size": 512}, {"chunk_size": 512, "local_size": 512}])
 def test_sizes_of_chunks_that_make_no_sense_are_refused(tmp_path: Path, sizes: Any) -> None:
-    config = load_config(saved(tmp_path, BY_NAME["Qwen/Qwen3-8B"].config | {"dual_chunk_attention_config": sizes}))
+    directory = saved(tmp_path, BY_NAME["Qwen/Qwen3-8B"].config | {"dual_chunk_attention_config": sizes})
     with pytest.raises(ModelLoadError, match="dual_chunk_attention_config needs chunk_size"):
-        longest_sequence(config)
+        load_config(directory)

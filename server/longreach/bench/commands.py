@@ -30,7 +30,9 @@ def recall(
     depths: Annotated[int, typer.Option(help="Depths from the beginning of the text to its end.")] = 5,
     count: Annotated[int, typer.Option(help="Prompts for each task and length, spread over the depths.")] = 20,
     attention: Annotated[str | None, typer.Option(help="Attention policy: a name, or a JSON object.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Directory of the served model's tokenizer.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Directory or hub id of the served model's tokenizer.", metavar="VALUE")
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="Prompts in flight.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 7,
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON here.")] = None,

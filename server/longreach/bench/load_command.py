@@ -40,7 +40,8 @@ def load(
     ] = None,
     recall: Annotated[int, typer.Option(help="Prompts of each length that ask for a fact; 0: none.")] = 0,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Directory of the served model's tokenizer, for recall.")
+        str | None,
+        typer.Option(help="Directory or hub id of the served model's tokenizer, for recall.", metavar="VALUE"),
     ] = None,
     serve_flags: Annotated[str, typer.Option(help="Flags of `longreach serve`, where a server is started.")] = "",
     api_key: Annotated[

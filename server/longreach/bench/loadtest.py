@@ -40,7 +40,7 @@ class Subject:
     target: str | None = None
     policies: Sequence[str] = ()
     recall: int = 0
-    tokenizer: Path | None = None
+    tokenizer: str | None = None
     flags: Sequence[str] = ()
     api_key: str | None = None
     machine: str | None = None

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from longreach.config import Settings, flag
 from longreach.errors import ConfigError, quoted
-from longreach.setting_values import Tokens
+from longreach.setting_values import Tokens, is_file
 
 MAX_REPLICAS = 64
 
@@ -94,8 +94,12 @@ def with_absolute_paths(settings: Settings) -> Settings:
     """The settings with the files that they name as every host has to have them: whole paths, from this folder."""
     named = {name: getattr(settings, name) for name in _FILES}
     whole: dict[str, Path | str] = {name: path.absolute() for name, path in named.items() if path is not None}
-    if settings.model is not None and Path(settings.model).is_dir():  # else it is a hub id
+    if settings.model is not None and Path(settings.model).exists():  # else it is a hub id
         whole["model"] = str(Path(settings.model).absolute())
+    if settings.tokenizer is not None and Path(settings.tokenizer).is_dir():
+        whole["tokenizer"] = str(Path(settings.tokenizer).absolute())
+    if settings.chat_template is not None and is_file(settings.chat_template):  # else it is the template itself
+        whole["chat_template"] = str(Path(settings.chat_template).absolute())
     return settings.model_copy(update=whole)
 
 

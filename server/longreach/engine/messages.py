@@ -34,12 +34,15 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     `revision` is a branch, tag or commit of a hub id; a server's engine gets the commit whose other files the API has
     read. `tokenizer_eos_ids` are the tokens that end
-    an answer by the tokenizer's files.
+    an answer by the tokenizer's files. `other_tokenizer` names a tokenizer that is not the model's own, and
+    `other_tokenizer_ids` is one more than its largest token id. With a `gguf_file` the weights are that file's, and
+    `model` is the directory that stands for what it describes.
     """
 
     model: str
     revision: str | None = None
     hf_overrides: dict[str, Any] = {}
+    gguf_file: str | None = None
     tokenizer_eos_ids: list[int] = []
     device: str = "auto"
     dtype: str = "auto"
@@ -61,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     tokenizer_file: str | None = None
+    other_tokenizer: str | None = None
+    other_tokenizer_ids: int = 0
     attention_dense_layers: list[int] = []
     silence_timeout: float = 30.0
     step_timeout: float = 600.0

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from longreach.errors import InvalidRequestError, TokenizerError, quoted
 from longreach.text.special_tokens import named_tokens
-from longreach.text.template_files import DEFAULT, chat_templates
+from longreach.text.template_files import DEFAULT, chat_templates, given_template
 
 # For models that were never given a template: plain words, which a base model can continue.
 DEFAULT_TEMPLATE = """\
@@ -47,6 +47,7 @@ class ChatTemplate:
     Arguments:
         templates: by name; one is `DEFAULT`. None for a model that has none.
         tokens: the special tokens that templates can write, by their names.
+        origin: what messages call them.
 
     Attributes:
         stops: strings that end an answer beside those of the request.
@@ -54,7 +55,9 @@ class ChatTemplate:
         sources: the texts of the templates.
     """
 
-    def __init__(self, templates: dict[str, str] | None, tokens: dict[str, str]) -> None:
+    def __init__(
+        self, templates: dict[str, str] | None, tokens: dict[str, str], origin: str = "the model's chat template"
+    ) -> None:
         self.is_default = templates is None
         self.stops = DEFAULT_STOPS if templates is None else []
         self.sources = [DEFAULT_TEMPLATE] if templates is None else [*templates.values()]
@@ -64,19 +67,24 @@ class ChatTemplate:
             self._templates = {name: environment.from_string(text) for name, text in texts.items()}
             parsed = [environment.parse(text) for text in texts.values()]
         except jinja2.TemplateSyntaxError as error:
-            raise TokenizerError(f"the model's chat template is not valid Jinja: {error}") from error
+            raise TokenizerError(f"{origin}, line {error.lineno}: not valid Jinja ({error.message})") from error
         self._variables = {name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree)}
         self._tokens = tokens
         self._of_parts = {name for name, template in self._templates.items() if self._reads_parts_only(template)}
 
     @classmethod
-    def load(cls, model: str) -> ChatTemplate:
+    def load(cls, model: str, given: str | None = None) -> ChatTemplate:
         """Read the templates of a model directory or hub id; `template_files` says where they are looked for.
 
+        `given` is a file or a template that takes the place of all of them.
+
         Raises:
-            TokenizerError: one is not valid, or a file cannot be read.
+            TokenizerError: one is not valid, and the message names its line; or a file cannot be read.
         """
-        return cls(chat_templates(model), named_tokens(model))
+        if given is None:
+            return cls(chat_templates(model), named_tokens(model))
+        origin, text = given_template(given)
+        return cls({DEFAULT: text}, named_tokens(model), origin)
 
     def reads(self, variable: str) -> bool:
         """Whether the template makes any use of a variable."""

@@ -56,6 +56,8 @@ def declared_tokens(model: str) -> list[str]:
         for member in _LISTS:
             listed = contents.get(member) or []
             tokens = listed.values() if isinstance(listed, dict) else listed
+            if not isinstance(listed, dict | list):
+                raise TokenizerError(f"{name}: no readable {member} (it is neither a list nor an object)")
             found += [_content(token, name, member) for token in tokens]
     return list(dict.fromkeys(found))
 

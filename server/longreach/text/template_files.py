@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from longreach.errors import TokenizerError
+from longreach.setting_values import is_file
 from longreach.text.files import chat_template_files, model_file
 from longreach.text.special_tokens import CONFIG, read_object
 
@@ -38,6 +40,20 @@ def chat_templates(model: str) -> dict[str, str] | None:
             f"{model} has chat templates for {', '.join(sorted(found))} alone; put that of plain chats into {_ONE}"
         )
     return found or None
+
+
+def given_template(value: str) -> tuple[str, str]:
+    """The template that `--chat-template` names or is, and what messages call it.
+
+    Raises:
+        TokenizerError: the file cannot be read.
+    """
+    if not is_file(value):
+        return "--chat-template", value
+    try:
+        return f"--chat-template {value}", Path(value).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"--chat-template {value}: the file cannot be read ({error})") from error
 
 
 def _declared(model: str) -> dict[str, str]:

@@ -106,6 +106,11 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def id_limit(self) -> int:
+        """One more than the largest token id; more than `vocab_size` where ids are left out."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
     def in_pieces(self) -> bool:
         """Whether long texts are encoded in pieces; some kinds of tokenizers have no safe places to cut at."""
         return self._borders is not None
@@ -207,14 +212,24 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) 
     As in transformers, its `add_bos_token` and `add_eos_token` do not count beside a `tokenizer.json`, whose
     post-processor says what surrounds a prompt.
     """
-    declared = sorted((int(id_), token) for id_, token in config.get("added_tokens_decoder", {}).items())
-    for id_, token in declared:
+    for id_, token in _declared(config):
         if backend.token_to_id(token["content"]) is None:
             flags = {name: value for name, value in token.items() if isinstance(value, bool) and name != "special"}
             added = AddedToken(token["content"], **flags)
             (backend.add_special_tokens if token.get("special", False) else backend.add_tokens)([added])
         if backend.token_to_id(token["content"]) != id_:
             raise TokenizerError(f"tokenizer_config.json and tokenizer.json disagree about the token with id {id_}")
+
+
+def _declared(config: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """The tokens of `added_tokens_decoder`, by their ids."""
+    try:
+        declared = sorted((int(id_), token) for id_, token in (config.get("added_tokens_decoder") or {}).items())
+        if all(isinstance(token["content"], str) for _, token in declared):
+            return declared
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"{CONFIG}: no readable added_tokens_decoder ({error})") from error
+    raise TokenizerError(f"{CONFIG}: no readable added_tokens_decoder (a token's content is no text)")
 
 
 def _mark_special(backend: tokenizers.Tokenizer, declared: list[str]) -> None:

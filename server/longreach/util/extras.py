@@ -1,4 +1,4 @@
-"""How the optional dependencies of pyproject.toml (`ray`, `otel`, `bench`) are installed, in the words of an error."""
+"""How the optional dependencies of pyproject.toml (`ray`, `gguf`, `otel`) are installed, in the words of an error."""
 
 from __future__ import annotations
 

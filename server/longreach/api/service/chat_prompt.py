@@ -21,13 +21,13 @@ class Chat:
     format: AnswerFormat
 
     @classmethod
-    def load(cls, model: str) -> Chat:
-        """Read both of a model directory or hub id.
+    def load(cls, model: str, chat_template: str | None = None) -> Chat:
+        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`.
 
         Raises:
             TokenizerError: one cannot be used.
         """
-        template = ChatTemplate.load(model)
+        template = ChatTemplate.load(model, chat_template)
         return cls(template, AnswerFormat.load(model, template.sources))
 
     def text(

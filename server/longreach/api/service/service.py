@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from longreach import hub
+from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
@@ -103,17 +103,34 @@ class Service:
             EngineStartError: the engine never became ready.
         """
         source = self.settings.model_source
-        files = await self.reading.call(hub.small_files, source, self.settings.revision)
-        tokenizer = await self.reading.call(Tokenizer.load, str(files))
-        chat = await self.reading.call(Chat.load, str(files))
+        other = self.settings.tokenizer
+        gguf = await self.reading.call(gguf_source.find, source, self.settings.revision)
+        if gguf is None:
+            files = await self.reading.call(hub.small_files, source, self.settings.revision)
+            commit = hub.commit_of(source, files)
+        else:
+            files = await self.reading.call(gguf_source.described, gguf, other is None, True)
+            self._engine_config = msgspec.structs.replace(self._engine_config, model=str(files), gguf_file=str(gguf))
+            commit = None
+        spoken = files
+        if other is not None:
+            spoken = await self.reading.call(hub.tokenizer_files, other)
+        tokenizer = await self.reading.call(Tokenizer.load, str(spoken))
+        chat = await self.reading.call(Chat.load, str(spoken), self.settings.chat_template)
+        if self.settings.chat_template is not None:
+            log.info("chat template: that of --chat-template, instead of the model's")
+        if other is not None:
+            log.info("tokenizer: that of %s, with %d tokens", other, tokenizer.vocab_size)
         if self.settings.generation_config == "auto":
             self.sampling_defaults, news = sampling_defaults(files)
             log.info("%s", news)
         self._engine_config = msgspec.structs.replace(
             self._engine_config,
-            revision=hub.commit_of(source, files),
-            tokenizer_file=str(files / "tokenizer.json"),
-            tokenizer_eos_ids=end_token_ids(str(files), tokenizer),
+            revision=commit,
+            tokenizer_file=str(spoken / "tokenizer.json"),
+            tokenizer_eos_ids=end_token_ids(str(spoken), tokenizer),
+            other_tokenizer=other,
+            other_tokenizer_ids=0 if other is None else tokenizer.id_limit,
         )
         self.attach(await start_engine(self._engine_config), tokenizer, chat)
 

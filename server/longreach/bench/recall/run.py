@@ -8,12 +8,15 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from longreach import hub
 from longreach.bench.launch import is_url, served
 from longreach.bench.recall.client import Server
 from longreach.bench.recall.measure import Report, measure
 from longreach.bench.recall.sampler import Sampler
 from longreach.bench.recall.suite import Plan, prompts
 from longreach.config import EMBEDDED_MODEL
+from longreach.errors import ModelFilesError
+from longreach.setting_values import check_tokenizer
 
 
 def policy(text: str | None) -> Any:
@@ -30,16 +33,21 @@ def policy(text: str | None) -> Any:
         raise ValueError(f"attention: {text!r} is not valid JSON: {error}") from None
 
 
-def tokenizer_of(directory: Path | str | None) -> Tokenizer:
-    """The tokenizer of a model's directory; None: the embedded model's.
+def tokenizer_of(source: Path | str | None) -> Tokenizer:
+    """The tokenizer of a model's directory or of a hub id; None: the embedded model's.
 
     Raises:
-        ValueError: the directory has no tokenizer.json.
+        ValueError: there is no tokenizer.json to be had.
     """
-    path = Path(directory or EMBEDDED_MODEL) / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no tokenizer.json; name a model directory that has one")
-    return Tokenizer.from_file(str(path))
+    name = str(source or EMBEDDED_MODEL)
+    try:
+        check_tokenizer(name)
+    except ValueError:  # which speaks of a server's setting
+        raise ValueError(f"{name} has no tokenizer.json; name a directory or a hub id that has one") from None
+    try:
+        return Tokenizer.from_file(str(hub.tokenizer_files(name) / hub.TOKENIZER))
+    except ModelFilesError as error:
+        raise ValueError(f"--tokenizer: {error}") from None
 
 
 def measured(
@@ -55,14 +63,14 @@ def run(
     plan: Plan,
     *,
     attention: str | None = None,
-    tokenizer: Path | None = None,
+    tokenizer: str | None = None,
     concurrency: int = 1,
     report: Report = print,
 ) -> dict[str, Any]:
     """Measure a running server (`target` is its URL) or a model, which is served for as long as it takes.
 
-    `tokenizer` is the directory of the served model's tokenizer; a model's directory has its own, and a URL is taken to
-    serve the embedded model if it is not given.
+    `tokenizer` is the directory or hub id of the served model's tokenizer. A model's directory has its own, and a URL
+    is taken to serve the embedded model if it is not given.
 
     Raises:
         ValueError: there is no such server, model or tokenizer, or the server refused a prompt or the policy.

@@ -8,7 +8,7 @@ from longreach_kernels import Backend
 from longreach_kernels.sizes import MAX_HOPPER_HEAD_DIM
 from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks, layer_masks, load_config
 
-from longreach import hub
+from longreach import gguf_source, hub
 from longreach.engine.device.batch_builder import BatchBuilder
 from longreach.engine.device.policies.usage import PolicyUsage
 from longreach.engine.device.ranks.leader import Ranks
@@ -24,6 +24,7 @@ from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import bounded_layers
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
+from longreach.engine.startup.vocabulary import check_vocabulary
 
 
 def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
@@ -37,8 +38,17 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         ValueError: the settings cannot hold together or do not fit the machine; the message names the fix.
     """
     # Once for all ranks: what follows reads a directory.
-    files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
+    gguf = None if config.gguf_file is not None else gguf_source.find(config.model, config.revision)
+    if gguf is not None:
+        config = msgspec.structs.replace(config, gguf_file=str(gguf))
+        files = gguf_source.described(gguf, tokenizer=False)
+    else:
+        files = (hub.small_files if config.random_weights else hub.all_files)(config.model, config.revision)
     config = msgspec.structs.replace(config, model=str(files))
+    if config.other_tokenizer is not None:  # before any weights are read
+        check_vocabulary(
+            config.other_tokenizer, config.other_tokenizer_ids, load_config(str(files), config.hf_overrides)
+        )
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)

@@ -24,6 +24,7 @@ from longreach_patches import (
 from longreach_patches.families import family_of
 from transformers.utils import logging as transformers_logging
 
+from longreach import gguf_source
 from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.device.ranks.process_group import Joined, in_turn
@@ -94,6 +95,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
             layout=layout,
             overrides=config.hf_overrides,
             max_length=config.max_model_len,
+            gguf_file=config.gguf_file,
         )
     if joined.layout.rank == 0:
         logger.info("%s", layers_in_words(loaded))
@@ -117,6 +119,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
         part=layout.part(head_shape(loaded.config).heads),
         rotary=rotary_layers(loaded.config),
     )
+    if config.gguf_file is not None and layout.rank == 0 and not config.random_weights:
+        logger.info("%s", gguf_source.dequantized(config.gguf_file, str(loaded.dtype), footprint.weight_bytes))
     demand = capacity.Demand.of(footprint, loaded.config, config, batched_tokens)
     return LoadedRank(config, loaded, own, footprint, demand, policies, batched_tokens)
 

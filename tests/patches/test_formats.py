@@ -1,0 +1,166 @@
+"""Weights in other forms: the error names the method, its bits, where that is said, and what can be served instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longreach_patches import ModelLoadError, UnsupportedModelError, check_files_if_any, load_config
+from transformers import LlamaConfig
+
+from tests.patches.conftest import CONFIGS
+
+LINEAR = {"num_bits": 4, "type": "int", "group_size": 128}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {}}}
+PACKED["config_groups"]["group_0"] = {"weights": LINEAR, "input_activations": None}
+
+# What quantization_config says, and how a message calls it.
+METHODS: list[tuple[dict[str, Any], str]] = [
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, "gptq, 4 bits, groups of 128"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "awq, 4 bits, groups of 128"),
+    ({"quant_method": "auto-round", "bits": 3, "group_size": -1}, "auto-round, 3 bits"),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8, 8 bits"),
+    ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fbgemm_fp8, 8 bits"),
+    (PACKED, "compressed-tensors, pack-quantized, 4 bits, groups of 128"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "bitsandbytes, 4 bits"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, "bitsandbytes, 8 bits"),
+    ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4, 4 bits"),
+    ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 2}}}, "hqq, 2 bits"),
+    ({"quant_method": "exl2", "bits": 4.65}, "exl2, 4.65 bits"),
+    ({"quant_method": "exl3", "bits": 3.0}, "exl3, 3 bits"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt"),
+    ({"quant_method": "bitnet"}, "bitnet, 2 bits"),
+    ({"quant_method": "eetq", "weights": "int8"}, "eetq, 8 bits"),
+    ({"quant_method": "aqlm", "nbits_per_codebook": 16}, "aqlm"),
+    ({"quant_method": "quanto", "weights": "int8"}, "quanto"),
+    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "torchao"),
+    ({"quant_method": "of next year"}, "of next year"),
+    ({"group_size": 64, "bits": 4}, "by a method that it does not name, 4 bits, groups of 64"),
+]
+
+
+def write(directory: Path, **changes: Any) -> Path:
+    """A small Llama's config.json, with changes."""
+    CONFIGS["llama"]().save_pretrained(directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return directory
+
+
+def refused(directory: Path) -> str:
+    """The message with which a quantized model is refused."""
+    with pytest.raises(UnsupportedModelError) as caught:
+        load_config(str(directory))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("declared", "words"), METHODS, ids=[words for _, words in METHODS])
+def test_the_method_is_named(tmp_path: Path, declared: dict[str, Any], words: str) -> None:
+    assert f"the weights are quantized: {words} (quantization_config in config.json). " in refused(
+        write(tmp_path, quantization_config=declared)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compression_config": PACKED}, "4 bits, groups of 128 (compression_config in config.json)"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "MLX, 4 bits, groups of 64 (quantization in config.json)"),
+        ({"quantization_config": "?"}, "by a method that it does not name (quantization_config in config.json)"),
+    ],
+)
+def test_other_names_for_it_are_known(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    assert words in refused(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "words"),
+    [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "FP8, 8 bits (hf_quant_config.json)"),
+        ("quantize_config.json", {"bits": 4, "group_size": 32}, "gptq, 4 bits, groups of 32 (quantize_config.json)"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "awq, 4 bits, groups of 128 (quant_config.json)"),
+        ("quant_config.json", [], "awq (quant_config.json)"),
+    ],
+)
+def test_a_file_beside_a_config_that_says_nothing(tmp_path: Path, name: str, contents: Any, words: str) -> None:
+    (write(tmp_path) / name).write_text(json.dumps(contents))
+    assert words in refused(tmp_path)
+
+
+def test_a_wrappers_text_model_is_looked_into(tmp_path: Path) -> None:
+    text = json.loads((write(tmp_path) / "config.json").read_text())
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    text |= {"model_type": "gemma3_text", "quantization_config": {"quant_method": "gptq", "bits": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(outer | {"text_config": text}))
+    assert "gptq, 8 bits (text_config.quantization_config in config.json)" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("readme", "name_or_path", "instead"),
+    [
+        (
+            "---\nlicense: mit\nbase_model: acme/Owl-8B\n---\n",
+            None,
+            "serve acme/Owl-8B, the model that it was made from",
+        ),
+        ("---\nbase_model:\n- acme/Owl-8B\n- acme/Lark\ntags: [a]\n---\n", None, "serve acme/Owl-8B, the model"),
+        ('---\nbase_model: ["acme/Owl-8B"]\n---\n', "acme/Other", "serve acme/Owl-8B, the model"),
+        ("# Owl\nbase_model: acme/No\n", "acme/Owl-8B", "serve acme/Owl-8B, the model"),
+        (None, "acme/Owl-8B", "serve acme/Owl-8B, the model"),
+        (None, "/home/me/models/owl", "serve the model in 16 bits"),
+        ("---\nbase_model: ../x y\n---\n", None, "serve the model in 16 bits"),
+    ],
+)
+def test_the_model_that_it_was_made_from_is_named(
+    tmp_path: Path, readme: str | None, name_or_path: str | None, instead: str
+) -> None:
+    write(tmp_path, quantization_config={"quant_method": "gptq"}, _name_or_path=name_or_path)
+    if readme is not None:
+        (tmp_path / "README.md").write_text(readme)
+    message = refused(tmp_path)
+    assert instead in message
+    assert message.endswith(", or a GGUF file of it")
+
+
+def test_nothing_declared_is_nothing_refused(tmp_path: Path) -> None:
+    assert load_config(str(write(tmp_path, quantization_config=None))).model_type == "llama"
+
+
+def test_a_family_that_is_not_served_is_refused_for_that(tmp_path: Path) -> None:
+    write(tmp_path, model_type="deepseek_v3", quantization_config={"quant_method": "fp8"})
+    assert "model type 'deepseek_v3' is not supported" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cure"),
+    [
+        ("model.onnx", "ONNX", "that it was made from"),
+        ("onnx/model_q4.onnx", "ONNX", "that it was made from"),
+        ("openvino_model.xml", "OpenVINO", "that it was made from"),
+        ("rank0.engine", "TensorRT", "that it was made from"),
+        ("tf_model.h5", "TensorFlow", "save_pretrained writes safetensors"),
+        ("flax_model.msgpack", "Flax", "save_pretrained writes safetensors"),
+    ],
+)
+def test_directories_of_other_runtimes(tmp_path: Path, name: str, kind: str, cure: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(
+        ModelLoadError, match=rf"{Path(name).name} is of a format that is not read \({kind}\); .*{cure}"
+    ):
+        check_files_if_any(tmp_path)
+
+
+def test_a_tensorrt_llm_engine_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": {}, "build_config": {}, "version": "1"}))
+    with pytest.raises(ModelLoadError, match=r"config.json is of a TensorRT-LLM engine, which is not read; serve"):
+        load_config(str(tmp_path))
+
+
+def test_a_config_made_by_a_library_is_refused_too() -> None:
+    from longreach_patches import layer_masks
+
+    with pytest.raises(UnsupportedModelError, match=r"quantized weights \(quantization_config\)"):
+        layer_masks(LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}))
