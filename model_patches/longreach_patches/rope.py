@@ -86,11 +86,6 @@ def cure(config: PretrainedConfig) -> str:
             "if that is the length before its linear scaling, give the one after it: "
             "--hf-overrides '{\"max_position_embeddings\": N}'"
         )
-    if any(isinstance(value, dict) for value in (getattr(config, "rope_parameters", None) or {}).values()):
-        return (
-            "its kinds of layers have RoPE parameters of their own; where its card has others, give them by kind, with "
-            'the length: --hf-overrides \'{"max_position_embeddings": N, "rope_parameters": {...}}\''
-        )
     return "where the model's card has YaRN, give its factor and original length: --rope-scaling yarn:FACTOR:ORIGINAL"
 
 
