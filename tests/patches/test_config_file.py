@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from longreach_patches import ModelLoadError, load_config, load_model, rope
+from longreach_patches import ModelLoadError, load_config, load_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.patches.families.configs import config_of
