@@ -26,7 +26,7 @@ from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError
-from longreach_patches.families import family_of, head_shape, head_shapes, layer_masks
+from longreach_patches.families import family_of, head_shape, head_shapes, layer_masks, layer_sources
 from longreach_patches.formats import check_other_tools, check_unquantized
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.patch import PatchedModel, patch
@@ -107,6 +107,7 @@ def _config_of(model: str, raw: dict[str, Any], overrides: Mapping[str, Any]) ->
             f"{model}: no usable config.json (max_position_embeddings is {positions!r}, no number of tokens)"
         )
     layer_masks(config)
+    layer_sources(config)
     _check_shapes(model, config)
     config_faults.check_factors(model, config, head_shape(config).head_dim)
     rope.longest_sequence(config)  # which checks what it is made of

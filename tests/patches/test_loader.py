@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach_patches import ModelLoadError, RankLayout, UnsupportedModelError, check_files_if_any, load_model
+from longreach_patches import (
+    FAMILIES,
+    ModelLoadError,
+    RankLayout,
+    UnsupportedModelError,
+    check_files_if_any,
+    load_model,
+)
 from longreach_patches.loader import resolve_device, resolve_dtype
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.patches.conftest import build
+from tests.patches.families.configs import config_of
 
 
 @pytest.fixture
@@ -276,3 +284,14 @@ def test_devices_and_dtypes_that_do_not_exist_are_refused() -> None:
         resolve_dtype("int4", torch.device("cpu"), config)
     assert resolve_dtype("auto", torch.device("cuda", 0), config) == torch.float16
     assert resolve_dtype("auto", torch.device("cpu"), config) == torch.float32
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.sources is not None])
+def test_a_family_that_an_older_transformers_knows_less_of_is_refused(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(family)
+    config.save_pretrained(tmp_path)
+    monkeypatch.delattr(type(config), "kv_sharing_modes")
+    with pytest.raises(UnsupportedModelError, match=rf"{family} needs a later version .* pip install --upgrade"):
+        load_model(str(tmp_path), device="cpu", random_weights=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import transformers
 from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
@@ -63,8 +64,17 @@ def rotary_where_windowed_if_any(config: PretrainedConfig) -> list[bool]:
 
 
 def sources_where_marked(config: PretrainedConfig) -> list[int]:
-    """Of Gemma 3n and 4: a layer that is marked "reuse" reads what the layer of its kind stores that is marked so."""
-    kinds, modes = config.layer_types, config.kv_sharing_modes
+    """Of Gemma 3n and 4: a layer that is marked "reuse" reads what the layer of its kind stores that is marked so.
+
+    Raises:
+        UnsupportedModelError: this version of transformers has no such marks.
+    """
+    kinds, modes = config.layer_types, getattr(config, "kv_sharing_modes", None)
+    if modes is None:
+        raise UnsupportedModelError(
+            f"{config.model_type} needs a later version of transformers than {transformers.__version__}: "
+            "pip install --upgrade transformers"
+        )
     stored = {kinds[index]: index for index, mode in enumerate(modes) if mode == "store"}
     return [stored[kinds[index]] if mode == "reuse" else index for index, mode in enumerate(modes)]
 
