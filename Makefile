@@ -35,7 +35,7 @@ serve: $(CORE) ## start the server on 127.0.0.1:8000 with the embedded model
 
 # Side by side a worker has one thread: with more they wait for each other. JUnit files, with the processor seconds of each
 # test, and processor seconds by file are kept in $(RESULTS).
-WORKERS     ?= 2
+WORKERS     ?= 3
 GPU_WORKERS ?= 8
 RESULTS     := build/test-results
 PYTEST      := $(BIN)/python -m pytest --durations 50 --durations-min 1

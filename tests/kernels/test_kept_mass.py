@@ -10,6 +10,7 @@ from longreach_kernels.sparse import Density, kept_mass, kept_share, select_tile
 from torch import Tensor
 
 from tests.kernels.accuracy import paged
+from tests.pairwise import thinned
 
 LENGTHS = {
     "triton": ([1, 100, 64, 150], [90, 180, 64, 230]),
@@ -29,10 +30,15 @@ def in_fp64(q: Tensor, k: Tensor, seen: Tensor, dense: Tensor, sinks: Tensor | N
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"softcap": 3.0, "sink_logits": torch.linspace(0.0, 3.0, 4)}], ids=["", "sinks"]
+    ("backend", "window", "options"),
+    thinned(
+        ["cpu", "triton"],
+        [None, 100],
+        [{}, {"softcap": 3.0, "sink_logits": torch.linspace(0.0, 3.0, 4)}],
+        count=1,
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
 def test_it_is_what_the_kept_keys_weigh(backend: str, window: int | None, options: dict) -> None:
     lengths = LENGTHS[backend]
     q, k_pages, v_pages, batch = paged(*lengths, 16, 4, 2, 16, num_decodes=1)

@@ -43,7 +43,7 @@ def masses(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("kind", "share", "strips"),
-    thinned(["free", "few values", "one tile", "large"], [0.01, 0.5, 0.95, 0.999], [1, 3], count=4),
+    thinned(["free", "few values", "one tile", "large"], [0.01, 0.5, 0.95, 0.999], [1, 3], count=6, strength=1),
 )
 def test_tiles_are_chosen_as_by_a_sort(device: str, kind: str, share: float, strips: int) -> None:
     shape = 3, 9, strips, 40

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.kernels.rowwise import rowwise
+from tests.pairwise import seed
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.test_pages import PagedSequences
 
@@ -85,7 +86,7 @@ def test_layers_of_kernels_match_eager(name: str) -> None:
         check(actual, wanted)
 
 
-@pytest.mark.parametrize("name", ["granite", "glm4", "olmo3"])
+@pytest.mark.parametrize("name", [("granite", "glm4", "olmo3")[seed() % 3]])  # another one each day
 @torch.no_grad()
 def test_the_same_bits_however_a_step_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":

@@ -120,8 +120,9 @@ def _refuse_what_no_family_has(config: PretrainedConfig) -> None:
     if (where := getattr(config, "use_bidirectional_attention", False)) and where != "vision":
         missing.append(f"bidirectional attention (use_bidirectional_attention={where})")
     for name in ("quantization_config", "compression_config"):  # of a config that was made, and not read from a file
-        if getattr(config, name, None) is not None:
-            missing.append(f"quantized weights ({name})")
+        if (how := getattr(config, name, None)) is not None:
+            method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)
+            missing.append(f"quantized weights ({name}, {method or 'no quant_method'}); take the model in 16 bits")
     if missing:
         raise UnsupportedModelError(f"this {config.model_type} config needs {'; '.join(missing)}")
 
