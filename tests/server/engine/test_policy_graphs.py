@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +56,9 @@ class _Graphs:
     def __init__(self, by_policy: PolicyGraphs) -> None:
         self.by_policy = by_policy
         self.replayed: list[HostBatch] = []
+
+    def close(self) -> None:
+        self.by_policy.close()
 
     def replay(self, batch: HostBatch) -> Replayed | None:
         found = self.by_policy.replay(batch)
@@ -161,6 +166,25 @@ def test_dense_requests_and_windows_answer_beside_each_other(
     assert ((BOTH_ENDS, 1),) in combinations, "when the others had ended"
     assert len(captured) >= len(combinations) == 2
     assert len(graphs.replayed) >= 14 + 26 - 3 * (STEPS_BEFORE + 1)
+
+
+def test_no_graph_is_left_once_nothing_more_is_computed(long_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a process group waits for them, so that they must not wait for the garbage collector."""
+    pretend(monkeypatch)
+    engine, graphs = build(long_model_dir)
+    assert engine.submit(spec("a", WINDOW)) is None
+    drain(engine)
+    captured = [
+        weakref.ref(graph.graph) for known in graphs.by_policy._known.values() for graph, _ in known.captured.values()
+    ]
+    assert captured
+    gc.disable()
+    try:
+        computing: Any = engine._runner
+        computing._computing.close()
+        assert not [graph for graph in captured if graph() is not None]
+    finally:
+        gc.enable()
 
 
 def test_what_has_no_closed_form_is_launched(long_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,11 @@ class StepGraphs(NamedTuple):
         self.mixed.capture(pool)
         self.by_policy.use(pool)
 
+    def close(self) -> None:
+        """Let go of all graphs, at once: not when the garbage collector comes by."""
+        for graphs in self:
+            graphs.close()
+
     @torch.inference_mode()
     def launch_seconds(self) -> float:
         """How long the smallest step takes when its kernels are launched one by one: it computes next to nothing."""
@@ -217,6 +222,8 @@ class ForwardPass:
 
     def close(self) -> None:
         """Compute nothing more. NCCL does not end while graphs hold its operations."""
+        if self._graphs is not None:
+            self._graphs.close()
         self._graphs = None
 
     def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:

@@ -55,6 +55,10 @@ class DecodeGraphs:
         }
         self._captured: dict[tuple[int, int], Captured] = {}
 
+    def close(self) -> None:
+        """Let go of all graphs, whatever else may still hold on to this object."""
+        self._captured.clear()
+
     def capture(self, pool: Any) -> None:
         """Capture every pair of sizes; afterwards no step captures anything."""
         start = time.perf_counter()

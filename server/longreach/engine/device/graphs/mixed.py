@@ -117,6 +117,10 @@ class MixedGraphs:
         self._table = torch.zeros(places, dtype=torch.int32, device=self._device)
         self._captured: dict[tuple[int, int], Captured] = {}
 
+    def close(self) -> None:
+        """Let go of all graphs, whatever else may still hold on to this object."""
+        self._captured.clear()
+
     def capture(self, pool: Any) -> None:
         """Capture every size; afterwards no step captures anything."""
         start = time.perf_counter()

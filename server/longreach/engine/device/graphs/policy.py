@@ -172,6 +172,10 @@ class PolicyGraphs:
         """Capture into this memory pool from now on."""
         self._pool = pool
 
+    def close(self) -> None:
+        """Let go of all graphs. Their steps refer to this object, so that its end alone would leave them."""
+        self._known.clear()
+
     def replay(self, batch: HostBatch) -> Replayed | None:
         """Run a decode step of B sequences; its logits (B, V) and the step, valid until the next replay.
 
