@@ -35,7 +35,7 @@ serve: $(CORE) ## start the server on 127.0.0.1:8000 with the embedded model
 
 # Side by side a worker has one thread: with more they wait for each other. JUnit files, with the processor seconds of each
 # test, and processor seconds by file are kept in $(RESULTS).
-WORKERS     ?= 3
+WORKERS     ?= 2
 GPU_WORKERS ?= 8
 RESULTS     := build/test-results
 PYTEST      := $(BIN)/python -m pytest --durations 50 --durations-min 1
@@ -52,7 +52,7 @@ test-gpu: install ## run the tests that need a GPU, on one GPU; kernels compile 
 	$(PYTEST) -m gpu -n $(GPU_WORKERS) --junitxml $(RESULTS)/gpu.xml
 
 families: install ## compare every model family with transformers' eager attention
-	OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) tests/patches/families
+	LONGREACH_TEST_FULL=1 OMP_NUM_THREADS=1 $(PYTEST) $(BESIDE) tests/patches/families
 
 faults: install ## plant faults into copies of the tree, and see that the tests catch each of them
 	$(BIN)/python -m tests.planted_faults

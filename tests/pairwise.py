@@ -49,6 +49,17 @@ def thinned(*axes: Iterable[Any], count: int, strength: int = 2) -> list[tuple[A
     return _cases(values, [*fixed, *random.Random(seed()).sample(rest, min(count, len(rest)))])
 
 
+def daily(values: Iterable[Any], count: int) -> list[Any]:
+    """``count`` of the values, the next ones each day, so that all have their turn; all of them where
+    LONGREACH_TEST_FULL is 1."""
+    all_of = list(values)
+    if os.environ.get(FULL) == "1" or count >= len(all_of):
+        return all_of
+    first = seed() * count
+    chosen = {(first + i) % len(all_of) for i in range(count)}
+    return [value for i, value in enumerate(all_of) if i in chosen]
+
+
 def _cases(values: list[list[Any]], indices: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
     return [tuple(axis[i] for axis, i in zip(values, case, strict=True)) for case in indices]
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.pairwise import FULL, SEED, covering, thinned
+from tests.pairwise import FULL, SEED, covering, daily, thinned
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (8, 6, 2, 2), (2, 7, 4), (5, 1, 3), (4, 4)])
@@ -67,3 +67,16 @@ def test_an_axis_without_values_is_refused() -> None:
         covering([1], [])
     with pytest.raises(ValueError, match="covering 2 of 1"):
         covering([1])
+
+
+def test_all_values_have_their_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for day in range(100, 104):
+        monkeypatch.setenv(SEED, str(day))
+        assert len(daily(range(7), 2)) == 2
+        assert daily(range(7), 2) == daily(range(7), 2)
+        found |= {*daily(range(7), 2)}
+    assert found == {*range(7)}
+    assert daily("ab", 3) == ["a", "b"]
+    monkeypatch.setenv(FULL, "1")
+    assert daily(range(7), 2) == [*range(7)]

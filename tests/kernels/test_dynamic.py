@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tests.kernels.accuracy import check, check_paged, paged
 from tests.kernels.compiled import compiled
-from tests.pairwise import covering, thinned
+from tests.pairwise import covering, daily, thinned
 
 LENGTHS = ([1, 100, 64, 150], [90, 180, 64, 230])  # a decode, chunks at odd places and at a tile's edge
 BACKENDS = ["cpu", "triton"]
@@ -144,8 +144,14 @@ CHUNKED = [
     for target in (Recall(0.6), Density(0.5), Threshold(0.7))
     for x in (Antidiagonal(4), Moments(16), Pooled())
 ]
-CHUNKED += [("triton", Recall(0.6), Antidiagonal(4)), ("triton", Density(0.5), Pooled())]
-CHUNKED += [("triton", Recall(0.6), Moments(16))]
+CHUNKED += daily(
+    [
+        ("triton", Recall(0.6), Antidiagonal(4)),
+        ("triton", Density(0.5), Pooled()),
+        ("triton", Recall(0.6), Moments(16)),
+    ],
+    1,
+)
 
 
 @pytest.mark.parametrize(("backend", "target", "estimator"), CHUNKED, ids=str)

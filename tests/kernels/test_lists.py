@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.kernels.accuracy import check_paged, paged
 from tests.kernels.patterns_for_tests import LENGTH, LISTED
+from tests.pairwise import thinned
 
 BACKENDS = ["reference", "cpu", "triton"]
 LENGTHS = ([1, 40, 77, 1, LENGTH], [LENGTH, 40, 130, 33, LENGTH])
@@ -24,8 +25,7 @@ def lists_for(mask, q: Tensor, k_pages: Tensor, backend: str) -> TileLists:
     return ragged_tile_lists(mask, *LENGTHS, *list_tiles(q, k_pages, backend=backend))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize(("name", "backend"), thinned(LISTED, BACKENDS, count=3, strength=1))
 def test_they_see_what_the_mask_they_were_made_of_does(name: str, backend: str) -> None:
     mask = LISTED[name]
     q, k_pages, v_pages, batch = batch_of()

@@ -31,7 +31,7 @@ from tests.pairwise import FULL, seed
 KINDS = ("dense", "ragged", "paged", "backward")
 # Cases of a block share a compilation. Some blocks are always the same, others are drawn anew each day.
 GPU_BLOCKS, GPU_CASES = 30, 26
-INTERPRETER_BLOCKS, INTERPRETER_CASES = 8, 9
+INTERPRETER_BLOCKS, INTERPRETER_CASES = 6, 9
 FULL_GPU_BLOCKS, FULL_INTERPRETER_BLOCKS = 80, 25
 
 
@@ -201,7 +201,7 @@ def run_block(block: int, count: int, device: str, **space) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
-@pytest.mark.parametrize("block", blocks(INTERPRETER_BLOCKS, FULL_INTERPRETER_BLOCKS, daily=4))
+@pytest.mark.parametrize("block", blocks(INTERPRETER_BLOCKS, FULL_INTERPRETER_BLOCKS, daily=3))
 def test_random_cases_in_the_interpreter(block: int) -> None:
     space = {"dtypes": [torch.float32, torch.float16], "head_dims": [16, 40, 64], "longest": 90}
     run_block(block, INTERPRETER_CASES, "cpu", backend="triton", **space)

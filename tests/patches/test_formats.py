@@ -162,5 +162,5 @@ def test_a_tensorrt_llm_engine_is_named(tmp_path: Path) -> None:
 def test_a_config_made_by_a_library_is_refused_too() -> None:
     from longreach_patches import layer_masks
 
-    with pytest.raises(UnsupportedModelError, match=r"quantized weights \(quantization_config\)"):
+    with pytest.raises(UnsupportedModelError, match=r"quantized weights \(quantization_config, gptq\)"):
         layer_masks(LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}))

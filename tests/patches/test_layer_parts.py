@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.kernels.rowwise import rowwise
-from tests.pairwise import seed
+from tests.pairwise import daily, seed
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.test_pages import PagedSequences
 
@@ -71,7 +71,7 @@ def test_the_last_layer_computes_what_is_wanted_alone(name: str) -> None:
             check(actual, expected[b][end - last[b] : end])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", daily(NAMES, 4))
 @torch.no_grad()
 def test_layers_of_kernels_match_eager(name: str) -> None:
     """Steps of few tokens and of many, all of whose kernels run in the interpreter."""

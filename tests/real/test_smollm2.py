@@ -14,6 +14,7 @@ from longreach.text.tokenizer import Tokenizer
 from longreach_patches import load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.pairwise import daily
 from tests.patches.families.test_families import ANSWER, greedy_over_pages
 from tests.server.load.process import ServerProcess
 
@@ -111,7 +112,7 @@ def test_every_policy_is_here() -> None:
     assert {policy["policy"] for policy in NARROW} == {policy["policy"] for policy in WIDE} == names
 
 
-@pytest.mark.parametrize("policy", NARROW, ids=lambda policy: policy["policy"])
+@pytest.mark.parametrize("policy", [*daily(NARROW[:-1], 2), NARROW[-1]], ids=lambda policy: policy["policy"])
 def test_a_policy_leaves_keys_out_and_answers(client: openai.OpenAI, policy: dict[str, Any]) -> None:
     document = LONG if policy["policy"] == "dynamic" else MIDDLE
     answer = ask(client, f"{document}\n\n{QUESTION}", 8, attention=policy)

@@ -13,6 +13,7 @@ import torch
 from longreach_patches import FAMILIES, load_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.pairwise import daily
 from tests.patches.families.configs import ODD, config_of, random_model
 from tests.patches.test_pages import PagedSequences
 
@@ -46,7 +47,7 @@ def greedy_over_pages(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", daily(NAMES, 24))
 def test_a_family_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     config = config_of(name)
     random_model(config, torch.float32).save_pretrained(tmp_path)

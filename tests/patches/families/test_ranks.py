@@ -15,6 +15,7 @@ from longreach_patches.split_plan import modules_to_cut, uncut
 from longreach_patches.tensor_parallel import is_fully_cut, split_weights, whole_bytes
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from tests.pairwise import daily
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.families.test_families import NAMES as EVERY
 from tests.patches.rank_threads import on_ranks
@@ -72,7 +73,7 @@ def divisible(name: str) -> PretrainedConfig:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", daily(NAMES, 22))
 def test_ranks_compute_what_one_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_LEAST_TOKENS", 9)
     models = [random_model(divisible(name), torch.float32) for _ in range(4)]

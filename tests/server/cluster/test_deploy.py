@@ -18,6 +18,7 @@ import pytest
 from longreach.config import EMBEDDED_MODEL
 from longreach.util.extras import missing
 
+from tests.pairwise import daily
 from tests.server.cluster.deployed import Deployed, free_port
 from tests.server.load.client import complete, prompt
 from tests.server.load.process import eventually
@@ -198,7 +199,7 @@ def test_without_ray_one_line_names_the_extra() -> None:
     assert done.stderr.splitlines() == [f"longreach: error: {missing('ray', 'ray')}"]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:FREE", "here", "ray://here:1"])
+@pytest.mark.parametrize("address", daily(["127.0.0.1:FREE", "here", "ray://here:1"], 1))
 def test_without_a_cluster_the_error_says_how_to_start_one(address: str) -> None:
     address = address.replace("FREE", str(free_port()))
     command = [sys.executable, "-m", "longreach", "deploy", "--ray-address", address]

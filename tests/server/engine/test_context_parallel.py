@@ -20,6 +20,7 @@ from longreach.engine.startup.build import build_engine
 from msgspec.structs import replace
 from transformers import LlamaConfig
 
+from tests.pairwise import daily
 from tests.server.engine.conftest import ids, save_model
 from tests.server.engine.places import admitted
 from tests.server.engine.test_ranks import (
@@ -61,7 +62,7 @@ def spread(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return seen
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["dense", *daily(list(POLICIES)[1:], 2)])
 def test_two_ranks_give_the_tokens_of_one(
     one: Engine, two: Engine, prompts: list[list[int]], spread: list[list[int]], name: str
 ) -> None:

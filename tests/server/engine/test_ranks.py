@@ -27,6 +27,7 @@ from longreach.plan_command import forecast
 from longreach.policies.values import DENSE, AttentionPolicy, Dynamic, Strided, Window
 from transformers import LlamaConfig
 
+from tests.pairwise import daily
 from tests.server.engine.places import admitted
 
 MAX_TOKENS = 24
@@ -107,7 +108,7 @@ def same_scores(alone: dict[str, list[Update]], together: dict[str, list[Update]
         np.testing.assert_allclose(scores[1], scores[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["dense", *daily(list(POLICIES)[1:], 2)])
 def test_two_ranks_give_the_tokens_of_one(one: Engine, two: Engine, prompts: list[list[int]], name: str) -> None:
     """Prompts longer than a step, side by side, under a policy that may differ by head; then from the cache."""
     requests = specs(prompts, POLICIES[name], logprobs=1)

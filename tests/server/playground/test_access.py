@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.pairwise import covering
 from tests.server.api.conftest import LiveServer, eventually
 from tests.server.playground.conftest import OpenPage
 
@@ -52,8 +53,7 @@ CONTROLS = """() => [...document.querySelectorAll("a[href], button, input, selec
   .map(node => node.id || node.value || node.textContent.trim())"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("theme", "width"), covering(["light", "dark"], [1280, 390], strength=1))
 def test_themes_and_widths(server: LiveServer, open_page: OpenPage, theme: str, width: int) -> None:
     page = open_page(server.url, theme=theme, width=width, policies=True)
     page.click("#example")

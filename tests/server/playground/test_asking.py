@@ -14,6 +14,7 @@ import pytest
 from longreach.engine.errors import EngineDeadError, QueueFullError
 from longreach.text.tokenizer import Tokenizer
 
+from tests.pairwise import covering
 from tests.server.api.conftest import LiveServer, chat_of, eventually
 from tests.server.playground.conftest import OpenPage
 
@@ -183,8 +184,7 @@ def test_a_key_is_asked_for_and_used(make_server: Callable[..., LiveServer], ope
         assert "a-secret-key" not in page.evaluate("() => navigator.clipboard.readText()")
 
 
-@pytest.mark.parametrize("form", ["plain", "chat"])
-@pytest.mark.parametrize("repeats", [1, 60])
+@pytest.mark.parametrize(("form", "repeats"), covering(["plain", "chat"], [1, 60], strength=1))
 def test_copies_are_the_request_that_the_page_sends(
     server: LiveServer, open_page: OpenPage, tmp_path: Path, form: str, repeats: int
 ) -> None:
