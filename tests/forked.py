@@ -91,17 +91,17 @@ def _execute(popen: Any, args: Any, executable: Any, preexec_fn: Any, close_fds:
 def _wanted(args: Any) -> bool:
     if isinstance(args, (str, bytes)) or args[0] != sys.executable:
         return False
-    flags, _, rest = _split(args)
+    flags, rest = _split(args)
     return flags in ([], ["-P"]) and bool(rest) and rest[0] in _MODULES
 
 
-def _split(args: Any) -> tuple[list[str], bool, list[str]]:
-    """Python's flags, whether a module follows, and the module with its arguments."""
+def _split(args: Any) -> tuple[list[str], list[str]]:
+    """Python's flags, and the module with its arguments; nothing of the latter where no module is run."""
     words = [*map(str, args[1:])]
     if "-m" not in words:
-        return words, False, []
+        return words, []
     at = words.index("-m")
-    return words[:at], True, words[at + 1 :]
+    return words[:at], words[at + 1 :]
 
 
 def _become(args: Any, streams: tuple[int, int, int], keep: set[int], cwd: Any, env: Any, session: bool) -> NoReturn:
@@ -117,7 +117,7 @@ def _become(args: Any, streams: tuple[int, int, int], keep: set[int], cwd: Any, 
             os.chdir(cwd)
         os.environ.clear()
         os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in env.items()})
-        flags, _, (module, *arguments) = _split(args)
+        flags, (module, *arguments) = _split(args)
         named = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         sys.path[:] = [*named, *(entry for entry in sys.path if entry and entry not in named)]
         if "-P" not in flags and not os.environ.get("PYTHONSAFEPATH"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
@@ -13,10 +12,8 @@ import pytest
 import tokenizers
 import torch
 from longreach import cli, gguf_source, hub
-from longreach.api.service.service import Service
 from longreach.cluster.replica_options import with_absolute_paths
 from longreach.config import load_settings
-from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.build import build_engine
 from longreach.errors import ConfigError, ModelFilesError
 from longreach.text.tokenizer import Tokenizer
@@ -25,10 +22,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from typer.testing import CliRunner
 
 from tests.patches.gguf_writer import randomize, write
-from tests.server.api.fake_engine import EchoEngine, started
 from tests.server.conftest import BOS, EOS
 from tests.server.engine.driving import drain, spec
 from tests.server.hub_cache import add_to_cache
+from tests.server.loaded import load
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32}
 
@@ -45,22 +42,6 @@ def file(model: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
     """It, as GGUF."""
     path = tmp_path_factory.mktemp("gguf") / "owl-F32.gguf"
     return write(path, model, tokenizer=model_dir / "tokenizer.json", pre="gpt-2")
-
-
-def load(**settings: Any) -> tuple[Service, EngineConfig]:
-    """A service whose engine is a stub, and what that was told."""
-    told: list[EngineConfig] = []
-
-    async def start(config: EngineConfig) -> EchoEngine:
-        told.append(config)
-        return EchoEngine(started(64))
-
-    async def run() -> Service:
-        service = Service(load_settings(**settings))
-        await service.load(start)
-        return service
-
-    return asyncio.run(run()), told[0]
 
 
 def test_a_file_is_served_with_its_tokenizer_and_template(

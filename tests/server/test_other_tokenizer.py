@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from longreach import cli, hub
-from longreach.api.service.service import Service
 from longreach.bench.recall.run import tokenizer_of
 from longreach.cluster.replica_options import with_absolute_paths
 from longreach.config import EMBEDDED_MODEL, load_settings
@@ -20,9 +18,9 @@ from longreach.errors import ConfigError, TokenizerError
 from longreach.text.tokenizer import Tokenizer
 from typer.testing import CliRunner
 
-from tests.server.api.fake_engine import EchoEngine, started
 from tests.server.conftest import EOS
 from tests.server.hub_cache import add_to_cache, contents
+from tests.server.loaded import load
 
 MESSAGE = [{"role": "user", "content": "hello"}]
 
@@ -35,22 +33,6 @@ def other(model_dir: Path, tmp_path: Path) -> Path:
     (path / "config.json").unlink()
     (path / "chat_template.jinja").write_text("other: {{ messages[0].content }}{{ eos_token }}")
     return path
-
-
-def load(**settings: Any) -> tuple[Service, EngineConfig]:
-    """A service whose engine is a stub, and what that was told."""
-    told: list[EngineConfig] = []
-
-    async def start(config: EngineConfig) -> EchoEngine:
-        told.append(config)
-        return EchoEngine(started(64))
-
-    async def run() -> Service:
-        service = Service(load_settings(**settings))
-        await service.load(start)
-        return service
-
-    return asyncio.run(run()), told[0]
 
 
 def test_another_tokenizer_comes_with_all_that_is_a_tokenizers(
