@@ -1,4 +1,6 @@
-"""Engines on a GPU give what engines on a CPU give, whatever the family: fused layers and own ones, with graphs."""
+"""Engines on a GPU give what engines on a CPU give, whatever the family: fused layers and own ones, with graphs, on one
+GPU and on two. With batch invariance a family's answers have the same bits in a crowd as alone.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,8 @@ from tests.server.engine.driving import drain
 
 ALWAYS = ("gemma3_text", "gpt_oss", "qwen3_moe", "gemma2", "cohere")
 DAILY = 7
+# Its model makes tensors on the CPU in each forward pass, and copies them.
+WITHOUT_GRAPHS = ("gemma3n_text",)
 OTHERS = sorted(set(FAMILIES) - set(ALWAYS))
 
 
@@ -31,9 +35,10 @@ def chosen() -> list[str]:
     return [*ALWAYS, *random.Random(seed()).sample(OTHERS, DAILY)]
 
 
-def build(model: Path, device: str) -> Engine:
-    sizes = {"max_num_seqs": 4, "max_batched_tokens": 128, "page_size": 16, "kv_cache_bytes": 1 << 23}
-    return build_engine(EngineConfig(model=str(model), device=device, dtype="float32", max_model_len=512, **sizes))[0]
+def build(model: Path, device: str, **more: object) -> Engine:
+    settings = {"max_num_seqs": 4, "max_batched_tokens": 128, "page_size": 16, "kv_cache_bytes": 1 << 23}
+    settings |= {"device": device, "dtype": "float32", "max_model_len": 512} | more
+    return build_engine(EngineConfig(model=str(model), **settings))[0]  # type: ignore[arg-type]
 
 
 def answers(engine: Engine) -> dict[str, list[int]]:
@@ -51,20 +56,71 @@ def answers(engine: Engine) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("family", chosen())
-def test_a_gpu_gives_the_answers_of_a_cpu(tmp_path: Path, family: str) -> None:
+def saved(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> bool:
+    """Save a small random model of a family; whether it has experts."""
     if family not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {family}")
     if FAMILIES[family].sources is not None and not hasattr(config_of(family), "kv_sharing_modes"):
         pytest.skip("this transformers does not say which layers share keys and values")
-    model = random_model(config_of(family), torch.float32)
-    # Experts, as transformers runs them, ask the device how many tokens each has: no graph can hold that.
-    has_experts = any(name.endswith("experts") for name, _ in model.named_modules())
-    model.save_pretrained(tmp_path)
+    model = random_model(config_of(family), dtype)
+    model.save_pretrained(folder)
+    return any(name.endswith("experts") for name, _ in model.named_modules())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("family", chosen())
+def test_a_gpu_gives_the_answers_of_a_cpu(tmp_path: Path, family: str) -> None:
+    has_experts = saved(family, tmp_path)
     expected = answers(build(tmp_path, "cpu"))
     engine = build(tmp_path, "cuda")
     assert answers(engine) == expected
     graphs = engine._runner._computing._graphs  # type: ignore[attr-defined]
-    assert (graphs is None) == has_experts
+    # Experts, as transformers runs them, ask the device how many tokens each has: no graph can hold that.
+    assert (graphs is None) == (has_experts or family in WITHOUT_GRAPHS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("share", ["tensor", "context"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "cohere", "gemma3_text", "qwen3_moe"])
+def test_two_gpus_give_the_answers_of_a_cpu(tmp_path: Path, family: str, share: str) -> None:
+    saved(family, tmp_path)
+    two = build(tmp_path, "cuda", **{f"{share}_parallel_size": 2})
+    try:
+        found = answers(two)
+    finally:
+        two.close()
+    assert found == answers(build(tmp_path, "cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("family", chosen())
+def test_a_family_is_batch_invariant_on_a_gpu(tmp_path: Path, family: str) -> None:
+    if saved(family, tmp_path, torch.bfloat16):
+        pytest.skip("experts are refused with batch invariance")
+
+    def scored(requests: list[Generate], tokens: int) -> dict[str, list[tuple[int, float]]]:
+        engine = build(tmp_path, "cuda", dtype="bfloat16", batch_invariant=True, max_batched_tokens=tokens)
+        for request in requests:
+            assert engine.submit(request) is None
+        _, updates, failures = drain(engine)
+        assert not failures
+        return {
+            name: [(score.token, score.logprob) for update in told for score in update.logprobs]
+            for name, told in updates.items()
+        }
+
+    def ask(length: int) -> Generate:
+        prompt = torch.randint(5, 512, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        return Generate(
+            request_id=str(length), prompt=prompt, max_tokens=8, logprobs=1, sampling=Sampling(temperature=0.0)
+        )
+
+    requests = [ask(length) for length in (300, 20, 170)]
+    alone: dict[str, list[tuple[int, float]]] = {}
+    for request in requests:
+        alone |= scored([request], 512)
+    assert all(len(told) == 8 for told in alone.values())
+    assert scored(requests, 64) == alone
