@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from longreach.config import EMBEDDED_MODEL
 from tokenizers import Tokenizer
 
@@ -11,6 +12,13 @@ from training import tokenizer as bpe
 from training.invented import INVENTED
 from training.recall.codec import Codec
 from training.recall.filler import TRAINING_MIX, Filler
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a GPU are skipped where there is none, as in `tests`, whose conftest does not hold here."""
+    for item in items:
+        if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.fixture(scope="session")
