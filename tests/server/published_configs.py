@@ -3,7 +3,7 @@
 Widths and numbers of layers are small here: a length does not depend on them. Where a card extends the length, the
 option is that card's.
 
-What decides the length was compared with copies of these files in public repositories for Qwen2.5-1M, SmolLM2,
+What decides the length was compared with public copies of these files for Llama 3.1 and 3.2, Qwen2.5-1M, SmolLM2,
 Mistral-Small 3.x, Phi-3.5, Phi-4 (both), Gemma 3, OLMo 3, Seed-OSS, GLM-4-0414, InternLM3 and Qwen3-30B-A3B-2507.
 """
 
