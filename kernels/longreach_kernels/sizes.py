@@ -9,5 +9,5 @@ KEY_BLOCK = 16
 # The most channels of a head that the forward kernels take, those among them that the Hopper kernels compute, and those
 # that the GPU's backward kernels take.
 MAX_HEAD_DIM = 512
-MAX_HOPPER_HEAD_DIM = 256
+MAX_HOPPER_HEAD_DIM = 512
 MAX_GRADIENT_HEAD_DIM = 256

@@ -72,11 +72,13 @@ def compile_variant(head_dim: int, name: str) -> dict[str, Any]:
         types |= {"k_desc": descriptor("fp8e4nv", config.block_n)}
         types |= {"v_desc": descriptor("fp8e4nv", width, config.block_n)}
     else:
-        types |= dict.fromkeys(("k_desc", "v_desc"), descriptor(dtype, config.block_n))
+        types |= {"k_desc": descriptor(dtype, config.block_n)}
+        types |= {"v_desc": descriptor(dtype, config.block_n, width // config.value_parts)}
     band = mask.band
     form = Form(
         group=4,
         head_dim=width,
+        value_dim=width // config.value_parts,
         block_m=config.block_m,
         block_n=config.block_n,
         ring=config.ring,

@@ -13,7 +13,7 @@ from longreach_kernels.backends.hopper.config import FP8_FORWARD_HEAD_DIMS
 
 from tests.kernels.accuracy import check, check_paged, paged, qkv
 from tests.kernels.compiled import compiled
-from tests.pairwise import thinned
+from tests.pairwise import daily, thinned
 
 SHARED_BYTES = 227 * 1024  # that a block may use on sm_90
 # Every kind of batch, mask and option, and each of them with some head dims; LONGREACH_TEST_FULL=1 for all.
@@ -27,11 +27,12 @@ FP8_VARIANTS = (
 )
 COMPILED = [
     *thinned([64, 128, 256], VARIANTS, count=2, strength=1),
+    *((512, name) for name in daily(VARIANTS, 2)),
     *thinned(FP8_FORWARD_HEAD_DIMS, FP8_VARIANTS, count=1, strength=1),
 ]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_configurations_compile_for_sm90(head_dim: int) -> None:
     names = [f"{head_dim}:{name}" for d, name in COMPILED if d == head_dim]
     for name, facts in compiled("tests.kernels.compile_hopper", *names).items():
@@ -41,8 +42,9 @@ def test_configurations_compile_for_sm90(head_dim: int) -> None:
         assert facts["wgmma_fp8"] == (facts["wgmma"] if fp8 else 0), (name, facts)
         assert facts["tma_loads"] > 0, (name, facts)
         # Only D=64, whose three consumers have 160 registers a thread, and sums of 8-bit tiles at D=128, which need 64
-        # registers more, keep addresses and positions in memory between tiles and where tiles are masked.
-        short = head_dim == 64 or fp8
+        # registers more, keep addresses and positions in memory between tiles and where tiles are masked. Items of 512
+        # channels have one number more: their part.
+        short = head_dim in (64, 512) or fp8
         assert facts["stack_bytes"] <= (96 if short else 48), (name, facts)
         assert len(facts["loops"]) >= 4, (name, facts)
         for loop in facts["loops"]:
@@ -52,7 +54,8 @@ def test_configurations_compile_for_sm90(head_dim: int) -> None:
             if head_dim <= 128 and "blocks" not in name:
                 # Exponentials between them: the softmax of a tile runs beside P V of the tile before.
                 assert loop["between"] > 2 * loop["late"], (name, loop)
-            assert loop["spills"] == 0 or (short and loop["masked"]), (name, loop)
+            few = 2 if head_dim == 512 else 0  # under a window, one number of an item
+            assert loop["spills"] <= few or (short and loop["masked"]), (name, loop)
 
 
 hopper = [
@@ -61,7 +64,7 @@ hopper = [
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
     ),
 ]
-HEAD_DIMS = (40, 64, 80, 96, 128, 192, 256)
+HEAD_DIMS = (40, 64, 80, 96, 128, 192, 256, 264, 384, 512)
 MASKS = [Causal(), Full(), Window(1), Window(100), Window(1000), Window(300, 5), Window(100, 200)]
 LENGTHS = [(1, 1), (239, 1), (799, 3), (1023, 1024), (108, 256), (1, 8191), (127, 4097), (128, 128), (4224, 4224)]
 BLOCKS = torch.rand(2, 16, 16, generator=torch.Generator().manual_seed(0)) < 0.3
@@ -71,7 +74,7 @@ class TestOnHopper:
     pytestmark = hopper
 
     @pytest.mark.parametrize(
-        ("lengths", "mask", "head_dim"), thinned(LENGTHS, MASKS, [64, 128, 256], count=20), ids=str
+        ("lengths", "mask", "head_dim"), thinned(LENGTHS, MASKS, [64, 128, 256, 512], count=24), ids=str
     )
     def test_dense(self, lengths: tuple[int, int], mask: Mask, head_dim: int) -> None:
         for dtype, heads in ((torch.bfloat16, (8, 2)), (torch.float16, (3, 3))):
@@ -92,7 +95,7 @@ class TestOnHopper:
             out, lse = attention(q, k, v, mask, backend="hopper", return_lse=True, **options)
             check(out, lse, q, k, v, mask, **options)
 
-    @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+    @pytest.mark.parametrize("head_dim", [64, 96, 128, 256, 512])
     @pytest.mark.parametrize("num_queries", [2048, 2000, 300])
     def test_block_lists(self, num_queries: int, head_dim: int) -> None:
         q, k, v = qkv(2, 4, 2, num_queries, 2048, head_dim, torch.bfloat16, "cuda")
@@ -131,7 +134,7 @@ class TestOnHopper:
         k_part, v_part = wide[..., :128], wide[..., 128:]
         assert torch.equal(attention(q, k_part, v_part, Causal(), backend="hopper"), expected)
 
-    @pytest.mark.parametrize("head_dim", [64, 128, 256])
+    @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
     @pytest.mark.parametrize("mask", [Causal(), Window(300), Window(300, 7)], ids=repr)
     def test_pages_of_a_mixed_batch(self, mask: Mask, head_dim: int) -> None:
         queries, contexts = [1, 1, 100, 256, 33, 129, 7], [1, 513, 100, 4000, 40, 129, 7]

@@ -93,7 +93,7 @@ class TestOnHopper:
     pytestmark = hopper
 
     @pytest.mark.parametrize("mask", [Causal(), Full()], ids=repr)
-    @pytest.mark.parametrize("head_dim", [64, 128, 256])
+    @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
     def test_paged_batches(self, mask: Mask, head_dim: int) -> None:
         queries, contexts = [1, 130, 5, 64, 3], [300, 20_000, 9_001, 64, 0]
         torch.manual_seed(1)

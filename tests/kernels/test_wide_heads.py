@@ -151,9 +151,9 @@ def test_wider_heads_are_refused_by_name() -> None:
         attention(*qkv(1, 1, 1, 2, 2, 513))
 
 
-def test_the_hopper_kernels_leave_it_to_the_portable_ones() -> None:
+def test_the_hopper_kernels_leave_decodes_to_the_portable_ones() -> None:
     q, k_pages, v_pages, _ = paged([1], [20], 128, 4, 2, WIDE, torch.bfloat16)
-    assert not hopper_forward.supports(q, k_pages, Causal(), page_size=128)
+    assert hopper_forward.supports(q, k_pages, Causal(), page_size=128)
     assert not hopper_decode.supports(q, k_pages, v_pages, Causal())
 
 

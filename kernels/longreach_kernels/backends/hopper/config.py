@@ -7,7 +7,7 @@ from typing import NamedTuple
 from longreach_kernels.backends.hopper.tma import padded
 from longreach_kernels.masks.mask import Mask
 
-FORWARD_HEAD_DIMS = (64, 96, 128, 192, 256)
+FORWARD_HEAD_DIMS = (64, 96, 128, 192, 256, 512)
 FP8_FORWARD_HEAD_DIMS = (64, 96, 128)  # at 256 the sums of a tile and those of all tiles do not fit the registers
 DECODE_HEAD_DIMS = (64, 128, 256)
 BACKWARD_HEAD_DIMS = (64, 128)
@@ -22,6 +22,8 @@ class ForwardConfig(NamedTuple):
         registers, producer_registers: of a thread of a consumer and of the producer.
         own_out: whether results have shared memory of their own, or that of the queries.
         ring: tiles of K and of V in shared memory; three of 16 bits at D=128 leave no room for results of their own.
+        value_parts: parts of the values' channels, each of which is an item of its own. A thread holds the sums of at
+            most 256 channels.
     """
 
     block_n: int
@@ -30,6 +32,7 @@ class ForwardConfig(NamedTuple):
     producer_registers: int
     own_out: bool = True
     ring: int = 2
+    value_parts: int = 1
 
     @property
     def block_m(self) -> int:
@@ -43,6 +46,8 @@ def forward_config(head_dim: int, mask: Mask | None, fp8: bool = False) -> Forwa
     width = padded(head_dim)
     if fp8:
         return ForwardConfig(128, 2, 240, 24, ring=4)
+    if width == 512:
+        return ForwardConfig(32, 2, 240, 24, False, value_parts=2)
     if width == 256:
         return ForwardConfig(64, 2, 240, 24, False)
     if width == 64 and mask is not None and mask.band is not None and mask.band.window is None:

@@ -16,6 +16,7 @@ class Form(NamedTuple):
     Attributes:
         group: query heads of a KV head.
         head_dim: the power of two that channels are padded to.
+        value_dim: channels of the values that an item computes; the others are another item's.
         block_m, block_n: queries and keys of a tile.
         ring: tiles of K and of V in shared memory.
         consumers: warpgroups of 64 queries.
@@ -31,6 +32,7 @@ class Form(NamedTuple):
 
     group: int
     head_dim: int
+    value_dim: int
     block_m: int
     block_n: int
     ring: int

@@ -70,10 +70,10 @@ def _zero_beyond(v, keys_left, BN: gl.constexpr):
 
 @gluon.jit
 def _store_rows(output, result, c: gl.constexpr, item, SPLIT: gl.constexpr):
-    """Store the rows (ROWS, D) of a consumer that belong to the item's sequence, one by one."""
+    """Store the rows (ROWS, value_dim) of a consumer that belong to the item's sequence, one by one."""
     O: gl.constexpr = result.type.layout  # noqa: E741
     rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O))
-    columns = gl.arange(0, result.shape[1], gl.SliceLayout(0, O))
+    columns = item.part * result.shape[1] + gl.arange(0, result.shape[1], gl.SliceLayout(0, O))
     place = item.q_outer * output.stride_oh + (item.q_row + rows).to(gl.int64) * output.stride_ot
     if SPLIT:
         place += item.split.to(gl.int64) * output.stride_os
@@ -90,11 +90,12 @@ def _walk(begin, end, origin, running, q, scale, rows, batch, item, buffers, FOR
     RING: gl.constexpr = FORM.ring
     BN: gl.constexpr = FORM.block_n
     D: gl.constexpr = FORM.head_dim
+    VALUE_D: gl.constexpr = FORM.value_dim
     dtype: gl.constexpr = buffers.tiles.k.dtype
     FP8: gl.constexpr = dtype == gl.float8e4nv
     OFFSET: gl.constexpr = P_OFFSET if FP8 else 0
     S: gl.constexpr = accumulator(BN, dtype)
-    O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
+    O: gl.constexpr = accumulator(VALUE_D, dtype)  # noqa: E741
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O)
     p, acc, tile_sum, alpha, row_max, row_sum = running
     for step in range(begin, end):
@@ -106,7 +107,7 @@ def _walk(begin, end, origin, running, q, scale, rows, batch, item, buffers, FOR
         if FP8:
             acc = rescale(acc + tile_sum, gl.convert_layout(alpha, O_ROWS)[:, None])
         mbarrier.wait(buffers.tiles.v_full.index(before), ((n - 1) // RING) & 1)
-        product, kept = issue_sum(p, buffers.tiles.v.index(before), acc, BN, D)
+        product, kept = issue_sum(p, buffers.tiles.v.index(before), acc, BN, VALUE_D)
         qk = warpgroup_mma_wait(1, deps=(qk_next,))
         mbarrier.arrive(buffers.tiles.k_empty.index(slot), count=1)
         if MASKED:
@@ -133,11 +134,12 @@ def consume(c: gl.constexpr, o_desc, output, batch, buffers, FORM: gl.constexpr)
     RING: gl.constexpr = FORM.ring
     BN: gl.constexpr = FORM.block_n
     D: gl.constexpr = FORM.head_dim
+    VALUE_D: gl.constexpr = FORM.value_dim
     dtype: gl.constexpr = buffers.tiles.k.dtype
     FP8: gl.constexpr = dtype == gl.float8e4nv
     OFFSET: gl.constexpr = P_OFFSET if FP8 else 0
     S: gl.constexpr = accumulator(BN, dtype)
-    O: gl.constexpr = accumulator(D, dtype)  # noqa: E741
+    O: gl.constexpr = accumulator(VALUE_D, dtype)  # noqa: E741
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O)
     rows = c * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S))
     logits = batch.logits
@@ -157,7 +159,7 @@ def consume(c: gl.constexpr, o_desc, output, batch, buffers, FORM: gl.constexpr)
                 sink = gl.load(logits.sink_logits + item.head).to(gl.float32) * LOG2E
                 row_max = gl.maximum(row_max, sink - OFFSET)
                 row_sum += 0.25 * 2**OFFSET
-            acc = gl.zeros([ROWS, D], gl.float32, O)
+            acc = gl.zeros([ROWS, VALUE_D], gl.float32, O)
             slot = origin % RING
             parity = (origin // RING) & 1
             mbarrier.wait(buffers.queries.full.index(c), filled & 1)
@@ -181,8 +183,8 @@ def consume(c: gl.constexpr, o_desc, output, batch, buffers, FORM: gl.constexpr)
                 keys_left = item.num_keys - tile_of(batch, item, 0, FORM) * BN
                 if keys_left < BN:
                     mbarrier.wait(buffers.tiles.v_full.index(slot), parity)
-                    _zero_beyond(buffers.tiles.v.index(slot).reshape([BN, D]), keys_left, BN)
-            tile_sum = gl.zeros([ROWS, D], gl.float32, O) if FP8 else gl.to_tensor(0)  # 16-bit products need none
+                    _zero_beyond(buffers.tiles.v.index(slot).reshape([BN, VALUE_D]), keys_left, BN)
+            tile_sum = gl.zeros([ROWS, VALUE_D], gl.float32, O) if FP8 else gl.to_tensor(0)  # 16-bit products need none
             running = (p, acc, tile_sum, alpha, row_max, row_sum)
             running = _walk(1, steps.right, origin, running, q, scale, rows, batch, item, buffers, FORM, True)
             begin = gl.maximum(steps.right, 1)
@@ -197,7 +199,7 @@ def consume(c: gl.constexpr, o_desc, output, batch, buffers, FORM: gl.constexpr)
             if FORM.own_out and not FP8:
                 mbarrier.arrive(buffers.queries.empty.index(c), count=1)
             mbarrier.wait(buffers.tiles.v_full.index(last), ((origin - 1) // RING) & 1)
-            product, kept = issue_sum(p, buffers.tiles.v.index(last), acc, BN, D)
+            product, kept = issue_sum(p, buffers.tiles.v.index(last), acc, BN, VALUE_D)
             product, kept = warpgroup_mma_wait(0, deps=(product, kept))
             mbarrier.arrive(buffers.tiles.v_empty.index(last), count=1)
             if FP8:
@@ -217,8 +219,8 @@ def consume(c: gl.constexpr, o_desc, output, batch, buffers, FORM: gl.constexpr)
             )
             if FORM.split:
                 lse_rows += item.split.to(gl.int64) * output.stride_ls
-            gl.store(lse_rows, row_lse, mask=item.first + rows < item.num_queries)
-            if FORM.split:
+            gl.store(lse_rows, row_lse, mask=(item.first + rows < item.num_queries) & (item.part == 0))
+            if FORM.split or VALUE_D < D:  # a part is narrower than the queries' memory
                 _store_rows(output, result, c, item, FORM.split)
             elif not FORM.ragged or item.first + (c + 1) * ROWS <= item.num_queries:
                 tma.store_wait(0)  # of the item before: its copy may still read the buffer

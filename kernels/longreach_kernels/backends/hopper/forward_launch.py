@@ -40,7 +40,7 @@ _ORDER = argument_order(forward_kernel, "counter", Output, Pages, Sizes, Lists, 
 def supports(q: Tensor, k: Tensor, mask: Mask | None, *, page_size: int | None = None) -> bool:
     """Whether the Hopper kernel computes this; everything else is the portable kernels' work.
 
-    It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 256, at least one key, pages that hold whole
+    It takes fp16 and bf16, head dims that are multiples of 8 from 40 to 512, at least one key, pages that hold whole
     tiles of 128 keys, and every mask that has a closed form or blocks of 128; None stands for lists that the caller
     brings. Softcaps and learned sinks are no limit.
     Keys in fp8 pages may be of head dims that are multiples of 16 from 48 to 128.
@@ -154,7 +154,7 @@ def paged_forward(
     if lists is None and band is not None and band.window is None and call.sink_logits is None:
         if not call.batch_invariant:
             shape = q.shape[0] - skip, batch.max_context_len, config.block_m, config.block_n
-            splits = split_keys(q, *shape, processors(q.device))
+            splits = split_keys(q, *shape, processors(q.device), config.value_parts)
         elif band.causal and batch.max_context_len > FIXED_KEYS:
             for piece in split_fixed(batch, q, config.block_m, config.block_n):
                 here = piece.rows
@@ -235,7 +235,7 @@ def _launch(
 ) -> None:
     """`lists`: those of the call, or made of its mask; None where the mask has a closed form. With `splits` the results
     go there, in place of `out` and `lse`."""
-    num_items = sequences.num_items if splits is None else sequences.num_items * splits.number
+    num_items = sequences.num_items * config.value_parts * (1 if splits is None else splits.number)
     if num_items == 0:
         return
     q, k, v, out, lse, lse_strides, (heads, kv_heads) = tensors
@@ -250,7 +250,7 @@ def _launch(
         (min(num_items, processors(lse.device)),),
         q.descriptor(64),
         k.descriptor(config.block_n),
-        v.descriptor(config.block_n if call.kv_scales is None else width),
+        v.descriptor(config.block_n if call.kv_scales is None else width, config.value_parts),
         out.descriptor(64),
         *_ORDER(
             (
@@ -279,6 +279,7 @@ def _launch(
         FORM=Form(
             group=group,
             head_dim=width,
+            value_dim=width // config.value_parts,
             block_m=config.block_m,
             block_n=config.block_n,
             ring=config.ring,

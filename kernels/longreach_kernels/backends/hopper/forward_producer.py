@@ -130,7 +130,10 @@ def produce(q_desc, k_desc, v_desc, counter, batch, buffers, FORM: gl.constexpr)
                 mbarrier.wait(buffers.tiles.v_empty.index(slot), phase)
                 v_full = buffers.tiles.v_full.index(slot)
                 mbarrier.expect(v_full, v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [item.kv_outer, v_row, 0], v_full, buffers.tiles.v.index(slot))
+                column = item.part * FORM.value_dim
+                tma.async_copy_global_to_shared(
+                    v_desc, [item.kv_outer, v_row, column], v_full, buffers.tiles.v.index(slot)
+                )
                 row = next_row
                 tile = next_tile
                 step += 1

@@ -45,8 +45,8 @@ def issue_scores(q, k, BN: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def issue_sum(p, v, acc, BN: gl.constexpr, D: gl.constexpr):
-    """Begin P V with P as `pack` made it: the sum (64, D) under way, of 16-bit floats with `acc` in it, and what must
-    stay in registers until it is done. v is the shared memory of a value tile."""
+    """Begin P V, of D channels of the values, with P as `pack` made it: the sum (64, D) under way, of 16-bit floats
+    with `acc` in it, and what must stay in registers until it is done. v is the shared memory of a value tile."""
     L: gl.constexpr = accumulator(D, v.dtype)
     if v.dtype == gl.float8e4nv:
         kept = p

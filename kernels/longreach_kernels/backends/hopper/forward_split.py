@@ -65,10 +65,10 @@ class KeySplits(NamedTuple):
 
 
 def split_keys(
-    q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int, processors: int
+    q: Tensor, tokens: int, max_context_len: int, block_m: int, block_n: int, processors: int, value_parts: int = 1
 ) -> KeySplits | None:
     """Room for the splits of a call with `tokens` of the queries q (T, Hq, D); None if it is better done in one."""
-    heads = q.shape[1]
+    heads = q.shape[1] * value_parts
     key_tiles = -(-max_context_len // block_n)
     most = min(key_tiles // LEAST_TILES, _MOST_BYTES // max(1, 4 * q.numel()))
     number, whole_tiles = _best_number(heads * -(-tokens // block_m), key_tiles, most, processors)

@@ -35,10 +35,10 @@ class HeadRows(NamedTuple):
     head_stride: int
     row_stride: int
 
-    def descriptor(self, block_rows: int) -> TensorDescriptor:
-        """For boxes of `block_rows` rows of one head."""
+    def descriptor(self, block_rows: int, parts: int = 1) -> TensorDescriptor:
+        """For boxes of `block_rows` rows of one head, in so many parts of its channels."""
         head_dim = self.tensor.shape[-1]
-        block = [1, block_rows, padded(head_dim)]
+        block = [1, block_rows, padded(head_dim) // parts]
         layout = shared_layout(*block, dtype=self.tensor.dtype)
         shape, strides = [self.heads, self.rows, head_dim], [self.head_stride, self.row_stride, 1]
         return TensorDescriptor(self.tensor, shape, strides, block, layout)

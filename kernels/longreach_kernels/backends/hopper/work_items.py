@@ -53,6 +53,7 @@ class Item(NamedTuple):
         num_queries, num_keys: of the sequence.
         seq: the sequence.
         split: of its keys.
+        part: of the values' channels.
     """
 
     steps: Any
@@ -66,6 +67,7 @@ class Item(NamedTuple):
     num_keys: Any
     seq: Any
     split: Any
+    part: Any
 
 
 @gluon.jit
@@ -88,8 +90,13 @@ def find_item(batch, index, FORM: gl.constexpr):
     """The item of that index; it has no steps where a ragged batch has fewer items than were allowed for."""
     BM: gl.constexpr = FORM.block_m
     BN: gl.constexpr = FORM.block_n
+    PARTS: gl.constexpr = FORM.head_dim // FORM.value_dim
     seq = gl.to_tensor(0)
     split = gl.to_tensor(0)
+    part = gl.to_tensor(0)
+    if PARTS > 1:  # next to each other, since they read the same keys
+        part = index % PARTS
+        index = index // PARTS
     exists = gl.to_tensor(True)
     if FORM.ragged:
         head = index % batch.sizes.heads
@@ -122,7 +129,7 @@ def find_item(batch, index, FORM: gl.constexpr):
         num_queries = batch.sizes.num_queries
         num_keys = batch.sizes.num_keys
         tiles = gl.cdiv(num_queries, BM)
-        outer = batch.sizes.num_items // tiles
+        outer = batch.sizes.num_items // PARTS // tiles
         section = index // (batch.sizes.section * tiles)
         inside = index % (batch.sizes.section * tiles)
         size = gl.minimum(batch.sizes.section, outer - section * batch.sizes.section)
@@ -194,7 +201,7 @@ def find_item(batch, index, FORM: gl.constexpr):
     num_steps = gl.where(exists, num_steps, 0)
     steps = Steps(num_steps, right, middle, last_tile, num_band, sink_end, last_entry)
     q_row = q_start + first
-    return Item(steps, head, q_outer, kv_outer, q_row, k_row, first, num_queries, num_keys, seq, split)
+    return Item(steps, head, q_outer, kv_outer, q_row, k_row, first, num_queries, num_keys, seq, split, part)
 
 
 @gluon.jit
