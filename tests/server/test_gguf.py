@@ -44,10 +44,11 @@ def file(model: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
     return write(path, model, tokenizer=model_dir / "tokenizer.json", pre="gpt-2")
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_file_is_served_with_its_tokenizer_and_template(
-    file: Path, model: Any, model_dir: Path, caplog: pytest.LogCaptureFixture
+    file: Path, model: Any, model_dir: Path, caplog: pytest.LogCaptureFixture, device: str
 ) -> None:
-    service, told = load(model=str(file), device="cpu")
+    service, told = load(model=str(file), device=device, dtype="float32")
     assert service.settings.names == ("owl-F32",)
     assert service.chat.template.render([{"role": "user", "content": "hello"}]) == "[user] hello\n"
     own = tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
