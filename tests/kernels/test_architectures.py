@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from longreach_kernels import BlockSparse, Causal
 from longreach_kernels.backends.triton.config import forward_config, sparse_config
 
 from tests.kernels.compiled import compiled
-from tests.pairwise import thinned
+from tests.pairwise import FULL, thinned
 
 # Bytes of shared memory that a block may use, by compute capability (CUDA C++ Programming Guide, table of technical
 # specifications). Those of sm_90 and its kernels are held by `test_hopper` and on the GPU.
@@ -37,7 +38,12 @@ CHOSEN += [((100, 256), "moments"), ((86, 256), "dense fp32"), ((100, 512), "mom
 CHOSEN += [((arch, 512), launch) for arch in (86, 100) for launch in ("pages of 16, window", "pages of 64, blocks")]
 
 
-@pytest.mark.parametrize("archs", [(80, 86, 89), (100, 120)], ids=str)
+# All launches take an hour of a processor.
+ARCHS = [(arch,) for arch in SHARED_BYTES] if os.environ.get(FULL) == "1" else [(80, 86, 89), (100, 120)]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("archs", ARCHS, ids=str)
 def test_kernels_compile_and_fit_the_shared_memory(archs: tuple[int, ...]) -> None:
     names = [
         f"{arch}:{head_dim}:{launch}"
