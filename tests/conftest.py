@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,10 @@ from tests.workers import GroupsStayTogether, sort_dearest_first
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton") is not None:
+        from tests.quick_interpreter import quicken
+
+        quicken()
 
 _ROOT = Path(__file__).parent.parent
 
