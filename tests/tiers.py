@@ -75,7 +75,7 @@ TIER_OF = {
 SERIAL_FILES = (
     "tests/server/attacks",
     "tests/server/load",
-    "tests/server/engine/test_process.py",
+    "tests/server/engine/test_process_silence.py",
     "tests/server/api/test_network_attacks.py",
 )
 
