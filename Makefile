@@ -13,7 +13,7 @@ RIGHT_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 
   { echo "longreach needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick test-gpu test-training families faults loadtest soak check format lock docs docker-check clean
+.PHONY: help install serve test quick dearest test-gpu test-training families faults loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test-more: install
 
 quick: install ## run the unit tests, which take a minute
 	OMP_NUM_THREADS=1 $(PYTEST) -m unit $(BESIDE) --junitxml $(RESULTS)/unit.xml
+
+dearest: ## list the twenty test files that cost most processor seconds in the last runs
+	@sort --reverse --numeric-sort $(RESULTS)/*.seconds | head -20
 
 test-gpu: install ## run the tests that need a GPU, on one GPU; kernels compile on all cores
 	$(PYTEST) -m gpu -n $(GPU_WORKERS) --junitxml $(RESULTS)/gpu.xml
