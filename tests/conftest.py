@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,11 +22,15 @@ import torch
 from tests import pairwise
 from tests.forked import REAL, forking
 from tests.processor_seconds import ProcessorSeconds
-from tests.tiers import SERIAL, SERIAL_MEANS, TIERS, may_hold, runs_alone, tier_of
+from tests.tiers import SERIAL, SERIAL_MEANS, TIERS, has_only, may_hold, runs_alone, tier_of
 from tests.workers import GroupsStayTogether, sort_dearest_first
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton") is not None:
+        from tests.quick_interpreter import quicken
+
+        quicken()
 
 _ROOT = Path(__file__).parent.parent
 
@@ -49,12 +54,16 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m unit` or `-m "serial and not gpu"`, without the seconds that importing all other tests takes."""
+    """`-m unit`, `-m "serial and not gpu"` or `-m "not unit and ..."` without the seconds that importing other tests
+    takes."""
     wanted = config.option.markexpr.partition(" and ")[0]
-    if wanted not in {*TIERS, SERIAL} or collection_path.suffix != ".py" or _ROOT not in collection_path.parents:
+    tier = wanted.removeprefix("not ")
+    if tier not in {*TIERS, SERIAL} or collection_path.suffix != ".py" or _ROOT not in collection_path.parents:
         return None
-    path = collection_path.relative_to(_ROOT).as_posix()
-    return None if may_hold(path, wanted, collection_path.read_text()) else True
+    path, text = collection_path.relative_to(_ROOT).as_posix(), collection_path.read_text()
+    if tier != wanted:
+        return True if tier in TIERS and has_only(path, tier, text) else None
+    return None if may_hold(path, wanted, text) else True
 
 
 def pytest_collection_finish() -> None:

@@ -34,6 +34,7 @@ from torch.distributed import distributed_c10d
 REAL = (
     "tests/server/cluster/test_deploy.py",
     "tests/server/engine/test_parallel_compile.py",
+    "tests/server/engine/test_process_start.py",
     "tests/server/test_bare_start.py",
     "tests/server/test_cli.py",
     "tests/server/test_safe_path.py",

@@ -16,6 +16,8 @@ from typing import Any
 
 SEED = "LONGREACH_TEST_SEED"
 FULL = "LONGREACH_TEST_FULL"
+# Tests of the embedded model whose prompts, of 16K tokens and more, take a CPU most of a minute each.
+LONG_READS = ("the main job", "the playground's example")
 
 
 def seed() -> int:
@@ -58,6 +60,11 @@ def daily(values: Iterable[Any], count: int) -> list[Any]:
     first = seed() * count
     chosen = {(first + i) % len(all_of) for i in range(count)}
     return [value for i, value in enumerate(all_of) if i in chosen]
+
+
+def at_length(read: str) -> bool:
+    """Whether one of `LONG_READS` has its whole length: one of them each day, so that a run reads one long prompt."""
+    return read in daily(LONG_READS, 1)
 
 
 def _cases(values: list[list[Any]], indices: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:

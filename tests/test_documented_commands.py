@@ -45,7 +45,7 @@ SMALLER = {
     "bench load --attention": "--lengths 512 --repeats 1 --max-tokens 2 --no-cached --recall 1",
     "bench load http": "--lengths 600 --repeats 1 --max-tokens 4 --arrivals 2 --arrival-lengths 50",
     "bench load tiny": "--lengths 600 --repeats 1 --max-tokens 4",
-    "bench recall": "--lengths 1024 --count 1 --depths 1 --tasks single",
+    "bench recall": "--lengths 512 --count 1 --depths 1 --tasks single",
     "longreach serve ": "--port 0 --max-model-len 2k",
     "benchmarks.aiperf": "--lengths 64",
     "benchmarks.decode_budget": "--shape tiny --length 600 --budgets 64 --answers 1 --tokens 8",

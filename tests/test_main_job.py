@@ -16,6 +16,8 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from tests.pairwise import at_length
+
 BOOK = "\n".join(topics.values())
 FACT = "\nThe pass key for the {name} is {key}.\n"
 QUESTION = "\nWhat is the pass key for the {name}?\nAnswer:"
@@ -67,8 +69,10 @@ def post(url: str, body: dict, timeout: float = 240) -> dict:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=timeout).json()
 
 
-def test_a_16k_prompt_streams_an_answer_with_the_fact(url: str, model: str) -> None:
-    prompt = book_with_fact("silver lantern", "48213", 70_000, depth=0.4)
+def test_a_long_prompt_streams_an_answer_with_the_fact(url: str, model: str) -> None:
+    """Of 16K tokens, or of 8K where the playground's example is read at its length."""
+    length, tokens = (70_000, 16_384) if at_length("the main job") else (36_000, 8_192)
+    prompt = book_with_fact("silver lantern", "48213", length, depth=0.4)
     stream = client(url).completions.create(
         model=model,
         prompt=prompt,
@@ -82,7 +86,7 @@ def test_a_16k_prompt_streams_an_answer_with_the_fact(url: str, model: str) -> N
     assert len([chunk for chunk in chunks if chunk.choices]) > 1, "the answer came in one piece"
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.prompt_tokens > 16_384
+    assert chunks[-1].usage.prompt_tokens > tokens
 
 
 def test_eight_clients_at_once_get_what_each_gets_alone(url: str, model: str) -> None:

@@ -23,7 +23,7 @@ case "$*" in
 esac
 """
 CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
-DEV = "python -m pip install --disable-pip-version-check -c requirements.lock -e .[dev]"
+DEV = "python -m pip install --disable-pip-version-check -c requirements.lock --no-compile -e .[dev]"
 SERVE = "longreach serve"
 QUICK, BESIDE, ALONE = (
     f"python -m pytest --durations 50 --durations-min 1 -m {chosen} --junitxml build/test-results/{name}.xml"
@@ -82,7 +82,7 @@ def test_test_adds_the_rest_to_what_serve_has_installed(clone: Clone) -> None:
 
 
 def test_serve_needs_nothing_after_test(clone: Clone) -> None:
-    assert clone.make("test") == [CORE, DEV, *TEST]
+    assert clone.make("test") == [DEV, *TEST]
     assert clone.make("serve") == [SERVE]
 
 
@@ -101,15 +101,31 @@ def test_changed_dependencies_are_installed_again(clone: Clone) -> None:
     clone.make("test")
     later = (clone.folder / ".venv" / ".installed").stat().st_mtime + 2
     os.utime(clone.folder / "requirements.lock", (later, later))
-    for stamp in (".core", ".installed"):  # older than the lock file, and the core not newer than the rest
+    for stamp in (".core", ".installed"):  # older than the lock file
         os.utime(clone.folder / ".venv" / stamp, (later - 2, later - 2))
-    assert clone.make("install") == [CORE, DEV]
+    assert clone.make("install") == [DEV]
 
 
 def test_pip_takes_the_arguments_that_are_given(clone: Clone) -> None:
-    assert clone.make("install", "PIP_ARGS=--find-links wheels") == [
-        line.replace(" -c ", " --find-links wheels -c ") for line in (CORE, DEV)
-    ]
+    assert clone.make("install", "PIP_ARGS=--find-links wheels") == [DEV.replace(" -c ", " --find-links wheels -c ")]
+
+
+def test_the_run_of_ci_makes_all_that_check_and_test_make(clone: Clone) -> None:
+    clone.make("install")
+    run = [line.split()[1:] for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    made = {line for words in run for line in recipes(clone, *words)}
+    for target in ("check", "test"):
+        assert {line for line in recipes(clone, target) if not line.startswith("make ")} <= made
+
+
+def recipes(clone: Clone, *words: str) -> list[str]:
+    """The lines that a target would run."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("M")}
+    done = subprocess.run(
+        ["make", "-n", *words], cwd=clone.folder, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.pairwise import FULL, SEED, covering, daily, thinned
+from tests.pairwise import FULL, LONG_READS, SEED, at_length, covering, daily, thinned
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (8, 6, 2, 2), (2, 7, 4), (5, 1, 3), (4, 4)])
@@ -80,3 +80,11 @@ def test_all_values_have_their_day(monkeypatch: pytest.MonkeyPatch) -> None:
     assert daily("ab", 3) == ["a", "b"]
     monkeypatch.setenv(FULL, "1")
     assert daily(range(7), 2) == [*range(7)]
+
+
+def test_each_day_one_long_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    for day in (100, 101):
+        monkeypatch.setenv(SEED, str(day))
+        read += filter(at_length, LONG_READS)
+    assert sorted(read) == sorted(LONG_READS)

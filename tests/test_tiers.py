@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import SERIAL_FILES, TIER_OF, TIERS, may_hold, runs_alone, tier_of
+from tests.tiers import SERIAL_FILES, TIER_OF, TIERS, has_only, may_hold, runs_alone, tier_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +40,13 @@ def test_a_file_that_marks_tests_may_hold_them() -> None:
     assert may_hold("tests/kernels/test_fp8.py", "serial", "@pytest.mark.serial\ndef test_x(): ...")
     assert may_hold("tests/server/load/test_load.py", "serial", "def test_x(): ...")
     assert not may_hold("tests/kernels/test_fp8.py", "serial", "def test_x(): ...")
+
+
+def test_a_file_has_only_unit_tests_where_none_is_marked_otherwise() -> None:
+    assert has_only("tests/kernels/test_masks.py", "unit", "@pytest.mark.parametrize\ndef test_x(): ...")
+    assert not has_only("tests/kernels/test_fp8.py", "unit", "@pytest.mark.unit\ndef test_x(): ...")
+    for other in ("kernel", "system", "serial", "gpu"):
+        assert not has_only("tests/kernels/test_masks.py", "unit", f"@pytest.mark.{other}\ndef test_x(): ...")
 
 
 @pytest.mark.parametrize("path", [*TIER_OF, *SERIAL_FILES])

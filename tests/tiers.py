@@ -75,7 +75,7 @@ TIER_OF = {
 SERIAL_FILES = (
     "tests/server/attacks",
     "tests/server/load",
-    "tests/server/engine/test_process.py",
+    "tests/server/engine/test_process_silence.py",
     "tests/server/api/test_network_attacks.py",
 )
 
@@ -110,3 +110,9 @@ def may_hold(path: str, wanted: str, text: str) -> bool:
     """Whether a file with this `text` can have tests of a tier, or serial ones: it is listed so, or marks tests so."""
     listed = runs_alone(path) if wanted == SERIAL else tier_of(path, set()) == wanted
     return listed or f"pytest.mark.{wanted}" in text
+
+
+def has_only(path: str, tier: str, text: str) -> bool:
+    """Whether all tests of a file with this `text` are of a tier: it is listed so, and marks no test otherwise."""
+    others = [*(name for name in TIERS if name != tier), SERIAL, "gpu"]
+    return tier_of(path, set()) == tier and not any(f"pytest.mark.{name}" in text for name in others)

@@ -24,12 +24,16 @@ TOGETHER = {
 # The dearest first: one that is begun last is waited for while the other workers have nothing to do.
 DEAREST = (
     "tests/test_documented_commands.py",
+    "tests/server/cluster/test_deploy.py",
+    "tests/real/test_smollm2.py",
+    "tests/server/playground/test_embedded.py",
     "tests/server/engine/test_ranks.py",
     "tests/test_main_job.py",
+    "tests/server/test_safe_path.py",
+    "tests/server/playground/test_asking.py",
     "tests/server/engine/test_context_parallel.py",
-    "tests/server/engine/test_batch_invariant.py",
     "tests/server/engine/test_embedded_model.py",
-    "tests/real/test_smollm2.py",
+    "tests/server/engine/test_parallel_compile.py",
 )
 
 

@@ -59,9 +59,9 @@ def answers(engine: Engine, specs: list[Generate]) -> tuple[dict[str, list[int]]
 def prompts() -> dict[str, list[int]]:
     """Three prompts about a long text with two facts in it, which begin alike; one asks for it to be repeated."""
     tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
-    text = "\n".join(topics.values())[:5000]
+    text = "\n".join(topics.values())[:2500]
     facts = "\nThe pass key for the silver lantern is 48213.\nThe pass key for the copper bell is 90517.\n"
-    text = text[:2000] + facts + text[2000:]
+    text = text[:1000] + facts + text[1000:]
     return {
         "question": tokenizer.encode(text + QUESTION).ids,
         "other": tokenizer.encode(text + "\nWhat is the pass key for the copper bell?\nAnswer:").ids,
@@ -97,7 +97,7 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(
 
     # Pages for the prompts and no more, and promises of one token: whose answer grows first preempts another.
     pages = sum(-(-(len(prompt) + 1) // 64) for prompt in prompts.values())
-    crowded = build(device=device, cuda_graphs=False, kv_cache_bytes=pages * 64 * TOKEN_BYTES)
+    crowded = build(device=device, cuda_graphs=False, max_model_len=2048, kv_cache_bytes=pages * 64 * TOKEN_BYTES)
     crowded.scheduler.limits = dataclasses.replace(crowded.scheduler.limits, promised_tokens=1)
     requests = []
     add = crowded.scheduler.add
@@ -106,14 +106,14 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(
     assert preempted == plain
     assert any(request.preempted for request in requests), "there was room for all"
 
-    cached = build(device=device, prefix_cache=True, max_batched_tokens=500)
+    cached = build(device=device, prefix_cache=True, max_batched_tokens=250)
     assert cached.submit(specs()[0]) is None
     for _ in range(3):
         cached.step()
     cached.cancel("question")
     resumed, hits, _ = answers(cached, specs())
     assert resumed == plain
-    assert hits["question"] >= 1400, "the retry did not go on where the cancelled request was"
+    assert hits["question"] >= 700, "the retry did not go on where the cancelled request was"
     again, hits, _ = answers(cached, specs())
     assert again == plain
     assert all(hits[name] >= len(prompt) - 1 - 64 for name, prompt in prompts.items())
@@ -141,7 +141,7 @@ def test_the_answer_is_found_over_fp8_pages_too(prompts: dict[str, list[int]], d
     for spec in specs:
         tokens, cached, _ = answers(engine, [spec])
         alone |= tokens
-        assert cached[spec.request_id] > 1000
+        assert cached[spec.request_id] > 500
     assert alone == together
 
 
@@ -155,7 +155,7 @@ def test_pages_that_were_offloaded_and_restored_give_the_plain_answer(
         Generate(request_id=name, prompt=prompts[name], max_tokens=8, sampling=greedy, cache_salt=name)
         for name in ("question", "other")
     ]
-    whole = {"device": device, "kv_cache_dtype": kv_dtype, "max_batched_tokens": 1000}
+    whole = {"device": device, "kv_cache_dtype": kv_dtype, "max_batched_tokens": 500}
     plain, _, _ = answers(build(**whole), specs)
 
     # Pages for one prompt at a time: each makes the one before it go.
@@ -165,7 +165,7 @@ def test_pages_that_were_offloaded_and_restored_give_the_plain_answer(
     small = build(**whole | bound, prefix_cache=True)
     assert small.scheduler.allocator.num_pages == pages
     small.scheduler.limits = dataclasses.replace(small.scheduler.limits, restored_pages=5)
-    for cached in (0, 1000):
+    for cached in (0, 500):
         for spec in specs:
             tokens, hits, _ = answers(small, [spec])
             assert tokens == {spec.request_id: plain[spec.request_id]}

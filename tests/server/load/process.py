@@ -14,6 +14,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.processor_seconds import count
+
 
 def eventually(condition: Callable[[], bool], timeout: float, what: str) -> float:
     """Wait for something that another process brings about; the seconds that it took."""
@@ -47,7 +49,9 @@ class ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in (*self.engines(), self.process.pid):
+        engines = self.engines()
+        count(engines)
+        for pid in (*engines, self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         self.wait()

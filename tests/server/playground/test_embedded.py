@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 from longreach.config import EMBEDDED_MODEL_DESCRIPTION
 
+from tests.pairwise import at_length
 from tests.server.api.conftest import eventually
 from tests.server.api.embedded import EmbeddedServer
 from tests.server.playground.conftest import OpenPage
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed (it is in the dev extra)")
-from playwright.sync_api import expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.server.playground.pages import ask, finished, upload
 
@@ -27,15 +28,31 @@ def embedded(browser: object) -> Iterator[EmbeddedServer]:
         yield live
 
 
+def shorten_example(page: Page) -> None:
+    """Load the page anew with an example of 60 days for 365: 5K tokens with the same facts."""
+
+    def answer(route: Route) -> None:
+        script = route.fetch().text()
+        assert script.count("DAYS = 365;") == 1
+        route.fulfill(body=script.replace("DAYS = 365;", "DAYS = 60;"), content_type="text/javascript")
+
+    page.route("**/example.js*", answer)
+    page.reload()
+
+
 def test_the_example_is_answered_in_two_clicks(embedded: EmbeddedServer, open_page: OpenPage) -> None:
     page = open_page(embedded.url)
+    tokens = r"2\d,\d{3} tokens"
+    if not at_length("the playground's example"):
+        shorten_example(page)
+        tokens = r"\d,\d{3} tokens"
     expect(page.locator("#description")).to_have_text(EMBEDDED_MODEL_DESCRIPTION)
     expect(page.locator("#form")).to_have_value("plain")
     page.click("#example")
     expect(page.locator("#book-size")).to_contain_text("tokens")
     page.get_by_role("button", name="What is the pass key for the silver lantern?").click()
     turn = page.locator(".turn").first
-    expect(turn.locator(".reading-words")).to_contain_text(re.compile(r"^[1-9][\d,]+ of 2\d,\d{3} tokens read"))
+    expect(turn.locator(".reading-words")).to_contain_text(re.compile(rf"^[1-9][\d,]+ of {tokens} read"))
     expect(turn.locator(".answer")).to_have_text("48213", timeout=MINUTES_MS)
     expect(turn.locator(".quotes")).to_contain_text("The pass key for the silver lantern is 48213.")
     finished(page)
@@ -43,7 +60,7 @@ def test_the_example_is_answered_in_two_clicks(embedded: EmbeddedServer, open_pa
     turn = page.locator(".turn").first
     expect(turn.locator(".answer")).to_have_text("heron, anchor", timeout=MINUTES_MS)
     expect(turn.locator(".quotes p")).to_have_count(2)
-    expect(turn.locator(".figures")).to_contain_text(re.compile(r"From cache2\d,\d{3} tokens"))
+    expect(turn.locator(".figures")).to_contain_text(re.compile(f"From cache{tokens}"))
     finished(page)
 
 
