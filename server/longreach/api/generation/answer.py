@@ -6,7 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import UNSET
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from longreach.api.generation.choices import RunningAnswers, run_answers
 from longreach.api.generation.plan_answers import AnswerSpec, plan_answers
 from longreach.api.http.respond import json_response
-from longreach.api.http.sse import EventStream
+from longreach.api.http.sse import OPENAI_STREAM, EventStream, StreamForm
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
 
@@ -27,7 +27,10 @@ class AnswerBuilder(ABC, Generic[M]):
     Attributes:
         id: the answer's id, whose beginning is the endpoint's.
         finish: how the answers ended, as the log tells it; known when the last of them has ended.
+        STREAM: what a stream has beside the builder's events.
     """
+
+    STREAM: ClassVar[StreamForm] = OPENAI_STREAM
 
     def __init__(self, call: Call[M], id_prefix: str) -> None:
         self.id = f"{id_prefix}{uuid.uuid4().hex}"
@@ -67,7 +70,12 @@ async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> 
     if call.body.stream:
         keep_alive = call.service.settings.keep_alive_seconds
         return EventStream(
-            builder.events(answers), call.record, keep_alive, call.service.until_cut, lambda: builder.finish
+            builder.events(answers),
+            call.record,
+            keep_alive,
+            call.service.until_cut,
+            lambda: builder.finish,
+            builder.STREAM,
         )
     response = json_response(await call.attend(builder.whole(answers)))
     call.record.finished(builder.finish)
