@@ -13,7 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
 from longreach.api.documentation import openapi, reference
-from longreach.api.endpoints import attention_policies, chat, completions, playground, responses, status, tokenize
+from longreach.api.endpoints import (
+    attention_policies,
+    chat,
+    completions,
+    messages,
+    playground,
+    responses,
+    status,
+    tokenize,
+)
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.error_forms import id_headers
@@ -41,7 +50,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokenize, attention_policies, status, reference):
+    for module in (completions, chat, responses, messages, tokenize, attention_policies, status, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))

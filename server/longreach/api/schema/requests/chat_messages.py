@@ -73,7 +73,7 @@ Content = Annotated[str | None, PlainValidator(_content), described(_CONTENT_SCH
 class CalledFunction(StrictModel):
     """The function of a call in an earlier answer; `arguments` is a JSON object in a string."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     arguments: str
 
     @model_validator(mode="after")
