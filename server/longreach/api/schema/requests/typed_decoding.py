@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from longreach.errors import ContextLengthError, InvalidRequestError, quoted
+from longreach.util import exact_json
 
 # Members up to this length are decoded at once: the model's checks then say what is wrong with them.
 _SHORT_BYTES = 16 * 1024
@@ -166,7 +167,7 @@ def _plain(value: object, where: str, budget: _Budget) -> object:
 
 def _loaded(raw: bytes) -> object:
     try:
-        return orjson.loads(raw)
+        return exact_json.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 
