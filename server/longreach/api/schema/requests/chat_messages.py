@@ -16,6 +16,7 @@ from longreach.api.schema.requests.fields import (
     neutral,
     only,
 )
+from longreach.util import exact_json
 
 TEXT_TYPES = {"text", "input_text", "output_text"}
 _MAX_PARTS = 65536
@@ -84,7 +85,7 @@ class CalledFunction(StrictModel):
     def parsed(self) -> dict[str, Any]:
         """The arguments as chat templates want them."""
         try:
-            value = orjson.loads(self.arguments or "{}")
+            value = exact_json.loads(self.arguments or "{}")
         except orjson.JSONDecodeError:
             value = None
         if not isinstance(value, dict):

@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field, PlainValidator, StringConstraints, TypeAdapter, model_validator
 
 from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid, or_default
@@ -56,7 +56,7 @@ class MessageFunction(StrictModel):
         description = self.description
         if self.input_examples:
             check_levels(self.input_examples)
-            examples = "\n".join(orjson.dumps(example).decode() for example in self.input_examples)
+            examples = "\n".join(json.dumps(example, ensure_ascii=False) for example in self.input_examples)
             description = f"{description or ''}\n\nExamples of input:\n{examples}".lstrip()
         return Function(name=self.name, description=description, parameters=self.input_schema, strict=self.strict)
 

@@ -15,10 +15,10 @@ from longreach.api.schema.requests.fields import (
     Stops,
     StrictModel,
     invalid,
-    neutral,
     only,
 )
 from longreach.api.schema.requests.formats import JsonSchema
+from longreach.api.schema.requests.harmless import FreeObject, harmless
 from longreach.api.schema.requests.message_blocks import Block, ResultBlock, System, SystemBlock, TurnMessage
 from longreach.api.schema.requests.message_tools import (
     MAX_MESSAGE_TOOLS,
@@ -93,16 +93,7 @@ class PromptFields(StrictModel):
     thinking: Thinking | None = Field(None, description="By default as the model's chat template has it.")
     output_config: OutputConfig | None = Field(None, description="The answer's form, and the effort.")
     output_format: MessageFormat | None = Field(None, description="The older name of `output_config.format`.")
-    cache_control: Any = Field(None, description="Changes nothing: all prefixes are cached.")
-    context_management: Annotated[dict[str, Any] | None, Field(max_length=64)] = Field(
-        None, description="No edit is applied, and the answer says so."
-    )
-    mcp_servers: Annotated[list[Any] | None, only(None, [])] = neutral(None, [])
-    speed: Annotated[str | None, only(None, "standard")] = neutral(None, "standard")
-    compaction: Annotated[None, only(None)] = neutral(None)
-    anthropic_version: str | None = Field(None, max_length=256, description="Changes nothing.")
-    anthropic_beta: Annotated[list[str] | None, Field(max_length=256)] = Field(None, description="Changes nothing.")
-    user_profile_id: str | None = Field(None, max_length=256, description="Changes nothing.")
+    context_management: FreeObject | None = Field(None, description="No edit is applied, and the answer says so.")
 
     _chat: list[Message] = PrivateAttr()
     _selection: ToolSelection = PrivateAttr()
@@ -161,7 +152,7 @@ class PromptFields(StrictModel):
         return found
 
 
-class MessageRequest(SamplingFields, PromptFields):
+class MessageRequest(SamplingFields, PromptFields, harmless("messages")):
     """Answer the last message of a conversation, in Anthropic's protocol.
 
     Fields of sampling and serving that Anthropic does not have are as on the other endpoints.
@@ -179,13 +170,6 @@ class MessageRequest(SamplingFields, PromptFields):
         description="`flex`, for batches: read after all other prompts, and no step is kept short for its answer.",
         json_schema_extra={"enum": [*_TIERS]},
     )
-    container: Annotated[None, only(None)] = neutral(None)
-    diagnostics: Any = Field(None, description="Changes nothing.")
-    fallbacks: Any = Field(None, description="Changes nothing: no answer is declined.")
-    fallback_credit_token: Annotated[None, only(None)] = neutral(None)
-    inference_geo: Annotated[str | None, only(None, "global")] = neutral(None, "global")
-    thread: Annotated[None, only(None)] = neutral(None)
-    billing_policy: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_together(self) -> MessageRequest:
@@ -205,7 +189,7 @@ class MessageRequest(SamplingFields, PromptFields):
         return None if self.metadata is None else self.metadata.user_id
 
 
-class CountTokensRequest(PromptFields):
+class CountTokensRequest(PromptFields, harmless("count_tokens")):
     """Count the tokens of the prompt that a message would have."""
 
     model: str = Field(min_length=1, max_length=256, description="A name of the served model.")
