@@ -164,7 +164,7 @@ _TOOL_SCHEMA = {
                 "type": {"type": "string", "pattern": r"^(?!custom$|computer_|browser_)[\s\S]{1,64}$"},
                 "name": {"type": "string", "minLength": 1, "maxLength": 128},
             },
-            "required": ["type", "name"],
+            "required": ["type"],
         },
     ]
 }
