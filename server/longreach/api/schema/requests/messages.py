@@ -15,6 +15,7 @@ from longreach.api.schema.requests.fields import (
     Stops,
     StrictModel,
     invalid,
+    located,
     only,
 )
 from longreach.api.schema.requests.formats import JsonSchema
@@ -101,13 +102,10 @@ class PromptFields(StrictModel):
     @model_validator(mode="after")
     def _read(self) -> PromptFields:
         if self.messages[-1].role == "assistant":
-            raise invalid(
-                "`messages`: this server does not support assistant message prefill; the conversation must end with a "
-                "user message",
-                "unsupported_value",
-            )
+            why = "assistant message prefill is not supported; the conversation must end with a user message"
+            raise located(invalid(why, "unsupported_value"), "messages", len(self.messages) - 1)
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
-            raise invalid("`output_format` and `output_config.format` cannot both be set")
+            raise located(invalid("cannot be set together with `output_config.format`"), "output_format")
         # Here, since long bodies are checked in a thread.
         self._chat = chat_messages(self.system or (), self.messages)
         self._selection = select(self.tools or [], self.tool_choice)
@@ -180,7 +178,7 @@ class MessageRequest(SamplingFields, PromptFields, harmless("messages")):
         if self.min_tokens and (formed or forced):
             raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
         if formed and forced:
-            raise invalid("`output_config.format` and a `tool_choice` that forces a call cannot both be set")
+            raise located(invalid("cannot force a call where `output_config.format` is set"), "tool_choice")
         return self
 
     @property
