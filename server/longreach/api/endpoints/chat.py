@@ -11,13 +11,14 @@ from starlette.responses import Response
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
-from longreach.api.generation.chat_answer import ChatReader
+from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.chat_builder import ChatBuilder
 from longreach.api.generation.plan_answers import check_scored
 from longreach.api.generation.prepare_chat import prepare_chat
 from longreach.api.schema.answers.chat import ChatChunk, ChatCompletion
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.policies.schemas import SCHEMAS
+from longreach.text.answer_reader import AnswerReader
 
 router = APIRouter()
 
@@ -40,5 +41,9 @@ async def create_chat_completion(request: Request) -> Response:
     )
     spec = replace(prepared.spec, prompt_logprobs=body.prompt_logprobs)
     check_scored(body.prompt_logprobs, spec.prompts, "prompt_logprobs")
-    reader = prepared.reader if body.separate_reasoning or spec.grammar is not None else ChatReader
+    reader = prepared.reader if body.separate_reasoning else _everything_is_content
     return await answer(call, ChatBuilder(call, reader), spec)
+
+
+def _everything_is_content() -> PartReader:
+    return PartReader(AnswerReader())
