@@ -8,10 +8,12 @@ from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
+from longreach.api.service.template_variables import read_by
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
 from longreach.text.marks import Marks, unguarded
+from longreach.text.template_calls import TemplateCalls
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,20 @@ class Chat:
 
     template: ChatTemplate
     format: AnswerFormat
+    arguments_are_text: bool = False  # of calls in earlier answers, as the template wants them
 
     @classmethod
-    def load(cls, model: str, chat_template: str | None = None) -> Chat:
-        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`.
+    def load(cls, model: str, chat_template: str | None = None, call_format: str | None = None) -> Chat:
+        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`;
+        `call_format` names the format of calls, as in `AnswerFormat.load`.
 
         Raises:
             TokenizerError: one cannot be used.
         """
         template = ChatTemplate.load(model, chat_template)
-        return cls(template, AnswerFormat.load(model, template.sources))
+        calls = TemplateCalls.of(template)
+        form = AnswerFormat.load(model, template.sources, call_format, calls.new_id)
+        return cls(template, form, calls.arguments_are_text)
 
     def text(
         self,
@@ -38,24 +44,34 @@ class Chat:
         marks: Marks,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        fields: Mapping[str, str] | None = None,
+        continues: bool = False,
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
+
+        `fields` names the request's fields that `variables` come from. With `continues` the last message stays open.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
         """
-        for name in variables:
-            if not self.template.reads(name):
-                raise _unsupported(name, f"this model's chat template does not read `{name}`")
+        variables = read_by(self.template, variables, fields or {})
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
         guarded = self.template.render(
-            marks.guard([message.for_template() for message in messages]),
+            marks.guard([self._for_template(message) for message in messages]),
             marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
             add_generation_prompt,
+            continues,
             **marks.guard(dict(variables)),
         )
         return guarded, unguarded(guarded)
+
+    def _for_template(self, message: Message) -> dict[str, Any]:
+        plain = message.for_template()
+        if self.arguments_are_text:
+            for told, call in zip(plain.get("tool_calls", ()), message.tool_calls or (), strict=True):
+                told["function"]["arguments"] = call.function.arguments or "{}"
+        return plain
 
 
 def _unsupported(param: str, why: str) -> InvalidRequestError:
