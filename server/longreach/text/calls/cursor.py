@@ -46,13 +46,18 @@ class Cursor:
         return len(self.text) - self.here
 
     @property
+    def rest(self) -> str:
+        """A copy of all that is known from here on."""
+        return self.text[self.here :]
+
+    @property
     def is_over(self) -> bool:
         """Whether the whole text has been read."""
         return self.ended and self.here == len(self.text)
 
     def add(self, text: str) -> None:
         """The text goes on."""
-        self.text, self.here = self.text[self.here :] + text, 0
+        self.text, self.here = self.rest + text, 0
 
     def ahead(self, count: int) -> str:
         """The next characters, unread: so many, or as many as are known."""
@@ -145,7 +150,7 @@ class Cursor:
         found = _any(marks).search(self.text, self.here) if marks else None
         if found is not None:
             return self.take(found.start() - self.here), found[0]
-        end = self.ahead(self.known)[-max(map(len, marks), default=1) :]
+        end = self.rest[-max(map(len, marks), default=1) :]
         held = max((open_end(end, mark) for mark in marks), default=0)
         return self.take(self.known - held), ""
 
