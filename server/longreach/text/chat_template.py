@@ -17,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from longreach.errors import InvalidRequestError, TokenizerError, quoted
+from longreach.errors import TokenizerError, quoted
 from longreach.text.special_tokens import named_tokens
 from longreach.text.template_files import DEFAULT, chat_templates, given_template
 
@@ -39,6 +39,10 @@ _PROBE = "a1b2c3"
 
 class TemplateRefusalError(Exception):
     """A template's own `raise_exception`."""
+
+
+class RenderError(Exception):
+    """A template cannot be filled in with these messages; says why."""
 
 
 class ChatTemplate:
@@ -90,7 +94,7 @@ class ChatTemplate:
         """Whether the template makes any use of a variable."""
         return variable in self._variables
 
-    def render(
+    def fill(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
@@ -100,7 +104,7 @@ class ChatTemplate:
         """The chat as a text. Filling in a long document takes its time: not in the event loop.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
+            RenderError: the template refuses the messages, or cannot be filled in with them.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else DEFAULT
         try:
@@ -113,10 +117,10 @@ class ChatTemplate:
                 **variables,
             )
         except TemplateRefusalError as refusal:
-            raise _refused(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
+            raise RenderError(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
         except Exception as error:  # noqa: BLE001 - foreign code, which assumes what these messages do not have
             what = f"{type(error).__name__}: {quoted(str(error), 256)}"
-            raise _refused(f"the model's chat template cannot be filled in with them ({what})") from None
+            raise RenderError(f"the model's chat template cannot be filled in with them ({what})") from None
 
     def _reads_parts_only(self, template: jinja2.Template) -> bool:
         """Whether a template, as some of models with images, drops a text that is not in a list of parts."""
@@ -135,10 +139,6 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
-
-
-def _refused(why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"`messages`: {why}.", param="messages", code="invalid_value")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

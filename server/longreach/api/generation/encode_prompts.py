@@ -83,7 +83,7 @@ async def encode_chat(
     chat, marks = call.service.chat, call.tokenizer.marks
     given = {name: value for name, value in (variables or {}).items() if value is not None}
     work = call.service.reading.call(
-        chat.text, messages, tools, marks, add_generation_prompt, given, caller=call.record.caller
+        chat.text, messages, tools, marks, add_generation_prompt, given, param, caller=call.record.caller
     )
     guarded, text = await call.attend(work)
     special = chat.template.is_default

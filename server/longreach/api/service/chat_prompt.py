@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,9 @@ from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
-from longreach.text.chat_template import ChatTemplate
+from longreach.text.chat_template import ChatTemplate, RenderError
 from longreach.text.marks import Marks, unguarded
+from longreach.text.template_fit import TemplateFit
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Chat:
         template = ChatTemplate.load(model, chat_template)
         return cls(template, AnswerFormat.load(model, template.sources))
 
+    @functools.cached_property
+    def fit(self) -> TemplateFit:
+        """How the template wants its conversations."""
+        return TemplateFit(self.template)
+
     def text(
         self,
         messages: Sequence[Message],
@@ -38,23 +45,35 @@ class Chat:
         marks: Marks,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        param: str = "messages",
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 
+        Each message is seen in it. Where the template does not take them as they are, they are rearranged.
+
         Raises:
-            InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
+            InvalidRequestError: the template refuses the messages or leaves one out, which names `param`; or it has no
+                place for tools or a variable.
         """
         for name in variables:
             if not self.template.reads(name):
                 raise _unsupported(name, f"this model's chat template does not read `{name}`")
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
-        guarded = self.template.render(
-            marks.guard([message.for_template() for message in messages]),
-            marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
-            add_generation_prompt,
-            **marks.guard(dict(variables)),
-        )
+        as_text = any(message.tool_calls for message in messages) and self.fit.style.arguments_as_text
+        plain = self.fit.renamed([message.for_template(arguments_as_text=as_text) for message in messages])
+        try:
+            rendering = self.fit.rendering(
+                plain, tools=bool(tools), add_generation_prompt=add_generation_prompt, variables=variables
+            )
+            guarded = self.template.fill(
+                marks.guard(rendering.arranged(plain)),
+                marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
+                add_generation_prompt,
+                **marks.guard(dict(variables)),
+            )
+        except RenderError as error:
+            raise InvalidRequestError(f"`{param}`: {error}.", param=param, code="invalid_value") from None
         return guarded, unguarded(guarded)
 
 

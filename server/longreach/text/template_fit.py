@@ -1,0 +1,200 @@
+"""What a chat template makes of conversations: each message must be seen in the prompt, or it is refused.
+
+A conversation is rendered once with an unguessable marker in place of each text, for each shape of conversations: the
+roles, and which messages have words and calls. What the markers show holds for all conversations of that shape. Where
+one is missing, or the template raises an exception, the conversation is rearranged; `arrangement` says how.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longreach.text.arrangement import Arrangement, CallStyle, Plain, arrangements
+from longreach.text.chat_template import ChatTemplate, RenderError
+
+_KEPT_SHAPES = 1024
+_TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
+_STYLES = [
+    CallStyle(arguments_as_text=text, no_words=words, short_ids=short)
+    for short in (False, True)
+    for text in (False, True)
+    for words in (None, "")
+]
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How conversations of one shape are rendered."""
+
+    style: CallStyle
+    arrangement: Arrangement
+
+    def arranged(self, messages: Sequence[Plain]) -> list[Plain]:
+        """A conversation as it is given to the template."""
+        return self.style.apply(self.arrangement.apply(messages))
+
+
+class TemplateFit:
+    """Finds out how one template wants its conversations."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._knows_developer = any("developer" in source for source in template.sources)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Rendering | RenderError] = OrderedDict()
+        self._style: CallStyle | None = None
+
+    @property
+    def style(self) -> CallStyle:
+        """How the template wants calls, by a short conversation with one.
+
+        Content that is null, as OpenAI's API has it beside calls, goes before an empty one. A template that writes
+        `None` for it is given the empty one.
+        """
+        if self._style is None:
+            self._style = next(filter(self._takes_calls, _STYLES), CallStyle())
+        return self._style
+
+    def renamed(self, messages: Sequence[Plain]) -> list[Plain]:
+        """Developers are systems for templates that know none, as OpenAI's older models read them."""
+        if self._knows_developer:
+            return [*messages]
+        return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
+
+    def rendering(
+        self, messages: Sequence[Plain], *, tools: bool, add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> Rendering:
+        """How a conversation is rendered so that each of its messages is seen.
+
+        Raises:
+            RenderError: there is no way; says what the template says, or which message it leaves out.
+        """
+        plain = self.renamed(messages)
+        shape = repr((tools, add_generation_prompt, sorted(variables.items()), [_shape(message) for message in plain]))
+        key = hashlib.sha256(shape.encode(errors="surrogatepass")).digest()
+        with self._lock:
+            found = self._known.get(key)
+            if found is not None:
+                self._known.move_to_end(key)
+        if found is None:
+            found = self._found(plain, [_TOOL] if tools else [], add_generation_prompt, variables)
+            with self._lock:
+                self._known[key] = found
+                if len(self._known) > _KEPT_SHAPES:
+                    self._known.popitem(last=False)
+        if isinstance(found, RenderError):
+            raise found
+        return found
+
+    def _found(
+        self, messages: list[Plain], tools: list[Plain], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> Rendering | RenderError:
+        calling = any("tool_calls" in message or message["role"] == "tool" for message in messages)
+        style = self.style if calling else CallStyle()
+        marked, marks = _marked(messages, as_text=style.arguments_as_text)
+        first: RenderError | None = None
+        without_words: Rendering | None = None
+        for arrangement in arrangements(messages):
+            rendering = Rendering(style, arrangement)
+            try:
+                text = self._template.fill(rendering.arranged(marked), tools, add_generation_prompt, **variables)
+            except RenderError as error:
+                first = first or error
+                continue
+            missing = [mark for mark in marks if mark.text not in text]
+            if not missing:
+                return rendering
+            if all(mark.is_preamble for mark in missing) and without_words is None:
+                without_words = rendering
+            shown = f"it leaves out message {missing[0].message}, of the role `{messages[missing[0].message]['role']}`"
+            first = first or RenderError(f"the model's chat template cannot be used with them: {shown}")
+        # A few templates leave out what an assistant says beside its calls, as they do with its reasoning.
+        assert first is not None, "there is an arrangement"
+        return without_words or first
+
+    def _takes_calls(self, style: CallStyle) -> bool:
+        call = {"id": "probe-id", "type": "function", "function": {"name": "probe", "arguments": {}}}
+        conversation: list[Plain] = [
+            {"role": "user", "content": "probe"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "probe", "tool_call_id": "probe-id"},
+        ]
+        marked, marks = _marked(conversation, as_text=style.arguments_as_text)
+        try:
+            text = self._template.fill(style.apply(marked), [_TOOL], True)
+        except RenderError:
+            return False
+        if style.no_words is None and "None" in text:
+            return False
+        return all(mark.is_written_well(text) for mark in marks)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A text that has to be seen.
+
+    Attributes:
+        text: unguessable.
+        message: the number of its message.
+        is_preamble: it stands for words beside calls.
+        is_argument: it stands for the value of an argument.
+    """
+
+    text: str
+    message: int
+    is_preamble: bool = False
+    is_argument: bool = False
+
+    def is_written_well(self, text: str) -> bool:
+        """Whether it is seen, and an argument neither as Python writes it nor as a JSON text within another."""
+        if not self.is_argument:
+            return self.text in text
+        badly = (f"'{self.text}'", f'\\"{self.text}\\"')
+        return self.text in text and not any(form in text for form in badly)
+
+
+def _shape(message: Plain) -> tuple[object, ...]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = tuple((function["name"], tuple(_names(function["arguments"]))) for function in functions)
+    members = tuple(sorted(name for name in message if name not in ("role", "content", "tool_calls")))
+    return message["role"], bool(message["content"]), calls, members
+
+
+def _marked(messages: Sequence[Plain], *, as_text: bool) -> tuple[list[Plain], list[_Mark]]:
+    """A conversation of the same shape with a mark for each text."""
+    nonce = secrets.token_hex(8)
+    marked: list[Plain] = []
+    marks: list[_Mark] = []
+
+    def mark(number: int, **kind: bool) -> str:
+        marks.append(_Mark(f"m{nonce}x{len(marks)}e", number, **kind))
+        return marks[-1].text
+
+    for number, message in enumerate(messages):
+        one = {**message}
+        if message["content"]:
+            one["content"] = mark(number, is_preamble=bool(message.get("tool_calls")))
+        if message.get("tool_calls"):
+            one["tool_calls"] = []
+            for call in message["tool_calls"]:
+                names = _names(call["function"]["arguments"]) or ["a"]
+                arguments: Any = {name: mark(number, is_argument=True) for name in names}
+                if as_text:
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                one["tool_calls"].append({**call, "function": {**call["function"], "arguments": arguments}})
+        if "reasoning_content" in message:
+            one["reasoning_content"] = "probe"
+        marked.append(one)
+    return marked, marks
+
+
+def _names(arguments: dict[str, Any] | str) -> list[str]:
+    """The names of arguments, which may be the text of an object."""
+    return [*(json.loads(arguments) if isinstance(arguments, str) else arguments)]
