@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longreach.text.arrangement import Arrangement, CallStyle, Plain, arrangements
+from longreach.text.calls.offered import NewId, mistral_id, openai_id
 from longreach.text.chat_template import ChatTemplate, RenderError
 
 _KEPT_SHAPES = 1024
@@ -59,8 +60,14 @@ class TemplateFit:
         `None` for it is given the empty one.
         """
         if self._style is None:
-            self._style = next(filter(self._takes_calls, _STYLES), CallStyle())
+            faults = {style: self._faults(style) for style in _STYLES}
+            self._style = min(_STYLES, key=lambda style: faults[style])
         return self._style
+
+    @property
+    def new_id(self) -> NewId:
+        """Makes ids of calls that the template takes."""
+        return mistral_id if self.style.short_ids else openai_id
 
     def renamed(self, messages: Sequence[Plain]) -> list[Plain]:
         """Developers are systems for templates that know none, as OpenAI's older models read them."""
@@ -119,7 +126,8 @@ class TemplateFit:
         assert first is not None, "there is an arrangement"
         return without_words or first
 
-    def _takes_calls(self, style: CallStyle) -> bool:
+    def _faults(self, style: CallStyle) -> tuple[int, ...]:
+        """What is wrong with a call in this style, the worst first."""
         call = {"id": "probe-id", "type": "function", "function": {"name": "probe", "arguments": {}}}
         conversation: list[Plain] = [
             {"role": "user", "content": "probe"},
@@ -130,10 +138,10 @@ class TemplateFit:
         try:
             text = self._template.fill(style.apply(marked), [_TOOL], True)
         except RenderError:
-            return False
-        if style.no_words is None and "None" in text:
-            return False
-        return all(mark.is_written_well(text) for mark in marks)
+            return (1, 0, 0, int(style.no_words is None))
+        written_badly = any(mark.is_written_badly(text) for mark in marks)
+        missing = sum(mark.text not in text for mark in marks)
+        return (0, written_badly, missing, style.no_words is None and "None" in text)
 
 
 @dataclass(frozen=True)
@@ -152,12 +160,9 @@ class _Mark:
     is_preamble: bool = False
     is_argument: bool = False
 
-    def is_written_well(self, text: str) -> bool:
-        """Whether it is seen, and an argument neither as Python writes it nor as a JSON text within another."""
-        if not self.is_argument:
-            return self.text in text
-        badly = (f"'{self.text}'", f'\\"{self.text}\\"')
-        return self.text in text and not any(form in text for form in badly)
+    def is_written_badly(self, text: str) -> bool:
+        """Whether an argument is written as Python does, or as a JSON text within another."""
+        return self.is_argument and any(form in text for form in (f"'{self.text}'", f'\\"{self.text}\\"'))
 
 
 def _shape(message: Plain) -> tuple[object, ...]:

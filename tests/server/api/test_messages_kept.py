@@ -170,7 +170,7 @@ def chat(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
         yield live
 
 
-@pytest.mark.parametrize("written", ["Oslo", "[1, 2]", '{"x": NaN}', '{"x": 99999999999999999999}'])
+@pytest.mark.parametrize("written", ["Oslo", "[1, 2]", '{"x": 99999999999999999999}'])
 def test_what_the_server_answers_it_takes_back(chat: LiveServer, tokenizer: Tokenizer, written: str) -> None:
     says(chat, tokenizer, f'<tool_call>{{"name": "weather", "arguments": {written}}}</tool_call>')
     message = ask(chat, tools=[WEATHER]).choices[0].message.model_dump()

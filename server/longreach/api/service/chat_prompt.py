@@ -24,14 +24,16 @@ class Chat:
     format: AnswerFormat
 
     @classmethod
-    def load(cls, model: str, chat_template: str | None = None) -> Chat:
-        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`.
+    def load(cls, model: str, chat_template: str | None = None, call_format: str | None = None) -> Chat:
+        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`;
+        `call_format` names the format of calls, as in `AnswerFormat.load`.
 
         Raises:
             TokenizerError: one cannot be used.
         """
         template = ChatTemplate.load(model, chat_template)
-        return cls(template, AnswerFormat.load(model, template.sources))
+        new_id = TemplateFit(template).new_id
+        return cls(template, AnswerFormat.load(model, template.sources, call_format, new_id))
 
     @functools.cached_property
     def fit(self) -> TemplateFit:
