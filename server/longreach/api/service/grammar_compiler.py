@@ -18,8 +18,9 @@ import resource
 import signal
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import orjson
 
@@ -35,7 +36,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["json_schema", "regex", "lark"]
+# `call_or_answer` is a `CallOrAnswer` as an object.
+Kind = Literal["json_schema", "regex", "lark", "call_or_answer"]
+
+
+class CallOrAnswer(TypedDict):
+    """A grammar of calls or of another answer.
+
+    Attributes:
+        main: Lark that names `@answer`, and `@arguments0` for the first function, over the model's vocabulary.
+        checked: the same without ids of tokens.
+        form: the kind and the source of the answer's grammar.
+        arguments: the JSON schemas of the functions' arguments.
+    """
+
+    main: str
+    checked: str
+    form: tuple[Kind, str | dict[str, Any]]
+    arguments: list[dict[str, Any]]
+
 
 # Grammars that are compiled at once, those that may wait for it, and as many of one caller.
 _AT_ONCE = 2
@@ -81,7 +100,7 @@ class GrammarCompiler:
         self._known: OrderedDict[bytes, _Verdict] = OrderedDict()  # by the question's digest
         self._known_bytes = 0
 
-    async def compile(self, kind: Kind, source: str | dict[str, Any], field: str, caller: str) -> str:
+    async def compile(self, kind: Kind, source: str | Mapping[str, Any], field: str, caller: str) -> str:
         """The grammar in llguidance's form. Cancelling this ends the process, unless others wait for the same grammar.
 
         Raises:
@@ -161,30 +180,61 @@ def _refused(field: str, why: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{field}`: {why}.", param=field, code=code)
 
 
-def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
+def check_grammar(kind: Kind, source: Any) -> tuple[str, str]:
     """The grammar in llguidance's form, and what is wrong with it or the empty string.
 
     It is compiled over single bytes, up to the first mask: what fails at that fails over any vocabulary.
     """
+    try:
+        parts = _grammars(kind, source)
+    except SchemaError as error:
+        return "", str(error)
+    error = _error(parts)
+    if kind == "call_or_answer":
+        parts[0] = {"lark_grammar": source["main"]}
+    return _written(parts), error
+
+
+def _written(parts: list[dict[str, Any]]) -> str:
+    """llguidance's form; a Lark grammar alone is one as it is."""
+    return parts[0]["lark_grammar"] if [*map(list, parts)] == [["lark_grammar"]] else json.dumps({"grammars": parts})
+
+
+def _grammars(kind: Kind, source: Any) -> list[dict[str, Any]]:
+    """The grammars that one consists of, the main one first.
+
+    Raises:
+        SchemaError: a schema cannot be followed.
+    """
+    from llguidance import LLMatcher
+
+    if kind == "json_schema":
+        written = LLMatcher.grammar_from_json_schema(prepared(source), overrides=_JSON_STYLE)
+        return json.loads(written)["grammars"]
+    if kind == "regex":
+        return json.loads(LLMatcher.grammar_from_regex(source))["grammars"]
+    if kind == "lark":
+        return [{"lark_grammar": source}]
+    [answer] = _grammars(*source["form"])
+    parts = [{"lark_grammar": source["checked"]}, {**answer, "name": "answer"}]
+    for index, schema in enumerate(source["arguments"]):
+        try:
+            [arguments] = _grammars("json_schema", schema)
+        except SchemaError as error:
+            raise SchemaError(f"tools.{index}.function.parameters{error.where}", error.why) from None
+        parts.append({**arguments, "name": f"arguments{index}"})
+    return parts
+
+
+def _error(parts: list[dict[str, Any]]) -> str:
     from llguidance import LLMatcher, LLTokenizer
 
     from longreach.engine.sampling.grammar_limits import LIMITS, explained
 
-    if kind == "json_schema":
-        assert isinstance(source, dict), "a schema is an object"
-        try:
-            schema = prepared(source)
-        except SchemaError as error:
-            return "", str(error)
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
-    elif kind == "regex":
-        grammar = LLMatcher.grammar_from_regex(str(source))
-    else:
-        grammar = LLMatcher.grammar_from_lark(str(source))
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(LLTokenizer("byte"), _written(parts), log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return grammar, explained(matcher.get_error()) if matcher.is_error() else ""
+    return explained(matcher.get_error()) if matcher.is_error() else ""
 
 
 def main() -> None:
