@@ -2,10 +2,12 @@
 
 A call must begin with a mark: then its first token decides, and the answer's own grammar is not mistaken for it. The
 grammars are llguidance's Lark. They refer to others by name: `@answer`, and `@arguments0` for the first function.
+Arguments that are JSON follow the function's schema. Those in tags are any text, as they are without a form.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,17 +76,46 @@ def _deepseek(names: Sequence[str], written: Written) -> list[str]:
     ]
 
 
-# By the names of the formats. In the others a call is not JSON, or nothing marks where it begins.
+def _in_tags(names: Sequence[str], written: Written, outer: str = "tool_call") -> list[str]:
+    functions = " | ".join(_literal(f"<function={name}>") for name in names)
+    return [
+        'calls: call ("\\n"? call)*',
+        f'call: {written.mark(f"<{outer}>")} "\\n"? function "\\n"? {written.mark(f"</{outer}>")}',
+        f"function: ({functions}) parameters",
+        written.up_to("parameters", "</function>"),
+    ]
+
+
+def _glm(names: Sequence[str], written: Written) -> list[str]:
+    key = f"{written.mark('<arg_key>')} /[^<\\n]+/ {written.mark('</arg_key>')}"
+    return [
+        'calls: call ("\\n"? call)*',
+        f'call: {written.mark("<tool_call>")} function "\\n"? parameter* {written.mark("</tool_call>")}',
+        f"function: {' | '.join(map(_literal, names))}",
+        f'parameter: {key} "\\n"? {written.mark("<arg_value>")} value "\\n"?',
+        written.up_to("value", "</arg_value>"),
+    ]
+
+
+# By the names of the formats. In the two others nothing marks where a call begins, or answers are marked as well.
 _FORMATS: Mapping[str, Callable[[Sequence[str], Written], list[str]]] = {
     "hermes": _hermes,
     "mistral": _mistral,
     "deepseek": _deepseek,
+    "qwen3_coder": _in_tags,
+    "seed_oss": functools.partial(_in_tags, outer="seed:tool_call"),
+    "glm": _glm,
 }
 
 
 def has_call_grammar(call_format: str) -> bool:
     """Whether calls of a format can stand in a grammar beside another answer."""
     return call_format in _FORMATS
+
+
+def follows_schemas(call_format: str) -> bool:
+    """Whether a call in a grammar has arguments by its function's schema."""
+    return call_format in ("hermes", "mistral", "deepseek")
 
 
 def call_or_answer(

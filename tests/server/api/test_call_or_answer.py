@@ -78,12 +78,12 @@ def test_reasoning_that_the_prompt_begins_is_part_of_the_answer(
 
 @pytest.mark.parametrize(
     "shown",
-    ["<arg_key>", '{"parameters": ...} <|start_header_id|> "parameters": ', "<|channel|><|message|>"],
+    ['<|start_header_id|> "parameters": ', "<|channel|><|message|>"],
 )
 def test_formats_that_no_grammar_can_tell_from_an_answer_are_refused(
     make_server: Callable[..., LiveServer], shown: str
 ) -> None:
-    template = TEMPLATE if shown == "<arg_key>" else TEMPLATE.replace("tool_call>", "call>")
+    template = TEMPLATE.replace("tool_call>", "call>")
     with make_server(template=f"{template}{{# {shown} #}}") as chat:
         with pytest.raises(openai.BadRequestError, match=r"cannot be set together with `tools`") as refused:
             ask(chat, tools=[WEATHER], response_format=FORM)
@@ -94,5 +94,18 @@ def test_formats_that_no_grammar_can_tell_from_an_answer_are_refused(
 def test_a_schema_of_a_tool_that_cannot_be_followed_is_named(chat: LiveServer) -> None:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"uniqueItems": True}}}}
     tools: list[Any] = [{"type": "function", "function": function}]
-    with pytest.raises(openai.BadRequestError, match=r"at `tools.0.function.parameters#/properties/a`"):
+    with pytest.raises(openai.BadRequestError, match=r"at `tools.0.function.parameters#/properties/a`") as refused:
         ask(chat, HELLO, tools=tools, response_format=FORM)
+    assert refused.value.param == "tools"
+
+
+def test_arguments_in_tags_are_free_and_their_schemas_are_not_looked_at(
+    make_server: Callable[..., LiveServer], tokenizer: Tokenizer
+) -> None:
+    with make_server(template=f"{TEMPLATE}{{# <function= #}}") as chat:
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}, "b": {"uniqueItems": True}}}
+        tools: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+        text = "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>"
+        says(chat, tokenizer, text)
+        [choice] = ask(chat, tools=tools, response_format=FORM).choices
+        assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"city": "Bonn"}']  # type: ignore[union-attr]

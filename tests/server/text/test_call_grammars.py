@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from longreach.api.service.grammar_compiler import CallOrAnswer, check_grammar
 from longreach.engine.sampling.grammar_limits import LIMITS
 from longreach.text.call_grammars import Written, call_or_answer, has_call_grammar
+from longreach.text.calls.formats import MARKED
 from tokenizers import AddedToken, Tokenizer
 
 from tests.server.text.families import QWEN, byte_level
@@ -19,7 +20,7 @@ LOOK: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "strin
 ADD: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
 MARKS = [
     "<tool_call>", "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 ]  # fmt: skip
 SPECIAL = ["[TOOL_CALLS]"]
 
@@ -55,6 +56,8 @@ def is_allowed(backend: Tokenizer, written: str, text: str) -> bool:
 CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Köln <b>"}}\n</tool_call>'
 ADDED = '<tool_call>{"name": "add", "arguments": {"x": 5}}</tool_call>'
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+TAGS = "<tool_call>\n<function=look>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>"
+GLM = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>a < b\n</arg_value>\n</tool_call>"
 CASES: list[tuple[Tokenizer, dict[str, Any], list[str], list[str]]] = [
     (
         PLAIN,
@@ -155,6 +158,7 @@ def test_a_schema_of_either_that_cannot_be_followed_is_named() -> None:
     assert error.startswith("at `#/properties/a`: `uniqueItems`")
 
 
-def test_formats_whose_calls_are_no_json_behind_a_mark_have_none() -> None:
+def test_only_formats_without_a_mark_of_calls_have_none() -> None:
     assert has_call_grammar("hermes")
-    assert not any(map(has_call_grammar, ("llama3_json", "qwen3_coder", "glm", "harmony")))
+    assert not any(map(has_call_grammar, ("llama3_json", "harmony")))
+    assert all(has_call_grammar(one.name) for one in MARKED if not one.unmarked)

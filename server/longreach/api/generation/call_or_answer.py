@@ -9,7 +9,7 @@ from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.grammar_compiler import CallOrAnswer
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
-from longreach.text.call_grammars import Written, call_or_answer, has_call_grammar
+from longreach.text.call_grammars import Written, call_or_answer, follows_schemas, has_call_grammar
 
 
 def call_or_answer_question(
@@ -45,5 +45,6 @@ def call_or_answer_question(
         )
         for ids in (token_ids, {})
     )
-    arguments = [arguments_schema(tool.function) for tool in turn.offered]
+    functions = [tool.function for tool in turn.offered] if follows_schemas(form.calls.name) else []
+    arguments = [arguments_schema(function) for function in functions]
     return CallOrAnswer(main=main, checked=checked, form=turn.form, arguments=arguments)

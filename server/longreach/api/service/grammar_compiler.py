@@ -65,6 +65,8 @@ _REMEMBERED_BYTES = 8 << 20
 _ENTRY_BYTES = 256
 # JSON is written on one line, as `json.dumps` does: where blank space is free, a small model may go on in it for ever.
 _JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_TOOLS = "tools."
+_OF_TOOLS = f"at `{_TOOLS}"  # how an error in a schema of theirs begins
 _CHILD_MEMORY_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3  # exit status
 # A busy machine may take so many times the processor's time that is allowed.
@@ -104,7 +106,7 @@ class GrammarCompiler:
         """The grammar in llguidance's form. Cancelling this ends the process, unless others wait for the same grammar.
 
         Raises:
-            InvalidRequestError: it is too large, takes too long, or is none; names `field`.
+            InvalidRequestError: it is too large, takes too long, or is none; names `field`, or `tools`.
             OverloadedError: too many wait, or the machine is too busy to compile it.
         """
         try:
@@ -125,7 +127,8 @@ class GrammarCompiler:
                 message = "The server is busy: too many grammars wait to be compiled."
                 raise OverloadedError(message, self._seconds, code="grammar_queue_full") from None
         if verdict.error:
-            raise _refused(field, verdict.error, verdict.code)
+            blamed = "tools" if verdict.error.startswith(_OF_TOOLS) else field
+            raise _refused(blamed, verdict.error, verdict.code)
         return verdict.grammar
 
     async def stop(self) -> None:
@@ -221,7 +224,7 @@ def _grammars(kind: Kind, source: Any) -> list[dict[str, Any]]:
         try:
             [arguments] = _grammars("json_schema", schema)
         except SchemaError as error:
-            raise SchemaError(f"tools.{index}.function.parameters{error.where}", error.why) from None
+            raise SchemaError(f"{_TOOLS}{index}.function.parameters{error.where}", error.why) from None
         parts.append({**arguments, "name": f"arguments{index}"})
     return parts
 
