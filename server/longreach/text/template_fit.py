@@ -76,7 +76,7 @@ class TemplateFit:
         return [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
 
     def rendering(
-        self, messages: Sequence[Plain], *, tools: bool, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self, messages: Sequence[Plain], *, tools: bool, opens_answer: bool, variables: Mapping[str, Any]
     ) -> Rendering:
         """How a conversation is rendered so that each of its messages is seen.
 
@@ -84,14 +84,14 @@ class TemplateFit:
             RenderError: there is no way; says what the template says, or which message it leaves out.
         """
         plain = self.renamed(messages)
-        shape = repr((tools, add_generation_prompt, sorted(variables.items()), [_shape(message) for message in plain]))
+        shape = repr((tools, opens_answer, sorted(variables.items()), [_shape(message) for message in plain]))
         key = hashlib.sha256(shape.encode(errors="surrogatepass")).digest()
         with self._lock:
             found = self._known.get(key)
             if found is not None:
                 self._known.move_to_end(key)
         if found is None:
-            found = self._found(plain, [_TOOL] if tools else [], add_generation_prompt, variables)
+            found = self._found(plain, [_TOOL] if tools else [], opens_answer, variables)
             with self._lock:
                 self._known[key] = found
                 if len(self._known) > _KEPT_SHAPES:
@@ -101,7 +101,7 @@ class TemplateFit:
         return found
 
     def _found(
-        self, messages: list[Plain], tools: list[Plain], add_generation_prompt: bool, variables: Mapping[str, Any]
+        self, messages: list[Plain], tools: list[Plain], opens_answer: bool, variables: Mapping[str, Any]
     ) -> Rendering | RenderError:
         calling = any("tool_calls" in message or message["role"] == "tool" for message in messages)
         style = self.style if calling else CallStyle()
@@ -111,7 +111,7 @@ class TemplateFit:
         for arrangement in arrangements(messages):
             rendering = Rendering(style, arrangement)
             try:
-                text = self._template.fill(rendering.arranged(marked), tools, add_generation_prompt, **variables)
+                text = self._template.fill(rendering.arranged(marked), tools, opens_answer, **variables)
             except RenderError as error:
                 first = first or error
                 continue
@@ -152,7 +152,7 @@ class _Mark:
         text: unguessable.
         message: the number of its message.
         is_preamble: it stands for words beside calls.
-        is_argument: it stands for the value of an argument.
+        is_argument: it stands for the arguments of a call.
     """
 
     text: str
@@ -190,7 +190,8 @@ def _marked(messages: Sequence[Plain], *, as_text: bool) -> tuple[list[Plain], l
             one["tool_calls"] = []
             for call in message["tool_calls"]:
                 names = _names(call["function"]["arguments"]) or ["a"]
-                arguments: Any = {name: mark(number, is_argument=True) for name in names}
+                # One mark for all: a template may show those alone that it knows.
+                arguments: Any = dict.fromkeys(names, mark(number, is_argument=True))
                 if as_text:
                     arguments = json.dumps(arguments, ensure_ascii=False)
                 one["tool_calls"].append({**call, "function": {**call["function"], "arguments": arguments}})

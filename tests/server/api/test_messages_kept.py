@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import openai
 import pytest
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.schema.requests.parse import parse
@@ -89,7 +90,7 @@ def test_an_assistant_or_a_tool_may_have_said_nothing() -> None:
     [
         ({**USER, "frob": 1}, "messages.1.frob", "frob"),
         ({**USER, "content": None}, "messages.1", "`content` is missing"),
-        ({"role": "assistant", "content": "s", "prefix": True}, "messages.1.prefix", "only null or false"),
+        ({**USER, "prefix": True}, "messages.1", "`prefix` belongs to messages of the assistant"),
         ({"role": "assistant", "content": "s", "audio": {"id": "a"}}, "messages.1.audio", "audio"),
         ({**USER, "reasoning": "hm"}, "messages.1", "belong to messages of the assistant"),
     ],
@@ -168,6 +169,15 @@ def test_a_text_of_arguments_is_the_one_that_came() -> None:
 def chat(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
     with make_server(template=TEMPLATE.replace("arguments.city", "arguments | tojson")) as live:
         yield live
+
+
+def test_a_prefix_is_gone_on_with(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    says(chat, tokenizer, "and more")
+    begun: dict[str, Any] = {"role": "assistant", "content": "Some", "prefix": True}
+    assert ask(chat, [USER, begun]).choices[0].message.content == "and more"
+    assert prompt_of(chat, tokenizer).endswith("<|im_start|>assistant\nSome")
+    with pytest.raises(openai.BadRequestError, match=r"`messages.0.prefix`: only the last message"):
+        ask(chat, [begun, USER])
 
 
 @pytest.mark.parametrize("written", ["Oslo", "[1, 2]", '{"x": 99999999999999999999}'])

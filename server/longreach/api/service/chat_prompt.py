@@ -9,6 +9,7 @@ from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
+from longreach.api.service.template_variables import read_by
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate, RenderError
@@ -47,31 +48,33 @@ class Chat:
         marks: Marks,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        fields: Mapping[str, str] | None = None,
+        continues: bool = False,
         param: str = "messages",
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 
-        Each message is seen in it. Where the template does not take them as they are, they are rearranged.
+        Each message is seen in it. Where the template does not take them as they are, they are rearranged. `fields`
+        names the request's fields that `variables` come from. With `continues` the last message stays open.
 
         Raises:
             InvalidRequestError: the template refuses the messages or leaves one out, which names `param`; or it has no
                 place for tools or a variable.
         """
-        for name in variables:
-            if not self.template.reads(name):
-                raise _unsupported(name, f"this model's chat template does not read `{name}`")
+        variables = read_by(self.template, variables, fields or {})
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
         as_text = any(message.tool_calls for message in messages) and self.fit.style.arguments_as_text
         plain = self.fit.renamed([message.for_template(arguments_as_text=as_text) for message in messages])
         try:
             rendering = self.fit.rendering(
-                plain, tools=bool(tools), add_generation_prompt=add_generation_prompt, variables=variables
+                plain, tools=bool(tools), opens_answer=add_generation_prompt, variables=variables
             )
             guarded = self.template.fill(
                 marks.guard(rendering.arranged(plain)),
                 marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
                 add_generation_prompt,
+                continues,
                 **marks.guard(dict(variables)),
             )
         except RenderError as error:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # `call_or_answer` is a `CallOrAnswer` as an object.
-Kind = Literal["json_schema", "regex", "lark", "call_or_answer"]
+Kind = Literal["json_schema", "regex", "lark", "ebnf", "call_or_answer"]
 
 
 class CallOrAnswer(TypedDict):
@@ -218,7 +218,11 @@ def _grammars(kind: Kind, source: Any) -> list[dict[str, Any]]:
         return json.loads(LLMatcher.grammar_from_regex(source))["grammars"]
     if kind == "lark":
         return [{"lark_grammar": source}]
-    [answer] = _grammars(*source["form"])
+    if kind == "ebnf":
+        return _of_known_dialect(source)
+    answer, *more = _grammars(*source["form"])
+    if more:
+        raise SchemaError("#", "a grammar of several parts cannot stand beside `tools`")
     parts = [{"lark_grammar": source["checked"]}, {**answer, "name": "answer"}]
     for index, schema in enumerate(source["arguments"]):
         try:
@@ -238,6 +242,23 @@ def _error(parts: list[dict[str, Any]]) -> str:
     if not matcher.is_error():
         matcher.compute_bitmask()
     return explained(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _of_known_dialect(text: str) -> list[dict[str, Any]]:
+    """A grammar in GBNF, Lark or llguidance's JSON.
+
+    Raises:
+        SchemaError: it is in none of them.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    try:
+        if text.lstrip().startswith("{"):
+            return [{**grammar} for grammar in json.loads(text)["grammars"]]
+        return [{"lark_grammar": text if is_lark_syntax(text) or "::=" not in text else gbnf_to_lark(text)}]
+    except Exception as error:  # noqa: BLE001 - it follows the text's nesting, and says what it likes of a slip
+        why = f"it is neither GBNF, Lark nor llguidance's JSON: {type(error).__name__}: {str(error)[:200]}"
+        raise SchemaError("#", why) from None
 
 
 def main() -> None:

@@ -15,8 +15,6 @@ from longreach.api.schema.requests.fields import (
     described,
     invalid,
     is_deeper,
-    neutral,
-    only,
 )
 from longreach.util import exact_json
 
@@ -164,7 +162,7 @@ class Message(_harmless("HarmlessOfMessage", _HARMLESS_OF_MESSAGES)):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    prefix: Annotated[Literal[False] | None, only(None, False)] = neutral(None, False)
+    prefix: Annotated[bool | None, Field(description="True on the last message: the answer goes on with it.")] = None
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
@@ -172,6 +170,8 @@ class Message(_harmless("HarmlessOfMessage", _HARMLESS_OF_MESSAGES)):
             raise invalid("`tool_calls`, `reasoning_content` and `refusal` belong to messages of the assistant")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise invalid("`tool_call_id` belongs to messages of a tool, and each of them needs one")
+        if self.prefix and self.role != "assistant":
+            raise invalid("`prefix` belongs to messages of the assistant")
         if self.content is None and self.role not in ("assistant", "tool"):
             raise invalid("`content` is missing")
         return self
