@@ -62,9 +62,12 @@ class Tokenizer:
 
     Attributes:
         marks: the special tokens.
+        config: the contents of `tokenizer_config.json`, as far as there is one.
+        added_ids: the ids of added tokens, special or not, by their texts.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+        self.config = config or {}
         # A file saved while training may hold limits that would silently cut or fill up prompts.
         backend.no_truncation()
         backend.no_padding()
@@ -72,6 +75,7 @@ class Tokenizer:
         self._token_bytes = TokenBytes(backend)
         self._all_token_bytes = TokenBytes(backend, special=True)
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
+        self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self._around = _around(backend)
         described = json.loads(backend.to_str())
         self._borders = Borders.of(backend, described)
@@ -96,9 +100,10 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"the tokenizer of {model} cannot be read: {error}") from error
-        _add_declared_tokens(backend, read_object(model, CONFIG))
+        config = read_object(model, CONFIG)
+        _add_declared_tokens(backend, config)
         _mark_special(backend, declared_tokens(model))
-        return cls(backend)
+        return cls(backend, config)
 
     @property
     def vocab_size(self) -> int:

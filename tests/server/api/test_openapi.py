@@ -54,6 +54,7 @@ OPERATIONS = [
     "POST /v1/messages/count_tokens",
     "POST /tokenize",
     "POST /detokenize",
+    "GET /tokenizer_info",
     "GET /v1/attention/policies",
     "GET /v1/attention/mask",
     "GET /v1/models",
