@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET
 from starlette.responses import Response
@@ -29,10 +29,7 @@ class AnswerBuilder(ABC, Generic[M]):
         id: the answer's id, whose beginning is the endpoint's.
         engine_id: what the ids of its requests to the engine begin with.
         finish: how the answers ended, as the log tells it; known when the last of them has ended.
-        STREAM: what a stream has beside the builder's events.
     """
-
-    STREAM: ClassVar[StreamForm] = OPENAI_STREAM
 
     def __init__(self, call: Call[M], id_prefix: str, name: str | None = None) -> None:
         """`name` is what the caller wants the id to end in."""
@@ -44,6 +41,11 @@ class AnswerBuilder(ABC, Generic[M]):
         self._record = call.record
         self._tokenizer = call.tokenizer
         self._created = int(time.time())
+
+    @property
+    def stream_form(self) -> StreamForm:
+        """What a stream has beside the builder's events."""
+        return OPENAI_STREAM
 
     @abstractmethod
     async def whole(self, answers: RunningAnswers) -> object:
@@ -83,7 +85,7 @@ async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> 
             keep_alive,
             call.service.until_cut,
             lambda: builder.finish,
-            builder.STREAM,
+            builder.stream_form,
         )
     response = json_response(await call.attend(builder.whole(answers)))
     call.record.finished(builder.finish)

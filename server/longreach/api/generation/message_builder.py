@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -47,8 +47,6 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
     `fills_context` says that the answer may have fewer tokens than the request allows, since the context has no more.
     """
 
-    STREAM: ClassVar[StreamForm] = ANTHROPIC_STREAM
-
     def __init__(self, call: Call[MessageRequest], reader: PartReader, *, fills_context: bool) -> None:
         super().__init__(call, "msg_")
         self._reader = reader
@@ -61,6 +59,11 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
         self._thinking_tokens = 0
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
+
+    @property
+    def stream_form(self) -> StreamForm:
+        """As `AnswerBuilder.stream_form`."""
+        return ANTHROPIC_STREAM
 
     async def whole(self, answers: RunningAnswers) -> MessageObject:
         """As `AnswerBuilder.whole`."""
