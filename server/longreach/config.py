@@ -238,6 +238,16 @@ class Settings(BaseSettings):
     shutdown_grace_seconds: Real = Field(
         30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
     )
+    responses_store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        "memory",
+        description="Where answers of /v1/responses are kept: memory, none, or a file that outlives the server.",
+    )
+    responses_store_bytes: Bytes = Field(
+        256 * 2**20, ge=2**20, le=2**44, description="Bytes of kept responses; those not used for longest are dropped."
+    )
+    responses_store_days: Real = Field(
+        30.0, gt=0, le=36500, description="Days after its last use for which a response is kept."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged: debug, info, warning or error."
     )
