@@ -15,6 +15,7 @@ import msgspec
 
 from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
+from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
@@ -87,6 +88,7 @@ class Service:
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
+        self.background = BackgroundRuns()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
@@ -276,6 +278,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
+        await self.background.stop()
         await self.kept.stop()
         self.masks.stop()
         self.reading.close()
