@@ -21,6 +21,7 @@ from longreach.api.endpoints import (
     playground,
     responses,
     status,
+    stored_responses,
     tokenize,
 )
 from longreach.api.http import error_answers
@@ -29,6 +30,7 @@ from longreach.api.http.error_forms import id_headers
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
+from longreach.api.responses.answer_response import LEFT_OUT_HEADER
 from longreach.api.service.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
@@ -50,7 +52,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, messages, tokenize, attention_policies, status, reference):
+    routed = (completions, chat, responses, stored_responses, messages, tokenize, attention_policies, status)
+    for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))
@@ -76,7 +79,7 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
         # Clients put headers of their own on requests (x-stainless-os, anthropic-version); none of them opens anything.
         "allow_headers": ["*"],
-        "expose_headers": ["request-id", "retry-after", "x-request-id", "x-should-retry"],
+        "expose_headers": ["request-id", "retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
     }
 
 

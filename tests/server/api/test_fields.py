@@ -18,6 +18,7 @@ from tests.server.api.told import error_of
 PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
+    "responses": "/v1/responses",
     "messages": "/v1/messages",
     "count_tokens": "/v1/messages/count_tokens",
     "tokenize": "/tokenize",
@@ -49,6 +50,8 @@ def body_of(endpoint: Endpoint) -> dict[str, Any]:
         return {**messages, "max_tokens": 2}
     if endpoint == "count_tokens":
         return messages
+    if endpoint == "responses":
+        return {"model": MODEL, "input": "Hi", "max_output_tokens": 16}
     return {"model": MODEL, "prompt": "Hi"} | ({"max_tokens": 2} if endpoint == "completions" else {})
 
 

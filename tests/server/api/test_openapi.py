@@ -50,6 +50,11 @@ OPERATIONS = [
     "POST /v1/completions",
     "POST /v1/chat/completions",
     "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+    "GET /v1/responses/{response_id}/input_items",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /tokenize",
@@ -144,6 +149,7 @@ EXCLUSIVE = {
     *("regex", "grammar", "response_format", "text", "tools", "tool_choice", "functions", "function_call"),
     *("min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "best_of", "logprobs", "top_logprobs"),
     *("stream_options", "return_progress", "reasoning", "reasoning_effort", "enable_thinking", "stop_token_ids"),
+    *("previous_response_id", "background"),
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
     *("ebnf", "prompt_logprobs", "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "n_predict"),
     *("thinking", "chat_template_kwargs", "documents", "verbosity", "continue_final_message"),
@@ -167,8 +173,9 @@ def _passes(
     whole: dict[str, Any], method: str
 ) -> Iterator[tuple[schemathesis.GenerationMode, dict[str, Any], set[int]]]:
     """What is sent: anything that is described; for a body also what is not, and what must be answered."""
-    if method != "POST":
-        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{name}" in str(*whole["paths"]) else {200}
+    [operations] = whole["paths"].values()
+    if "requestBody" not in operations[method.lower()]:
+        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{" in str(*whole["paths"]) else {200}
         return
     yield schemathesis.GenerationMode.POSITIVE, whole, ANY
     yield schemathesis.GenerationMode.NEGATIVE, whole, ANY

@@ -43,6 +43,8 @@ _WHERE = re.compile(r"(?s)(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
+_NEVER_EMPTY = "x-never-empty"
+
 Schema = dict[str, Any]
 _CUTS = "truncate_prompt_tokens"  # with it, a prompt may be longer than what is read of it
 Strangers = tuple[str, ...]  # names that no field has, under which null is taken, or that are skipped
@@ -268,7 +270,7 @@ def _type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) 
 def _one_type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
     kind = schema["type"]
     if kind == "array":
-        items = _type(schema["items"], definitions, strangers)
+        items = _type(_never_empty(schema["items"], definitions), definitions, strangers)
         return Annotated[list[items], msgspec.Meta(min_length=schema.get("minItems", 0))]
     if kind == "object" and "properties" in schema:
         return _struct(schema, definitions, strangers)
@@ -292,14 +294,28 @@ def _struct(schema: Schema, definitions: dict[str, Schema], strangers: Strangers
     for number, name in enumerate(name for name in strangers if name not in schema["properties"]):
         names[f"stranger{number}"] = name
         fields.append((f"stranger{number}", None | msgspec.UnsetType, msgspec.UNSET))
-    return msgspec.defstruct(
-        "Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace={"skipped": skipped}
-    )
+    namespace: dict[str, Any] = {"skipped": skipped}
+    if schema.get(_NEVER_EMPTY):
+        namespace["__post_init__"] = _refuse_empty
+    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace=namespace)
 
 
 def _is_skipped(schema: Schema) -> bool:
     """Whether a member may be anything, and is forgotten."""
     return schema.get("x-class") == "harmless" and not schema.keys() & {"type", "anyOf", "enum"}
+
+
+def _never_empty(items: Schema, definitions: dict[str, Schema]) -> Schema:
+    """The schema of a list's elements. Millions of empty objects are small as text, and large in memory."""
+    if "$ref" in items:
+        items = definitions.get(items["$ref"].removeprefix(_PREFIX), items)
+    bare = items.get("type") == "object" and "properties" in items and not items.get("required")
+    return {**items, _NEVER_EMPTY: True} if bare else items
+
+
+def _refuse_empty(member: Any) -> None:
+    if all(getattr(member, name) in (msgspec.UNSET, None) for name in member.__struct_fields__):
+        raise ValueError("must have a member")  # msgspec adds where
 
 
 def _refused(where: str, error: Exception, strangers: Strangers = ()) -> InvalidRequestError:
