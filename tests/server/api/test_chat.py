@@ -207,7 +207,8 @@ def test_a_call_can_be_forced(chat: LiveServer, tokenizer: Tokenizer) -> None:
     says(chat, tokenizer, '{"city": "Bonn"}')
     choice_of = {"type": "function", "function": {"name": "weather"}}
     [choice] = ask(chat, tools=[WEATHER], tool_choice=choice_of).choices
-    assert schema_of(chat.engine.requests[0].grammar) == WEATHER["function"]["parameters"]  # type: ignore[index]
+    closed = {**WEATHER["function"]["parameters"], "additionalProperties": False}  # type: ignore[index]
+    assert schema_of(chat.engine.requests[0].grammar) == closed
     assert choice.message.tool_calls is not None
     assert choice.message.tool_calls[0].function.arguments == '{"city": "Bonn"}'  # type: ignore[union-attr]
     assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
@@ -233,7 +234,8 @@ def test_response_formats_reach_the_engine_as_grammars(chat: LiveServer, tokeniz
         assert ask(chat, **fields).choices[0].message.content == '{"a": 1}'
     grammars = [request.grammar for request in chat.engine.requests[::2]]
     assert grammars[-1] is None
-    assert [schema_of(grammar) for grammar in grammars[:2]] == [schema, {"type": "object"}]
+    closed = {**schema, "additionalProperties": False}
+    assert [schema_of(grammar) for grammar in grammars[:2]] == [closed, {"type": "object"}]
     assert "[ab]+" in (grammars[2] or "")
     assert grammars[3] == 'start: "a"'
 
@@ -283,12 +285,12 @@ def test_a_model_without_a_template_reads_plain_words(server: LiveServer, tokeni
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, None),
         ({"tools": [WEATHER], "tool_choice": "required", "regex": "a"}, None),
         ({"enable_thinking": False}, "enable_thinking"),
-        ({"store": True}, "store"),
-        ({"metadata": {"a": "b"}}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{}]}, "functions"),
         ({"chat_template": "{{ 7 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"no_such": 1}}, "chat_template_kwargs.no_such"),
         ({"best_of": 2}, "best_of"),
         ({"prompt": "x"}, "prompt"),
     ],
