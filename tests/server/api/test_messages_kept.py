@@ -116,7 +116,7 @@ def test_what_is_refused_is_named(message: dict[str, Any], param: str, words: st
 def test_a_part_that_is_refused_is_named_by_its_place(part: object, words: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         read({"role": "user", "content": [{"type": "text", "text": "a"}, part]})
-    assert refused.value.param == "messages.1.content"
+    assert refused.value.param == "messages.1.content.1"
     assert words in str(refused.value)
 
 
