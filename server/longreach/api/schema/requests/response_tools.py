@@ -177,7 +177,7 @@ def _add(
         custom = _CUSTOM.validate_python(given)
         shown = shown_name(custom.name, namespace)
         parameters = custom_parameters(custom.format)
-        function = Function(name=shown, description=custom.description, parameters=parameters)
+        function = Function(name=shown, description=custom.description, parameters=parameters, strict=None)
         form = custom.format if custom.format is not None and custom.format.type == "grammar" else None
         offered.append(OfferedTool(shown, custom.name, namespace, "custom", function, form))
     elif kind == "namespace" and namespace is None:
