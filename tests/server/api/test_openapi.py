@@ -50,6 +50,7 @@ OPERATIONS = [
     "POST /v1/responses",
     "POST /tokenize",
     "POST /detokenize",
+    "GET /tokenizer_info",
     "GET /v1/attention/policies",
     "GET /v1/attention/mask",
     "GET /v1/models",

@@ -36,7 +36,7 @@ class EventStream(Response):
     """A `text/event-stream` answer whose headers go out before its first event is known.
 
     Whatever happens after them, the caller reads an end: the events' own or `{"error": ...}`, then `[DONE]`. When
-    nothing was sent for `keep_alive_seconds`, a comment with the progress is, so that no proxy gives the connection up.
+    nothing was sent for `keep_alive_seconds`, a line that says nothing is, so that no proxy gives the connection up.
     A caller that goes away closes `events`. When they have come to their end, `finish` says how the answer ended.
     """
 
@@ -92,4 +92,4 @@ class EventStream(Response):
             silent = time.monotonic() - self._last_sent
             await asyncio.sleep(max(self._keep_alive_seconds - silent, 0.001))
             if time.monotonic() - self._last_sent >= self._keep_alive_seconds:
-                await self._send(send, f": {self._record.progress()}\n\n".encode())
+                await self._send(send, self._record.keep_alive())

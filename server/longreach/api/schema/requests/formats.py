@@ -57,7 +57,7 @@ class Function(StrictModel):
     name: Name
     description: Annotated[str | None, Field(max_length=16384)] = None
     parameters: Annotated[JsonSchema, or_default({})] = Field({}, validate_default=False)
-    strict: bool | None = None
+    strict: bool | None = Field(None, description="Forced calls follow `parameters` either way, others are free.")
 
 
 class Tool(StrictModel):
@@ -147,6 +147,6 @@ class ToolFields(StrictModel):
         if isinstance(self.tool_choice, NamedTool):
             if self.tool_choice.function.name not in names:
                 raise invalid("`tool_choice`: there is no such function in `tools`")
-        elif self.tool_choice in ("auto", "required") and not names:
+        elif self.tool_choice == "required" and not names:
             raise invalid("`tool_choice` is only allowed with `tools`")
         return self
