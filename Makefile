@@ -10,7 +10,7 @@ ALL      := $(VENV)/.installed
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick test-gpu test-training families faults loadtest soak check format lock docs docker-check clean
+.PHONY: help install serve test quick test-gpu test-training families faults clients loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ families: install ## compare every model family with transformers' eager attenti
 faults: install ## plant faults into copies of the tree, and see that the tests catch each of them
 	$(BIN)/python -m tests.planted_faults
 
+# Which of them: make clients CLIENTS="codex claude-code".
+CLIENTS ?=
+
+clients: install ## run real clients against the server, in environments of their own (npm, and 6 GB from PyPI and npm); writes docs/clients.md
+	$(BIN)/python -m tests.clients $(CLIENTS)
+
 test-training: install ## run the tests of the embedded model's training (minutes; `make test` has a short one)
 	$(BIN)/python -m pytest training/tests
 
@@ -94,6 +100,7 @@ check-rest:
 	$(BIN)/python docs/policy_tables.py --check
 	$(BIN)/python docs/model_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
+	$(BIN)/python docs/client_tables.py --check
 	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json
 
 format: install ## put the code into its one format

@@ -74,7 +74,9 @@ class Conversation:
         results: list[str] = []
         for message in self.messages[since:]:
             if message.role == "assistant":
-                calls += [Call(found["name"], found["arguments"]) for found in map(json.loads, _CALL.findall(message.text))]
+                calls += [
+                    Call(found["name"], found["arguments"]) for found in map(json.loads, _CALL.findall(message.text))
+                ]
             elif message.role == "tool":
                 results.append(message.text)
         padded = [*results, *[None] * (len(calls) - len(results))]

@@ -40,7 +40,7 @@ def _decide(conversation: Conversation) -> tuple[str, list[tuple[str, Any]]]:
     asked = conversation.asked
     last = asked[-1] if asked else ""
     if _FIRST in last:
-        return f'You asked {len(asked)} times. The first time: "{_task_or_words(asked[0])}"', []
+        return f'You asked {len(asked)} times. The first time: "{_first(asked)}"', []
     if "hand over" in last and (handed := tool_use.handing_over(conversation.tools)):
         return "", [handed]
     task = next((found for said in reversed(asked) if (found := _TASK.search(said))), None)
@@ -80,9 +80,11 @@ def _results(conversation: Conversation, done: list[Any]) -> str:
     return f"Tools: {names}. Calls: {said}"
 
 
-def _task_or_words(said: str) -> str:
-    task = _TASK.search(said)
-    return task[0] if task else said[:100]
+def _first(asked: list[str]) -> str:
+    """The first thing asked for; agents put messages of their own before it."""
+    found = (match for said in asked for match in (_TASK.search(said), _KEY.search(said)) if match)
+    first = next(found, None)
+    return asked[0][:100] if first is None else first[0]
 
 
 def _written(call: tuple[str, Any]) -> str:

@@ -6,10 +6,11 @@ FOLDER is where the model's files are put together: the embedded model's tokeniz
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
 import shutil
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ import uvloop
 from longreach.api.server import configure_logging, serve
 from longreach.api.service.output_pipe import unblocked_output
 from longreach.config import load_settings
-from longreach.engine.messages import EngineConfig, Generate
+from longreach.engine.messages import EngineConfig, Generate, Update
 
 from tests.clients.conversation import Conversation
 from tests.clients.scripted_model import answer
@@ -28,8 +29,43 @@ ROOT = Path(__file__).parents[2]
 MODEL = "longreach-scripted"
 MAX_MODEL_LEN = 1 << 20  # an agent's first prompt has a hundred thousand tokens of a tokenizer as small as this one
 START, END = "<|im_start|>", "<|im_end|>"
+PREFILL_CHUNK = 4096
+# A prompt of so many tokens, without tools, is read so slowly that keep-alives go before its answer.
+LONG_PROMPT, LONG_SECONDS = 6000, 12.0
 
-log = logging.getLogger(__name__)
+
+class PlayingEngine(EchoEngine):
+    """The tests' engine with a scripted model, which takes its time for long prompts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        start, end = self._backend.token_to_id(START), self._backend.token_to_id(END)
+        assert start is not None
+        assert end is not None
+        self._start = start
+        info = started(MAX_MODEL_LEN, self._backend.get_vocab_size())
+        super().__init__(msgspec.structs.replace(info, eos_token_ids=[end]), PREFILL_CHUNK)
+        self.answer = self._play
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Update, None]:
+        """As `EngineClient.generate`."""
+        waits = len(request.prompt) > LONG_PROMPT and not self._read(request).tools
+        async for update in super().generate(request):
+            yield update
+            if waits:
+                waits = False
+                await asyncio.sleep(LONG_SECONDS)
+
+    def _read(self, request: Generate) -> Conversation:
+        return Conversation.read(
+            request.prompt, self._start, lambda ids: self._backend.decode(list(ids), skip_special_tokens=False)
+        )
+
+    def _play(self, request: Generate) -> list[int]:
+        conversation = self._read(request)
+        is_completion = not conversation.messages and request.grammar is None
+        text = " 48213." if is_completion else answer(conversation, request.grammar)
+        return self._backend.encode(text, add_special_tokens=False).ids
 
 
 def make_model(folder: Path) -> None:
@@ -51,27 +87,13 @@ def make_model(folder: Path) -> None:
 async def main(port: str, folder: str, *settings: str) -> int:
     """Serve until the end; return the exit status."""
     make_model(Path(folder))
-    backend = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
-    start, end = backend.token_to_id(START), backend.token_to_id(END)
 
-    def play(request: Generate) -> list[int]:
-        conversation = Conversation.read(
-            request.prompt, start, lambda ids: backend.decode(list(ids), skip_special_tokens=False)
-        )
-        text = answer(conversation, request.grammar)
-        if not conversation.messages and request.grammar is None:
-            text = " 48213."  # a completion
-        return backend.encode(text, add_special_tokens=False).ids
-
-    async def engine(config: EngineConfig) -> EchoEngine:
-        info = started(MAX_MODEL_LEN, backend.get_vocab_size())
-        playing = EchoEngine(msgspec.structs.replace(info, eos_token_ids=[end]), prefill_chunk=8192)
-        playing.answer = play
-        return playing
+    async def start(config: EngineConfig) -> EchoEngine:
+        return PlayingEngine(Path(folder))
 
     configure_logging("info")
     extra = dict(setting.split("=", 1) for setting in settings)
-    return await serve(load_settings(model=folder, port=port, served_model_name=MODEL, **extra), engine)
+    return await serve(load_settings(model=folder, port=port, served_model_name=MODEL, **extra), start)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def handing_over(tools: list[dict[str, Any]]) -> tuple[str, Any] | None:
 
 
 def sample(schema: Any, answer: str, root: Any = None) -> Any:
-    """A value of a JSON schema; integers are the number in `answer`, and strings without a narrower rule are `answer`."""
+    """A value of a JSON schema; an integer is the number in `answer`, a string without a narrower rule is `answer`."""
     root = schema if root is None else root
     if not isinstance(schema, dict):
         return answer
@@ -158,9 +158,9 @@ def _fill(schema: dict[str, Any], values: Mapping[str, Any], name: str = "") -> 
     for several in ("anyOf", "oneOf"):
         if several in schema:
             return _fill(next((one for one in schema[several] if _members(one)), schema[several][0]), values, name)
-    role, kind = _role(name), _type(schema)
-    if kind == "array" and (isinstance(values.get(role or ""), list)):
-        return values[role or ""]
+    role, kind = _role(name) or "", _type(schema)
+    if kind == "array" and (isinstance(values.get(role), list)):
+        return values[role]
     if kind == "array":
         return [_fill(schema.get("items", {"type": "string"}), values, name)]
     if kind == "object":
@@ -177,4 +177,6 @@ def _fill(schema: dict[str, Any], values: Mapping[str, Any], name: str = "") -> 
 def _has_place(name: str, schema: Any, values: Mapping[str, Any]) -> bool:
     if not isinstance(schema, dict):
         return False
-    return (_role(name) in values and not _members(schema)) or bool(_roles(schema).keys() & {"old", "new"} & values.keys())
+    return (_role(name) in values and not _members(schema)) or bool(
+        _roles(schema).keys() & {"old", "new"} & values.keys()
+    )

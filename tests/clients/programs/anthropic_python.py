@@ -169,9 +169,10 @@ def _() -> None:
 @check("messages", "count tokens")
 def _() -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=ASKED, tools=OFFERED).input_tokens
-    assert counted == client.messages.create(
-        model=MODEL, max_tokens=MOST, messages=ASKED, tools=OFFERED
-    ).usage.input_tokens, counted
+    assert (
+        counted
+        == client.messages.create(model=MODEL, max_tokens=MOST, messages=ASKED, tools=OFFERED).usage.input_tokens
+    ), counted
 
 
 @check("messages", "models")

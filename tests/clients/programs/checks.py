@@ -82,9 +82,10 @@ def raises(name: str, *words: str) -> Iterator[None]:
     """Assert that the block raises an error of the class with this name, whose text holds the words."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - its class is what is asserted
+    except Exception as error:
         names = [kind.__name__ for kind in type(error).__mro__]
-        assert name in names, f"{names[0]} is not {name}: {error}"
+        if name not in names:
+            raise AssertionError(f"{names[0]} is not {name}: {error}") from error
         for word in words:
             expect(word, error)
     else:

@@ -43,9 +43,11 @@ for protocol, name in [
 
 @check("chat", "structured output, streamed")
 def _() -> None:
-    made = list(client(instructor.Mode.TOOLS).chat.completions.create_partial(
-        model=MODEL, messages=ASKED, response_model=SubmitKey
-    ))
+    made = list(
+        client(instructor.Mode.TOOLS).chat.completions.create_partial(
+            model=MODEL, messages=ASKED, response_model=SubmitKey
+        )
+    )
     assert made[-1].number == int(KEY)
 
 

@@ -89,7 +89,9 @@ def register(protocol: str, model: Any, methods: list[str]) -> None:
 
 def chat(**more: Any) -> ChatOpenAI:
     """`ChatOpenAI` by default settings."""
-    return ChatOpenAI(**{"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL, "max_retries": 0, "stream_usage": True, **more})
+    return ChatOpenAI(
+        **{"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL, "max_retries": 0, "stream_usage": True, **more}
+    )
 
 
 def messages_model(**more: Any) -> ChatAnthropic:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would be fetched
 
-import litellm  # noqa: E402
-from checks import FIRST, KEY, MODEL, QUESTION, TOOLS, URL, Task, check, expect, raises, run  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
+import litellm
+from checks import FIRST, KEY, MODEL, QUESTION, TOOLS, URL, Task, check, expect, raises, run
+from pydantic import BaseModel
 
 litellm.suppress_debug_info = True
 litellm.telemetry = False

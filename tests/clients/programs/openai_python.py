@@ -46,9 +46,7 @@ def _() -> None:
 @check("chat", "stream")
 def _() -> None:
     chunks = list(
-        client.chat.completions.create(
-            model=MODEL, messages=ASKED, stream=True, stream_options={"include_usage": True}
-        )
+        client.chat.completions.create(model=MODEL, messages=ASKED, stream=True, stream_options={"include_usage": True})
     )
     expect(KEY, "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
     assert chunks[-1].usage is not None
