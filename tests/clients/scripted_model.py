@@ -18,7 +18,7 @@ from tests.clients.conversation import Conversation
 _TASK = re.compile(r"Read the file (\S+), replace the word (\w+) with (\w+) in it")
 _KEY = re.compile(r"pass key[^\d\n]{0,60}(\d{5})")
 _FIRST = "What did I ask first?"
-_PATIENCE = 3  # calls of one kind before the model gives up
+_PATIENCE = 6  # calls before the model gives up
 _THOUGHTS = "<think>\nI look at what was asked, and do it.\n</think>\n\n"
 
 
@@ -66,8 +66,9 @@ def _work(conversation: Conversation, task: re.Match[str]) -> tuple[str, list[tu
     if key is None or line is None:
         return f"The file does not say what I was told. {_results(conversation, done)}", []
     change = tool_use.editing(conversation.tools, edit, line[0])
-    tried = [call for call in done if change is not None and (call.name, call.arguments) == change]
-    if change is None or len(tried) >= _PATIENCE:
+    # Some clients add a tool's default arguments to the calls of the history.
+    tried = [call for call in done if change and call.name == change[0] and edit.new in json.dumps(call.arguments)]
+    if change is None or len(done) >= _PATIENCE:
         return f"I cannot change the file. {_results(conversation, done)}", []
     if not tried:
         return "", [change]

@@ -18,7 +18,7 @@ _ROLES = {
     "command": {"command", "cmd", "commands", "script"},
     "patch": {"patch", "patchtext", "input", "diff"},
 }
-_READS = re.compile(r"read|view|cat|open", re.IGNORECASE)
+_READS = re.compile(r"(?!.*image)(read|view|cat|open)", re.IGNORECASE)
 _SHELLS = re.compile(r"shell|bash|exec|command|terminal", re.IGNORECASE)
 _ENDS = re.compile(r"(final_result|attempt_completion|submit|StructuredOutput)", re.IGNORECASE)
 
@@ -35,7 +35,7 @@ class Edit:
 def reading(tools: list[dict[str, Any]], edit: Edit) -> tuple[str, Any] | None:
     """The call that reads the file: the tool's name and its arguments; None if no tool can."""
     for tool in tools:
-        if _READS.search(tool["name"]) and "path" in _roles(_parameters(tool)):
+        if _READS.match(tool["name"]) and "path" in _roles(_parameters(tool)):
             return tool["name"], _fill(_parameters(tool), {"path": edit.path, "command": "view"})
     for tool in tools:
         if "path" in (roles := _roles(_parameters(tool))) and "view" in roles.get("command", {}).get("enum", ()):

@@ -184,8 +184,8 @@ def _() -> None:
 def _() -> None:
     with raises("NotFoundError", "not_found_error"):
         client.messages.create(model="claude-none", max_tokens=MOST, messages=ASKED)
-    with raises("BadRequestError", "invalid_request_error", "temperature"):
-        client.messages.create(model=MODEL, max_tokens=MOST, messages=ASKED, temperature=9)
+    with raises("BadRequestError", "invalid_request_error", "max_tokens"):
+        client.messages.create(model=MODEL, max_tokens=-1, messages=ASKED)
 
 
 run()
