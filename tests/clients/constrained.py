@@ -45,11 +45,14 @@ def _likely(grammar: str, words: str, calls: list[tuple[str, Any]], written: lis
 
 def _schemas(grammar: str) -> Iterator[Any]:
     """The JSON schemas in a grammar, those within Lark text included."""
-    for part in json.loads(grammar)["grammars"]:
+    try:
+        parts = json.loads(grammar)["grammars"]
+    except json.JSONDecodeError:  # Lark text as it is
+        parts = [{"lark_grammar": grammar}]
+    for part in parts:
         if "json_schema" in part:
             yield part["json_schema"]
-        text = part.get("lark_grammar", "")
-        for behind in text.split("%json")[1:]:
+        for behind in part.get("lark_grammar", "").split("%json")[1:]:
             yield json.JSONDecoder().raw_decode(behind.lstrip())[0]
 
 

@@ -82,7 +82,7 @@ class Environment:
 
     def _make_venv(self) -> None:
         _run([sys.executable, "-m", "venv", str(self.folder)], self.folder)
-        pip = [str(self.folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(self.folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         directives = [line.split(": ", 1) for line in self.pins.read_text().splitlines() if line.startswith("# ")]
         held = []
         for package in (value for key, *value in directives if key == "# borrow"):

@@ -55,14 +55,15 @@ def task_in_repository() -> Task:
 
 
 def register(
-    protocol: str, ask: Callable[[str, Path, str], str], again: Callable[[str, Path], str], unknown: str
+    protocol: str, ask: Callable[[str, Path, str], str], again: Callable[[str, Path], str] | None, unknown: str
 ) -> None:
     """The checks that every agent has.
 
     Args:
         protocol: what it speaks.
         ask: prompt, folder, extra argument or "" -> what it prints.
-        again: prompt, folder -> what it prints, in the folder's last conversation.
+        again: prompt, folder -> what it prints, in the folder's last conversation; None if it cannot go on without a
+            terminal.
         unknown: the extra argument that names a model which is not served; or "" where there is none.
     """
 
@@ -75,11 +76,13 @@ def register(
         task = task_in_repository()
         task.finish(ask(task.prompt, task.folder, "")[-2000:])
 
-    @check(protocol, "second turn")
-    def _() -> None:
-        task = task_in_repository()
-        ask(task.prompt, task.folder, "")
-        expect("Read the file", again(FIRST, task.folder))
+    if again is not None:
+
+        @check(protocol, "second turn")
+        def _() -> None:
+            task = task_in_repository()
+            ask(task.prompt, task.folder, "")
+            expect("Read the file", again(FIRST, task.folder))
 
     if unknown:
 

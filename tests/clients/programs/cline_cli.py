@@ -25,17 +25,10 @@ def add(protocol: str, provider: str, base: str) -> None:
         words = ("cline", *at, "--provider", provider, "--retries", "1", *flags, prompt)
         return command(*words, folder=folder, more=QUIET, fails=fails)
 
-    def again(prompt: str, folder: Path) -> str:
-        listed = command(
-            "cline", "history", "--json", "--limit", "1", folder=folder, more={**QUIET, "CLINE_DATA_DIR": str(data)}
-        )
-        last = json.loads(listed[listed.index("[") :])[0]
-        return cline(prompt, folder, "--id", last.get("id") or last["sessionId"])
-
     register(
         protocol,
         lambda prompt, folder, model: cline(prompt, folder, *(("-m", model) if model else ()), fails=bool(model)),
-        again,
+        None,  # it resumes a conversation in a terminal only
         unknown="gpt-none",
     )
 
