@@ -114,7 +114,19 @@ def test_pip_takes_the_arguments_that_are_given(clone: Clone) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["check", "docs", "loadtest", "format", "docker-check", "soak", "quick", "test-gpu", "faults", "clients", "test-training"],
+    [
+        "check",
+        "docs",
+        "loadtest",
+        "format",
+        "docker-check",
+        "soak",
+        "quick",
+        "test-gpu",
+        "faults",
+        "clients",
+        "test-training",
+    ],
 )
 def test_other_targets_install_everything(clone: Clone, target: str) -> None:
     plan = subprocess.run(["make", "-n", target], cwd=clone.folder, capture_output=True, text=True, check=True).stdout

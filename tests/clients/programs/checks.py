@@ -27,7 +27,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["kind", "number"],
     "additionalProperties": False,
 }
-SECONDS = 60
+SECONDS = 180
 
 _found: list[tuple[str, str, Callable[[], Any]]] = []
 

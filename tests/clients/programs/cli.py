@@ -13,7 +13,7 @@ from pathlib import Path
 
 from checks import FIRST, KEY, QUESTION, Task, check, expect
 
-_SECONDS = 50
+_SECONDS = 80
 
 
 def home() -> Path:

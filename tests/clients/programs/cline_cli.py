@@ -29,7 +29,7 @@ def add(protocol: str, provider: str, base: str) -> None:
         protocol,
         lambda prompt, folder, model: cline(prompt, folder, *(("-m", model) if model else ()), fails=bool(model)),
         None,  # it resumes a conversation in a terminal only
-        unknown="gpt-none",
+        unknown="gpt-unknown",
     )
 
 

@@ -37,7 +37,7 @@ register(
     "responses",
     ask,
     lambda prompt, folder: command("codex", "exec", "resume", "--last", *FLAGS, prompt, folder=folder),
-    unknown="gpt-none",
+    unknown="gpt-unknown",
 )
 
 

@@ -36,7 +36,7 @@ def add(protocol: str, provider: str, base: str) -> None:
         protocol,
         lambda prompt, folder, model: cn(prompt, folder, model or MODEL),
         lambda prompt, folder: cn(prompt, folder, MODEL, "--resume"),
-        unknown="gpt-none",
+        unknown="gpt-unknown",
     )
 
 

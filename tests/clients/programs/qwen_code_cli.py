@@ -30,7 +30,7 @@ def add(protocol: str, kind: str, settings: dict[str, str]) -> None:
         protocol,
         lambda prompt, folder, model: qwen(prompt, folder, *(("-m", model) if model else ()), fails=bool(model)),
         lambda prompt, folder: qwen(prompt, folder, "--continue"),
-        unknown="gpt-none",
+        unknown="gpt-unknown",
     )
 
 
