@@ -20,7 +20,7 @@ _ROLES = {
 }
 _READS = re.compile(r"(?!.*image)(read|view|cat|open)", re.IGNORECASE)
 _SHELLS = re.compile(r"shell|bash|exec|command|terminal", re.IGNORECASE)
-_ENDS = re.compile(r"(final_result|attempt_completion|submit|StructuredOutput)", re.IGNORECASE)
+_ENDS = re.compile(r"(final_result|attempt_completion|submit|structured_?output|json$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
