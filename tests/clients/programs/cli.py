@@ -21,7 +21,9 @@ def home() -> Path:
     return Path(os.environ["HOME"])
 
 
-def command(*words: str, folder: Path, more: Mapping[str, str] | None = None, fails: bool = False) -> str:
+def command(
+    *words: str, folder: Path, more: Mapping[str, str] | None = None, fails: bool = False, seconds: int = _SECONDS
+) -> str:
     """Run a command in a folder; return what it printed. With `fails`, a failure is no error.
 
     Raises:
@@ -38,11 +40,11 @@ def command(*words: str, folder: Path, more: Mapping[str, str] | None = None, fa
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=_SECONDS)
+        said, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
-        raise AssertionError(f"no end after {_SECONDS} s: ...{said[-400:]}") from None
+        raise AssertionError(f"no end after {seconds} s: ...{said[-400:]}") from None
     assert fails or process.returncode == 0, f"exit status {process.returncode}: ...{said[-400:]}"
     return said
 
