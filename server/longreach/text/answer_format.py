@@ -24,20 +24,30 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A finished call of a function; `arguments` is a JSON object in a string."""
+    """A call of a function that has begun."""
 
-    name: str
-    arguments: str
     id: str
+    name: str
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of an answer: words, reasoning, or one call."""
+    """A piece of an answer.
 
-    kind: Literal["content", "reasoning", "tool_call"]
+    | kind | says | has |
+    |---|---|---|
+    | `content`, `reasoning` | more words or reasoning | `text` |
+    | `call` | a call begins | `call` |
+    | `arguments` | more of the JSON text of its arguments | `text` |
+    | `call_end` | the call is whole: what has come is all of its arguments, a JSON object | |
+
+    Parts of two calls never mix. A call without its `call_end` is incomplete: the answer was cut, or the rest of the
+    call cannot be read.
+    """
+
+    kind: Literal["content", "reasoning", "call", "arguments", "call_end"]
     text: str = ""
-    tool_call: ToolCall | None = None
+    call: ToolCall | None = None
 
 
 class AnswerFormat:
@@ -126,11 +136,11 @@ class AnswerReader:
             kind = _kind(event["field"])
             if event["type"] == "region_open":
                 self._starting, self._tool_call_text = True, ""
-            elif event["type"] == "region_chunk" and kind == "tool_call":
+            elif event["type"] == "region_chunk" and kind == "call":
                 self._tool_call_text += event["text"]
             elif event["type"] == "region_chunk" and (text := self._trimmed(event["text"])):
                 parts.append(Part(kind, text))
-            elif event["type"] == "region_close" and kind == "tool_call":
+            elif event["type"] == "region_close" and kind == "call":
                 parts += _tool_calls(event["value"]) or [Part("content", self._tool_call_text)]
                 self._tool_call_text = ""
         return parts
@@ -142,9 +152,10 @@ class AnswerReader:
         return text
 
 
-def new_tool_call_id() -> str:
-    """An id for a call."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+def whole_call(name: str, arguments: str) -> list[Part]:
+    """The parts of a call that is known at once."""
+    call = ToolCall(f"call_{uuid.uuid4().hex[:24]}", name)
+    return [Part("call", call=call), Part("arguments", arguments), Part("call_end")]
 
 
 def shared_marks(chat_template: str) -> dict[str, Any] | None:
@@ -177,8 +188,8 @@ def shared_marks(chat_template: str) -> dict[str, Any] | None:
     return {"start_anchor": anchors, "fields": fields | {"content": {}}}
 
 
-def _kind(field: str) -> Literal["content", "reasoning", "tool_call"]:
-    return "reasoning" if field in _REASONING else "tool_call" if field == "tool_calls" else "content"
+def _kind(field: str) -> Literal["content", "reasoning", "call"]:
+    return "reasoning" if field in _REASONING else "call" if field == "tool_calls" else "content"
 
 
 def _tool_calls(value: object) -> list[Part]:
@@ -189,5 +200,5 @@ def _tool_calls(value: object) -> list[Part]:
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             arguments = function.get("arguments", {})
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            parts.append(Part("tool_call", tool_call=ToolCall(function["name"], text, new_tool_call_id())))
+            parts += whole_call(function["name"], text)
     return parts

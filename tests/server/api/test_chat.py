@@ -75,8 +75,15 @@ def ask(server: LiveServer, messages: Any = None, **fields: Any) -> ChatCompleti
         thoughts = [c.delta.to_dict().get("reasoning_content", "") for c in same]
         assert "".join(thoughts) == choice.message.to_dict().get("reasoning_content", "")
         calls = [call for c in same for call in c.delta.tool_calls or []]
-        assert [call.index for call in calls] == list(range(len(calls)))
-        told = [(call.function.name, call.function.arguments) for call in calls if call.function]
+        begun = [call for call in calls if call.id]
+        assert [call.index for call in begun] == list(range(len(begun)))
+        told = [
+            (
+                call.function and call.function.name,
+                "".join(c.function.arguments or "" for c in calls if c.index == n and c.function),
+            )
+            for n, call in enumerate(begun)
+        ]
         whole_calls = [call for call in choice.message.tool_calls or [] if call.type == "function"]
         assert told == [(call.function.name, call.function.arguments) for call in whole_calls]
         logprobs = [token.logprob for c in same if c.logprobs for token in c.logprobs.content or []]

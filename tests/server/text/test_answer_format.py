@@ -29,9 +29,14 @@ def read(
     pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     parts: list[Part] = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
     joined: list[tuple[str, object]] = []
+    name = arguments = ""
     for part in parts:
-        if part.tool_call is not None:
-            joined.append(("call", (part.tool_call.name, json.loads(part.tool_call.arguments))))
+        if part.call is not None:
+            name, arguments = part.call.name, ""
+        elif part.kind == "arguments":
+            arguments += part.text
+        elif part.kind == "call_end":
+            joined.append(("call", (name, json.loads(arguments))))
         elif joined and joined[-1][0] == part.kind:
             joined[-1] = part.kind, str(joined[-1][1]) + part.text
         else:

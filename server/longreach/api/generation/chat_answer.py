@@ -8,21 +8,21 @@ import orjson
 
 from longreach.api.schema.requests.formats import Function
 from longreach.engine.messages import FinishReason
-from longreach.text.answer_format import AnswerReader, Part, ToolCall, new_tool_call_id
+from longreach.text.answer_format import AnswerReader, Part, whole_call
 
 
 class PartReader(Protocol):
     """Reads one answer.
 
     Attributes:
-        has_tool_calls: there was a call.
+        has_tool_calls: there were calls, and each of them is whole.
         is_over: nothing that follows is wanted.
-        tool_calls_sent: calls that have been sent; the sender's to count.
     """
 
-    has_tool_calls: bool
     is_over: bool
-    tool_calls_sent: int
+
+    @property
+    def has_tool_calls(self) -> bool: ...
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain after another piece of text."""
@@ -37,8 +37,8 @@ class ChatReader:
     """Words, reasoning and calls as the model marks them; with `only_one`, the answer is over after its first call."""
 
     def __init__(self, reader: AnswerReader | None = None, only_one: bool = False) -> None:
-        self.has_tool_calls = self.is_over = False
-        self.tool_calls_sent = 0
+        self.is_over = False
+        self._begun = self._whole = 0
         self._reader = AnswerReader(None) if reader is None else reader
         self._only_one = only_one
 
@@ -50,14 +50,20 @@ class ChatReader:
         """As `PartReader.flush`."""
         return self._seen(self._reader.flush())
 
+    @property
+    def has_tool_calls(self) -> bool:
+        """As `PartReader.has_tool_calls`."""
+        return 0 < self._begun == self._whole
+
     def _seen(self, parts: list[Part]) -> list[Part]:
         wanted: list[Part] = []
         for part in parts:
             if self.is_over:
                 break
             wanted.append(part)
-            self.has_tool_calls |= part.kind == "tool_call"
-            self.is_over = self.has_tool_calls and self._only_one
+            self._begun += part.kind == "call"
+            self._whole += part.kind == "call_end"
+            self.is_over = self._only_one and self._whole > 0
         return wanted
 
 
@@ -85,7 +91,6 @@ class ForcedToolCalls:
 
     def __init__(self, name: str | None) -> None:
         self.has_tool_calls = self.is_over = False
-        self.tool_calls_sent = 0
         self._name = name
         self._text = ""
 
@@ -102,11 +107,6 @@ class ForcedToolCalls:
             return [Part("content", self._text)] if self._text else []
         self.has_tool_calls = True
         if self._name is not None:
-            return [Part("tool_call", tool_call=ToolCall(self._name, self._text, new_tool_call_id()))]
-        return [
-            Part(
-                "tool_call",
-                tool_call=ToolCall(call["name"], orjson.dumps(call["parameters"]).decode(), new_tool_call_id()),
-            )
-            for call in value
-        ]
+            return whole_call(self._name, self._text)
+        calls = [(call["name"], orjson.dumps(call["parameters"]).decode()) for call in value]
+        return [part for name, arguments in calls for part in whole_call(name, arguments)]

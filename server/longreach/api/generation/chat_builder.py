@@ -37,6 +37,7 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
         super().__init__(call, "chatcmpl-")
         self._call = call
         self._readers = [reader() for _ in range(call.body.n)]
+        self._calls_sent = [0] * call.body.n  # of each answer, those that have begun
 
     async def whole(self, answers: RunningAnswers) -> ChatCompletion:
         """As `AnswerBuilder.whole`."""
@@ -92,16 +93,19 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
         return parts if delta.finish_reason is None else [*parts, *reader.flush(delta.finish_reason)]
 
     def _deltas(self, index: int, delta: TextDelta) -> list[ChatDelta]:
-        reader = self._readers[index]
         found = []
         for part in self._parts(index, delta):
-            if part.kind == "tool_call" and part.tool_call is not None:
-                call = _tool_call_object(part.tool_call, index=reader.tool_calls_sent)
-                reader.tool_calls_sent += 1
+            if part.call is not None:
+                function = FunctionCall(name=part.call.name, arguments="")
+                call = ChatToolCall(index=self._calls_sent[index], id=part.call.id, type="function", function=function)
+                self._calls_sent[index] += 1
                 found.append(ChatDelta(tool_calls=[call]))
+            elif part.kind == "arguments":
+                more = ChatToolCall(index=self._calls_sent[index] - 1, function=FunctionCall(arguments=part.text))
+                found.append(ChatDelta(tool_calls=[more]))
             elif part.kind == "reasoning":
                 found.append(ChatDelta(reasoning_content=part.text))
-            else:
+            elif part.kind == "content":
                 found.append(ChatDelta(content=part.text))
         if not found and delta.logprobs:
             found.append(ChatDelta(content=""))
@@ -122,7 +126,7 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
             message=ChatMessage(
                 content=draft.content if draft.content or not draft.tool_calls else None,
                 reasoning_content=draft.reasoning or UNSET,
-                tool_calls=[_tool_call_object(call) for call in draft.tool_calls] or UNSET,
+                tool_calls=draft.tool_calls or UNSET,
             ),
             logprobs=chat_logprobs(self._tokenizer, draft.logprobs) if self._body.logprobs else None,
             finish_reason=draft.finish_reason,
@@ -138,19 +142,21 @@ class _Draft:
     def __init__(self) -> None:
         self.content = ""
         self.reasoning = ""
-        self.tool_calls: list[ToolCall] = []
+        self.tool_calls: list[ChatToolCall] = []
+        self._arguments = ""
+        self._call: ToolCall | None = None
         self.logprobs: list = []
         self.finish_reason: FinishReason | None = None
 
     def add(self, part: Part) -> None:
-        if part.kind == "tool_call" and part.tool_call is not None:
-            self.tool_calls.append(part.tool_call)
-        elif part.kind == "reasoning":
+        if part.kind == "reasoning":
             self.reasoning += part.text
-        else:
+        elif part.kind == "content":
             self.content += part.text
-
-
-def _tool_call_object(call: ToolCall, index: int | None = None) -> ChatToolCall:
-    function = FunctionCall(name=call.name, arguments=call.arguments)
-    return ChatToolCall(index=UNSET if index is None else index, id=call.id, type="function", function=function)
+        elif part.kind == "call":
+            self._call, self._arguments = part.call, ""
+        elif part.kind == "arguments":
+            self._arguments += part.text
+        elif self._call is not None:
+            function = FunctionCall(name=self._call.name, arguments=self._arguments)
+            self.tool_calls.append(ChatToolCall(id=self._call.id, type="function", function=function))

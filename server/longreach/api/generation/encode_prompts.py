@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
@@ -72,7 +72,7 @@ async def encode_chat(
     param: str,
     answer_tokens: int = 0,
     add_generation_prompt: bool = True,
-    **variables: str | bool | None,
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[str, list[int]]:
     """A chat's prompt as text and as token ids; `variables` are given to the template, those that are None are not.
 
@@ -81,7 +81,7 @@ async def encode_chat(
         ApiError: as `encode_text`.
     """
     chat, marks = call.service.chat, call.tokenizer.marks
-    given = {name: value for name, value in variables.items() if value is not None}
+    given = {name: value for name, value in (variables or {}).items() if value is not None}
     work = call.service.reading.call(
         chat.text, messages, tools, marks, add_generation_prompt, given, caller=call.record.caller
     )

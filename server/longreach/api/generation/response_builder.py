@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from longreach.api.generation.answer import AnswerBuilder
 from longreach.api.generation.attention_usage import attention_usage
-from longreach.api.generation.chat_answer import ChatReader
+from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.http.sse import sse_data
@@ -35,7 +35,7 @@ from longreach.api.service.call import Call
 class ResponseBuilder(AnswerBuilder[ResponseRequest]):
     """One response while it grows: items of reasoning and words, and the events that tell of them."""
 
-    def __init__(self, call: Call[ResponseRequest], reader: ChatReader) -> None:
+    def __init__(self, call: Call[ResponseRequest], reader: PartReader) -> None:
         super().__init__(call, "resp_")
         self._reader = reader
         self._sampling = call.body.sampling(call.engine.info.vocab_size, 0, call.service.sampling_defaults)

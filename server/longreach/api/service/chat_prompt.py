@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
@@ -36,7 +37,7 @@ class Chat:
         tools: Sequence[Tool],
         marks: Marks,
         add_generation_prompt: bool,
-        variables: Mapping[str, str | bool],
+        variables: Mapping[str, Any],
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 

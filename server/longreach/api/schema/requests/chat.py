@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from longreach.api.schema.requests.chat_messages import Message
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.completions import check_stream_fields
 from longreach.api.schema.requests.fields import (
     MAX_MESSAGES,
@@ -53,9 +54,10 @@ class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields):
             raise invalid(f"`min_tokens` ({self.min_tokens}) is greater than `max_tokens` ({limit})")
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("`top_logprobs` is only allowed with `logprobs: true`")
-        if self.forced is not None and self.form is not None:
+        forced = self.turn.forced is not None
+        if forced and self.form is not None:
             raise invalid(f"`{self.form_field}` and a `tool_choice` that forces a call cannot both be set")
-        if self.forced is not None and self.min_tokens:
+        if forced and self.min_tokens:
             raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
         check_stream_fields(self)
         return self
@@ -64,3 +66,17 @@ class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields):
     def limit(self) -> int | None:
         """Tokens that the answer may have, or None for what the context has left."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def turn(self) -> ChatTurn:
+        """What is asked of the model."""
+        return ChatTurn(
+            messages=self.messages,
+            param="messages",
+            tools=self.tools or [],
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            form=self.form,
+            form_field=self.form_field,
+            variables={"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking},
+        )

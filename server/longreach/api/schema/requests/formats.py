@@ -150,16 +150,3 @@ class ToolFields(StrictModel):
         elif self.tool_choice in ("auto", "required") and not names:
             raise invalid("`tool_choice` is only allowed with `tools`")
         return self
-
-    @property
-    def offered(self) -> list[Tool]:
-        """The functions that may be called in this answer."""
-        return [] if self.tool_choice == "none" else self.tools or []
-
-    @property
-    def forced(self) -> list[Function] | None:
-        """The functions of which one must be called, or None if the model may choose to answer in words."""
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            return [tool.function for tool in self.offered if tool.function.name == name]
-        return [tool.function for tool in self.offered] if self.tool_choice == "required" else None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator, StringConstraints, model_validator
 
 from longreach.api.schema.requests.chat_messages import Content, Message
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.fields import (
     MAX_MESSAGES,
     MAX_PROMPT_TOKENS,
@@ -161,3 +162,14 @@ class ResponseRequest(SamplingFields):
     def form_field(self) -> str:
         """The field that `form` comes from."""
         return "text.format"
+
+    @property
+    def turn(self) -> ChatTurn:
+        """What is asked of the model."""
+        return ChatTurn(
+            messages=self.messages,
+            param="input",
+            form=self.form,
+            form_field=self.form_field,
+            variables={"reasoning_effort": None if self.reasoning is None else self.reasoning.effort},
+        )

@@ -1,0 +1,90 @@
+"""From a turn of a conversation to what the engine is asked, and to what reads its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from longreach.api.generation.chat_answer import ChatReader, ForcedToolCalls, PartReader, tool_call_schema
+from longreach.api.generation.encode_prompts import encode_chat
+from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
+from longreach.api.schema.requests.chat_turn import ChatTurn
+from longreach.api.schema.requests.formats import NamedTool
+from longreach.api.service.call import Call
+from longreach.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A turn that can be answered.
+
+    Attributes:
+        spec: what `answer` plans.
+        reader: makes what reads one answer; each answer has its own.
+    """
+
+    spec: AnswerSpec
+    reader: Callable[[], PartReader]
+
+
+async def prepare_chat(
+    call: Call[Any], turn: ChatTurn, *, limit: int | None, choices: int = 1, logprobs: int | None = None
+) -> PreparedChat:
+    """Encode the prompt of a turn, compile the grammar of its answer, and choose what reads it.
+
+    Arguments:
+        limit: tokens that an answer may have; None for what the context has left.
+        choices: answers that are wanted.
+        logprobs: as in `AnswerSpec`.
+
+    Raises:
+        InvalidRequestError: the model has no place for what the turn asks, or a grammar cannot be used.
+        ApiError: as `encode_chat`.
+    """
+    chat = call.service.chat
+    text, prompt = await encode_chat(
+        call,
+        turn.messages,
+        turn.offered,
+        param=turn.param,
+        answer_tokens=limit or 1,
+        variables=turn.variables,
+    )
+    max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
+    reader, grammar = await call.attend(_form(call, turn, text))
+    spec = AnswerSpec(
+        prompts=[prompt],
+        param=turn.param,
+        max_tokens=max_tokens,
+        choices=choices,
+        stops=chat.template.stops,
+        grammar=grammar,
+        grammar_field=turn.form_field if turn.forced is None else "tools",
+        logprobs=logprobs,
+        special=not chat.format.is_plain and grammar is None,
+    )
+    return PreparedChat(spec, reader)
+
+
+async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[[], PartReader], str | None]:
+    """How the answer is to be read, and the grammar that it has to follow."""
+    service, caller = call.service, call.record.caller
+    chat, forced = service.chat, turn.forced
+    if forced is not None:
+        named = isinstance(turn.tool_choice, NamedTool)
+        schema = tool_call_schema(forced, named, turn.parallel_tool_calls)
+        grammar = await service.grammars.compile("json_schema", schema, "tools", caller)
+        return (lambda: ForcedToolCalls(forced[0].name if named else None)), grammar
+    if turn.offered and not chat.format.has_tool_calls:
+        raise InvalidRequestError(
+            "`tools`: how this model writes calls is not known, since its tokenizer has no response_template; "
+            "force one by `tool_choice`.",
+            param="tools",
+            code="unsupported_value",
+        )
+    grammar = await service.compile_form(turn, caller)
+    if grammar is not None:
+        return ChatReader, grammar
+    tools = [tool.model_dump(exclude_none=True) for tool in turn.offered]
+    return (lambda: ChatReader(chat.format.reader(prompt, tools), not turn.parallel_tool_calls)), None
