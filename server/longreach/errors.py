@@ -110,6 +110,8 @@ class ContextLengthError(InvalidRequestError):
                 "n_ctx": n_ctx,
             },
         )
+        tokens = n_prompt_tokens if estimate is None else max(estimate, n_prompt_tokens)
+        self.fitting_part = max(n_ctx - max_tokens, 0) / max(tokens, 1)  # of the prompt; at most that, with `at_least`
 
 
 class AuthenticationError(ApiError):

@@ -13,12 +13,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
 from longreach.api.documentation import openapi, reference
-from longreach.api.endpoints import attention_policies, chat, completions, playground, responses, status, tokenize
+from longreach.api.endpoints import (
+    attention_policies,
+    chat,
+    completions,
+    playground,
+    responses,
+    status,
+    stored_responses,
+    tokenize,
+)
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
+from longreach.api.responses.answer_response import LEFT_OUT_HEADER
 from longreach.api.service.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
@@ -40,7 +50,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokenize, attention_policies, status, reference):
+    for module in (completions, chat, responses, stored_responses, tokenize, attention_policies, status, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))
@@ -63,9 +73,9 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
     """Starlette's `CORSMiddleware` for what `--allowed-origins` says."""
     return {
         "allow_origins": allowed_origins.split(","),
-        "allow_methods": ["GET", "POST"],
+        "allow_methods": ["GET", "POST", "DELETE"],
         "allow_headers": ["authorization", "content-type", "x-request-id"],
-        "expose_headers": ["retry-after", "x-request-id", "x-should-retry"],
+        "expose_headers": ["retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
     }
 
 

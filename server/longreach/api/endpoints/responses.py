@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, for text: the same answers as a chat's, in the newer API's form."""
+"""`POST /v1/responses`, for text: the same answers as a chat's, in the newer API's form, and kept for later."""
 
 from __future__ import annotations
 
@@ -8,22 +8,34 @@ from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
-from longreach.api.generation.answer import answer
-from longreach.api.generation.prepare_chat import prepare_chat
-from longreach.api.generation.response_builder import ResponseBuilder
-from longreach.api.schema.answers.responses import ResponseEvent, ResponseObject
-from longreach.api.schema.requests.responses import InputMessage, ResponseRequest
+from longreach.api.generation.encode_prompts import encode_chat
+from longreach.api.http.respond import json_response
+from longreach.api.responses.answer_response import answer_response
+from longreach.api.responses.conversation import read_conversation, response_turn
+from longreach.api.schema.answers.responses import InputTokenCount, ResponseEvent, ResponseObject
+from longreach.api.schema.requests.responses import InputTokensRequest, ResponseRequest
 from longreach.policies.schemas import SCHEMAS
 
 router = APIRouter()
 
+_NESTED = (*ResponseRequest.NESTED, *SCHEMAS)
+
 
 @router.post(
-    "/v1/responses",
-    **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=(InputMessage, *SCHEMAS)),
+    "/v1/responses", **documented(ResponseRequest, ResponseObject, stream=True, chunk=ResponseEvent, nested=_NESTED)
 )
 async def create_response(request: Request) -> Response:
-    """Answer a text or a chat, in one answer or as a stream of events."""
-    call = await receive(request, ResponseRequest)
-    prepared = await prepare_chat(call, call.body.turn, limit=call.body.max_output_tokens)
-    return await answer(call, ResponseBuilder(call, prepared.reader()), prepared.spec)
+    """Answer a text or a conversation, in one answer, as a stream of events, or in the background."""
+    return await answer_response(await receive(request, ResponseRequest))
+
+
+@router.post(
+    "/v1/responses/input_tokens", **documented(InputTokensRequest, InputTokenCount, nested=ResponseRequest.NESTED)
+)
+async def count_input_tokens(request: Request) -> Response:
+    """The tokens of the prompt that a response would read."""
+    call = await receive(request, InputTokensRequest)
+    conversation = await read_conversation(call)
+    turn = response_turn(call, conversation.messages)
+    _, prompt = await encode_chat(call, turn.messages, turn.offered, param="input", variables=turn.variables)
+    return json_response(InputTokenCount(len(prompt)))

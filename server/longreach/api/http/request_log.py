@@ -53,6 +53,11 @@ class RequestRecord:
         """Who shares what the server has to give: the key's name, else the address."""
         return self.address if self.key is None else self.key.name
 
+    @property
+    def owner(self) -> str:
+        """Whose the request is, as what it leaves behind is marked: the key's digest. Empty where there are no keys."""
+        return "" if self.key is None else self.key.digest.hex()
+
     def authenticated(self, key: ApiKey | None) -> None:
         """The request came with this key, or without a valid one."""
         self.key = key

@@ -145,6 +145,31 @@ class ResponseStore:
             self._drop_old()
         return True
 
+    def update(self, owner: str, body: dict[str, Any], output: Sequence[Item]) -> bool:
+        """Keep another state of a response, whose own input stays; False if it is not kept."""
+        bare = orjson.dumps({**body, "output": []})
+        rows = [(place, item["id"], orjson.dumps(item)) for place, item in enumerate(output)]
+        with self._change():
+            row = self._db.execute(
+                "SELECT number, bytes, length(body) FROM responses WHERE id = ? AND owner = ?", (body["id"], owner)
+            ).fetchone()
+            if row is None:
+                return False
+            number, size, old = row
+            gone = self._db.execute(
+                "DELETE FROM items WHERE response = ? AND side = 'output' RETURNING length(body)", (number,)
+            ).fetchall()
+            more = len(bare) - old + sum(len(row[2]) + _ROW_BYTES for row in rows)
+            more -= sum(length + _ROW_BYTES for (length,) in gone)
+            self._db.executemany("INSERT INTO items VALUES (?, 'output', ?, ?, ?)", [(number, *row) for row in rows])
+            self._db.execute(
+                "UPDATE responses SET status = ?, body = ?, used = ?, bytes = ? WHERE number = ?",
+                (body["status"], bare, self._clock(), size + more, number),
+            )
+            self._bytes += more
+            self._drop_old()
+        return True
+
     def get(self, owner: str, response_id: str) -> Kept | None:
         """A response by its id."""
         found = self._find(owner, response_id)
@@ -192,9 +217,14 @@ class ResponseStore:
             current = previous
         return [item for turn in reversed(turns) for item in turn]
 
-    def items_named(self, owner: str, ids: Sequence[str]) -> dict[str, Item]:
-        """Items by their ids, those that are kept; of several with one id the newest."""
+    def items_named(self, owner: str, ids: Sequence[str], most_bytes: int) -> dict[str, Item]:
+        """Items by their ids, those that are kept; of several with one id the newest.
+
+        Raises:
+            ChainTooLongError: they have more than `most_bytes`.
+        """
         found: dict[str, Item] = {}
+        left = most_bytes
         for item_id in ids:
             row = self._db.execute(
                 "SELECT items.body FROM items JOIN responses ON number = response"
@@ -202,6 +232,9 @@ class ResponseStore:
                 (item_id, owner),
             ).fetchone()
             if row is not None:
+                left -= len(row[0])
+                if left < 0:
+                    raise ChainTooLongError
                 found[item_id] = orjson.loads(row[0])
         return found
 

@@ -1,4 +1,4 @@
-"""The items of a response's input: messages, reasoning, calls and their outputs, as `/v1/responses` itself gives them."""
+"""The items of a response's input: messages, reasoning, calls and their outputs, as `/v1/responses` gives them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _MEMBERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "custom_tool_call_output": (frozenset({"call_id", "output"}), frozenset({"name", "namespace"})),
     "item_reference": (frozenset({"id"}), frozenset()),
 }
-_ANYWHERE = frozenset({"type", "id", "status", "created_by", "caller", "async"})
+_ANYWHERE = frozenset({"type", "id", "status", "created_by", "caller"})
+_ASYNC = {"async", "async_"}  # of calls: the second is how openai-python dumps the first
 
 
 def _parts(value: object) -> str | list[Part] | None:
@@ -101,14 +102,13 @@ class InputItem(StrictModel):
     parsed_arguments: Any = None
     created_by: Annotated[str | None, Field(max_length=256)] = None
     caller: dict[str, Any] | None = None
-    async_: bool | None = Field(None, alias="async")
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        given = {name: inner for name, inner in value.items() if inner is not None}
+        given = {name: inner for name, inner in value.items() if inner is not None and name not in _ASYNC}
         if "type" not in given and given.keys() == {"id"}:
             return {**given, "type": "item_reference"}
         return given
@@ -119,7 +119,7 @@ class InputItem(StrictModel):
             known = ", ".join(_MEMBERS)
             raise invalid(f"items of this type are not supported; the types are {known}", "unsupported_value")
         needed, allowed = _MEMBERS[self.type]
-        given = {("async" if name == "async_" else name) for name in self.model_fields_set}
+        given = self.model_fields_set
         if missing := sorted(needed - given):
             raise invalid(f"an item of the type {self.type} needs `{missing[0]}`", "missing_required_parameter")
         if extra := sorted(given - needed - allowed - _ANYWHERE):
@@ -133,7 +133,7 @@ class InputItem(StrictModel):
 
     def stored(self) -> dict[str, Any]:
         """The item as it is kept and listed: without members that are absent."""
-        kept = self.model_dump(exclude_none=True, exclude={"parsed_arguments", "caller", "async_", "created_by"})
+        kept = self.model_dump(exclude_none=True, exclude={"parsed_arguments", "caller", "created_by"})
         kept["type"] = self.type
         if self.type == "message" and isinstance(self.content, str):
             kind = "output_text" if self.role == "assistant" else "input_text"

@@ -142,8 +142,14 @@ def _tools(value: object) -> ToolSet:
     names = [tool.shown for tool in offered]
     if len(names) != len(set(names)):
         raise invalid("two tools have the same name")
-    used = {"function", "custom", "namespace"}
-    return ToolSet(tuple(entry for entry in value if entry["type"] in used), tuple(offered), tuple(left_out))
+    return ToolSet(tuple(filter(None, map(_echoed, value))), tuple(offered), tuple(left_out))
+
+
+def _echoed(entry: dict[str, Any]) -> dict[str, Any] | None:
+    """A tool as the response shows it; None of one that is left out."""
+    if entry["type"] == "function":
+        return {"description": None, "parameters": {}, "strict": None} | entry
+    return entry if entry["type"] in ("custom", "namespace") else None
 
 
 def _add(
@@ -224,7 +230,9 @@ def _choice(value: object) -> Choice | None:
         _only_members(value, {"type", "name", "namespace"})
         return Choice("required", frozenset({_named(value)}), True, value)
     if kind != "allowed_tools":
-        raise invalid(f"a tool of the type {kind[:64]} cannot be forced: this server does not run it", "unsupported_value")
+        raise invalid(
+            f"a tool of the type {kind[:64]} cannot be forced: this server does not run it", "unsupported_value"
+        )
     _only_members(value, {"type", "mode", "tools"})
     allowed = value.get("tools")
     if value.get("mode") not in ("auto", "required") or not isinstance(allowed, list) or len(allowed) > _MOST_OFFERED:
@@ -275,12 +283,12 @@ def check_choice(choice: Choice | None, tools: ToolSet) -> None:
         return
     shown = {tool.shown: tool for tool in tools.offered}
     if choice.names is not None and (unknown := sorted(choice.names - shown.keys())):
-        raise invalid(f"`tool_choice`: there is no tool {unknown[0][:64]!r} in `tools`")
+        raise invalid(f"there is no tool {unknown[0][:64]!r} in `tools`")
     chosen = [tool for tool in tools.offered if choice.names is None or tool.shown in choice.names]
     if choice.mode == "required":
         if not chosen:
             why = f", and {', '.join(tools.left_out)} cannot be run here" if tools.left_out else ""
-            raise invalid(f"`tool_choice` requires a call, but there is no function or custom tool to call{why}")
+            raise invalid(f"a call is required, but there is no function or custom tool to call{why}")
         if any(tool.grammar is not None and tool.grammar.syntax == "lark" for tool in chosen):
             raise invalid(
                 "a Lark grammar of a custom tool cannot be enforced in a forced call; use a regex or the choice auto",
