@@ -121,7 +121,8 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         """The response as it is now."""
         body = self._body
         wanted = None if body.text is None else body.text.format
-        text = {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)}
+        form = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
+        text: dict[str, Any] = {"format": form}
         if body.text is not None and body.text.verbosity is not None:
             text["verbosity"] = body.text.verbosity
         return ResponseObject(

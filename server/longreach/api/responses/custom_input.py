@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import orjson
-
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Whole characters and escapes; half a surrogate pair waits for its other half.
 _WHOLE = re.compile(
@@ -41,11 +39,11 @@ class CustomInput:
     def flush(self, is_whole: bool) -> str:
         """The arguments have ended, whole or cut; the text that is left."""
         try:
-            value = orjson.loads(self._raw) if is_whole else None
-        except orjson.JSONDecodeError:
+            value = json.loads(self._raw, strict=False) if is_whole else None
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict) and value.keys() == {"input"} and isinstance(value["input"], str):
-            final = value["input"]
+            final = value["input"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         elif self._at is not None:
             final = self.text
         else:

@@ -9,6 +9,7 @@ import msgspec
 from longreach.api.schema.answers.responses import ResponseFailure
 from longreach.api.service.service import Service
 
+_UNFINISHED = ("queued", "in_progress")
 _LOST = ResponseFailure("server_error", "The server could not keep the end of this response.")
 
 
@@ -20,17 +21,20 @@ async def kept_object(service: Service, owner: str, response_id: str) -> dict[st
     """
     if not service.kept.enabled:
         return None
-    run = service.background.running(owner, response_id)
-    if run is not None:
-        return msgspec.to_builtins(run.snapshot())
+    if (running := _running(service, owner, response_id)) is not None:
+        return running
     kept = await service.kept.get(owner, response_id)
-    if kept is None:
-        return None
-    whole = kept.whole
-    if whole["status"] in ("queued", "in_progress"):
-        # It may have ended between the two looks. If not, its last state could not be written.
-        again = await service.kept.get(owner, response_id)
-        whole = whole if again is None else again.whole
-        if whole["status"] in ("queued", "in_progress"):
-            return {**whole, "status": "failed", "error": msgspec.to_builtins(_LOST)}
-    return whole
+    if kept is None or kept.body["status"] not in _UNFINISHED:
+        return None if kept is None else kept.whole
+    # It has begun since, or ended. If neither, its last state could not be written.
+    if (running := _running(service, owner, response_id)) is not None:
+        return running
+    kept = await service.kept.get(owner, response_id)
+    if kept is None or kept.body["status"] not in _UNFINISHED:
+        return None if kept is None else kept.whole
+    return {**kept.whole, "status": "failed", "error": msgspec.to_builtins(_LOST)}
+
+
+def _running(service: Service, owner: str, response_id: str) -> dict[str, Any] | None:
+    run = service.background.running(owner, response_id)
+    return None if run is None else msgspec.to_builtins(run.snapshot())

@@ -106,6 +106,7 @@ class ResponseStore:
             raise StoreFileError(why) from None
         self._bytes: int = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM responses").fetchone()[0]
         self._fail_unfinished()
+        self._expire()
         with self._change():
             self._drop_old()
 
@@ -194,6 +195,7 @@ class ResponseStore:
             BrokenChainError: one before it is not kept.
             ChainTooLongError: they have more than `most_bytes`; with `newest`, the oldest are left out instead.
         """
+        self._expire()
         turns: list[list[Item]] = []
         left = most_bytes
         seen: set[str] = set()
@@ -223,6 +225,7 @@ class ResponseStore:
         Raises:
             ChainTooLongError: they have more than `most_bytes`.
         """
+        self._expire()
         found: dict[str, Item] = {}
         left = most_bytes
         for item_id in ids:
@@ -248,12 +251,11 @@ class ResponseStore:
         self._db.close()
 
     def _find(self, owner: str, response_id: str) -> tuple[int, bytes] | None:
+        self._expire()
         row = self._db.execute(
-            "SELECT number, body, used FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
+            "SELECT number, body FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
         ).fetchone()
-        if row is None or row[2] < self._clock() - self._max_seconds:
-            return None
-        return row[0], row[1]
+        return None if row is None else (row[0], row[1])
 
     def _items(self, number: int, side: Side) -> list[Item]:
         rows = self._db.execute("SELECT body FROM items WHERE response = ? AND side = ? ORDER BY place", (number, side))
@@ -268,8 +270,15 @@ class ResponseStore:
             {"id": response_id, "owner": owner, "now": now},
         )
 
+    def _expire(self) -> None:
+        """Forget what has not been used for too long."""
+        since = self._clock() - self._max_seconds
+        if self._db.execute("SELECT 1 FROM responses WHERE used < ? LIMIT 1", (since,)).fetchone() is not None:
+            with self._change():
+                self._remove("used < ?", since)
+
     def _drop_old(self) -> None:
-        self._remove("used < ?", self._clock() - self._max_seconds)
+        """Make the store as small as it has to be."""
         while self._bytes > self._max_bytes:
             (oldest,) = self._db.execute("SELECT number FROM responses ORDER BY used, number LIMIT 1").fetchone()
             self._remove("number = ?", oldest)

@@ -8,7 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints, TypeAdapter, model_validator
 
-from longreach.api.schema.requests.fields import MAX_TOOLS, StrictModel, described, invalid, or_default
+from longreach.api.schema.requests.fields import (
+    MAX_TOOLS,
+    StrictModel,
+    check_levels,
+    described,
+    invalid,
+    or_default,
+)
 from longreach.api.schema.requests.formats import Function, JsonSchema, Name, Tool
 
 _MOST_OFFERED = 512
@@ -159,6 +166,8 @@ def _add(
     if not isinstance(entry, dict) or not isinstance(kind, str) or not 0 < len(kind) <= 64:
         raise invalid(f"entry {where} must be an object with a `type`", "invalid_type")
     given = {name: inner for name, inner in entry.items() if inner is not None}
+    for name in given.keys() - {"tools"}:
+        check_levels(given[name])
     if kind == "function":
         one = _FUNCTION.validate_python(given)
         shown = shown_name(one.name, namespace)
@@ -223,6 +232,7 @@ def _choice(value: object) -> Choice | None:
         return None
     if value in ("none", "auto", "required"):
         return Choice(value, given=value)  # pyright: ignore[reportArgumentType] - one of these
+    check_levels(value)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise invalid("must be none, auto, required, or an object with a `type`", "invalid_type")
     kind = value["type"]
