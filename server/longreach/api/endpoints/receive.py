@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from longreach.api.http.body import read_json
 from longreach.api.http.request_log import RequestRecord
+from longreach.api.schema.requests.harmless import asker
 from longreach.api.schema.requests.responses import InputTokensRequest
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
@@ -30,6 +31,7 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     most_tokens = MAX_PROMPT_TOKENS if model is DetokenizeRequest else engine.info.max_model_len
     limit = service.settings.body_limit(engine.info.max_model_len)
     body = await read_json(request, model, limit, most_tokens, service.reading, record.caller)
+    record.asked_by(asker(body))
     if body.model is not None:
         service.require_model(body.model)
     engine, tokenizer = service.require_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import re
 import time
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 from longreach.api.http.auth import ApiKey
 from longreach.engine.messages import AttentionUse, DecodeUse
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_DIGEST_CHARACTERS = 16
 
 
 @dataclass
@@ -23,6 +25,7 @@ class RequestRecord:
 
     Attributes:
         address: where the request came from, as `network_of` has it.
+        asker: whom the request says that it is from, as a word of the log.
         finish: how the request ended: stop, length, disconnected, or the code of an error.
         attention: what each prompt was computed with, unless that was dense.
         decode: what each answer has read so far under a decode budget, by its request to the engine.
@@ -36,6 +39,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     status: int | None = field(default=None, init=False)
     key: ApiKey | None = field(default=None, init=False)
+    asker: str | None = field(default=None, init=False)
     completion_id: str | None = field(default=None, init=False)
     prompt_tokens: int | None = field(default=None, init=False)
     computed_tokens: int = field(default=0, init=False)
@@ -61,6 +65,12 @@ class RequestRecord:
     def authenticated(self, key: ApiKey | None) -> None:
         """The request came with this key, or without a valid one."""
         self.key = key
+
+    def asked_by(self, name: str | None) -> None:
+        """The request says that it is from `name`; what is too long or too odd for the log is told by a digest."""
+        if name is not None and _PLAIN.fullmatch(name) is None:
+            name = f"sha256:{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:_DIGEST_CHARACTERS]}"
+        self.asker = name
 
     def answering(self, completion_id: str, prompt_tokens: int) -> None:
         """Answers to so many prompt tokens are wanted, and are to be sent under this id."""
@@ -113,6 +123,8 @@ class RequestRecord:
         words = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
         if self.key is not None:
             words.append(f"key={self.key.name}")
+        if self.asker is not None:
+            words.append(f"user={self.asker}")
         if self.completion_id is not None:
             words += [
                 f"completion={self.completion_id}",
@@ -131,7 +143,7 @@ class RequestRecord:
 def request_id_from(header: bytes | None) -> str:
     """The caller's `X-Request-Id` if it is short and plain enough to be echoed and logged, else a fresh one."""
     given = "" if header is None else header.decode("latin-1")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _PLAIN.fullmatch(given) else uuid.uuid4().hex
 
 
 def network_of(client: tuple[str, int] | None) -> str:

@@ -39,6 +39,7 @@ from longreach.text.answer_format import Part
 # Keeps a response that has ended, and says whether it is kept.
 Keep = Callable[[ResponseObject], Awaitable[bool]]
 
+_LABELS = ("prompt_cache_key", "safety_identifier", "user")
 _OPEN: tuple[Status, ...] = ("queued", "in_progress")
 
 
@@ -141,8 +142,6 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
             output=[*self._items],
             parallel_tool_calls=body.parallel_tool_calls,
             previous_response_id=body.previous_response_id,
-            prompt_cache_key=body.prompt_cache_key or UNSET,
-            safety_identifier=body.safety_identifier or UNSET,
             service_tier=body.service_tier or UNSET,
             reasoning={"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             store=self._stored,
@@ -155,7 +154,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
             top_p=self._sampling.top_p,
             truncation=body.truncation or "disabled",
             usage=None if self.status in _OPEN else self._usage(),
-            user=body.user or UNSET,
+            **{name: getattr(body, name) or UNSET for name in _LABELS},
         )
 
     def _advance(self, delta: TextDelta) -> Iterator[Event]:

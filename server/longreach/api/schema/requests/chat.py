@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -14,15 +14,14 @@ from longreach.api.schema.requests.fields import (
     MAX_PROMPT_TOKENS,
     MAX_TOP_LOGPROBS,
     invalid,
-    neutral,
-    only,
     or_default,
 )
 from longreach.api.schema.requests.formats import FormFields, ToolFields
+from longreach.api.schema.requests.harmless import harmless
 from longreach.api.schema.requests.sampling import ChoiceFields, SamplingFields
 
 
-class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields):
+class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields, harmless("chat")):
     """Answer the last message of a chat."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, description="The chat so far.")
@@ -42,10 +41,6 @@ class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields):
     enable_thinking: bool | None = Field(
         None, description="Given to the model's chat template; refused if that does not read it."
     )
-    store: Annotated[Literal[False] | None, only(None, False)] = neutral(None, False)
-    metadata: Annotated[dict[str, Any] | None, only(None, {})] = neutral(None, {})
-    modalities: Annotated[list[str] | None, only(None, ["text"])] = neutral(None, ["text"])
-    user: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_together(self) -> ChatRequest:

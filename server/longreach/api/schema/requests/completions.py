@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, model_validator
 
@@ -14,12 +14,11 @@ from longreach.api.schema.requests.fields import (
     TOKEN_IDS_SCHEMA,
     described,
     invalid,
-    neutral,
-    only,
     or_default,
     token_ids,
 )
 from longreach.api.schema.requests.formats import FormFields
+from longreach.api.schema.requests.harmless import harmless
 from longreach.api.schema.requests.sampling import ChoiceFields, SamplingFields
 
 Prompts = list[str] | list[list[int]]
@@ -51,7 +50,7 @@ _PROMPT_SCHEMA = {
 }
 
 
-class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
+class CompletionRequest(SamplingFields, ChoiceFields, FormFields, harmless("completions")):
     """Continue one or several prompts.
 
     What OpenAI does not have is vLLM's, but for `return_progress` and `parse_special` (llama.cpp's), `speculate`,
@@ -78,8 +77,6 @@ class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
     parse_special: Annotated[bool, or_default(True)] = Field(
         True, description="Read special tokens that are written in the prompt as such; false: as plain text."
     )
-    suffix: Annotated[Literal[""] | None, only(None, "")] = neutral(None, "")
-    user: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionRequest:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator, model_validator
 from pydantic_core import core_schema
 
 from longreach.sizes import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
-from longreach.util.strict_models import StrictModel as StrictModel
+from longreach.util import strict_models
 from longreach.util.strict_models import invalid as invalid
 
 MAX_PROMPTS = 64
@@ -27,7 +28,42 @@ MAX_MESSAGES = 65536
 MAX_TOOLS = 128
 MAX_LEVELS = 64
 
+# Beyond these a number with a point may stand for several integers.
+_EXACT_INTEGERS = 2**53
+
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+class StrictModel(strict_models.StrictModel):
+    """An object of a request: members of exact types. Null asks for nothing, under whatever name it comes.
+
+    A whole number is an integer, however it is written: JSON Schema counts 20.0 as one.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "null"}})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_strangers(cls, members: object) -> object:
+        if not isinstance(members, dict):
+            return members
+        names, integers = _members_of(cls)
+        strangers = {name for name, value in members.items() if value is None and name not in names}
+        whole = {
+            name: int(value)
+            for name, value in members.items()
+            if type(value) is float and name in integers and value.is_integer() and abs(value) < _EXACT_INTEGERS
+        }
+        if not strangers and not whole:
+            return members
+        return {name: value for name, value in members.items() if name not in strangers} | whole
+
+
+@functools.cache
+def _members_of(model: type[StrictModel]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of a model's members, and of those that are integers."""
+    fields = {info.alias or name: info for name, info in model.model_fields.items()}
+    return frozenset(fields), frozenset(name for name, info in fields.items() if info.annotation in (int, int | None))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from longreach.api.schema.requests.fields import (
     check_levels,
     described,
     invalid,
-    neutral,
-    only,
     or_default,
 )
 
@@ -136,8 +134,6 @@ class ToolFields(StrictModel):
     parallel_tool_calls: Annotated[bool, or_default(True)] = Field(
         True, description="False: the answer ends after its first call."
     )
-    functions: Annotated[None, only(None)] = neutral(None)
-    function_call: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_choice(self) -> ToolFields:

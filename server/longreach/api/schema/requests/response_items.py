@@ -72,7 +72,7 @@ _PARTS_SCHEMA = {
                     **_OF_PART,
                 },
                 "required": ["type"],
-                "additionalProperties": False,
+                "additionalProperties": {"type": "null"},
             },
         },
         {"type": "null"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.chat_turn import ChatTurn
@@ -14,11 +14,10 @@ from longreach.api.schema.requests.fields import (
     MAX_TOP_LOGPROBS,
     StrictModel,
     invalid,
-    neutral,
-    only,
     or_default,
 )
 from longreach.api.schema.requests.formats import JsonSchema, Name, NamedFunction, NamedTool
+from longreach.api.schema.requests.harmless import Metadata, harmless
 from longreach.api.schema.requests.response_items import Input, InputItem
 from longreach.api.schema.requests.response_tools import (
     Choice,
@@ -33,7 +32,6 @@ from longreach.api.schema.requests.response_tools import (
 )
 from longreach.api.schema.requests.sampling import SamplingFields
 
-_MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = Literal[
     "message.output_text.logprobs",
@@ -78,10 +76,6 @@ class Reasoning(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-Metadata = dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]]
-_Label = Annotated[str | None, Field(max_length=1024)]
-
-
 class ConversationFields(StrictModel):
     """What a response answers: the conversation, and the tools that it may use."""
 
@@ -107,7 +101,6 @@ class ConversationFields(StrictModel):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: leave out the oldest turns of a conversation that does not fit."
     )
-    conversation: Annotated[None, only(None)] = neutral(None)
 
     @field_validator("tool_choice", mode="after")
     @classmethod
@@ -157,7 +150,7 @@ class ConversationFields(StrictModel):
         )
 
 
-class ResponseRequest(SamplingFields, ConversationFields):
+class ResponseRequest(SamplingFields, ConversationFields, harmless("responses")):
     """Answer a text or a conversation. It is kept for later requests unless `store` is false."""
 
     input: Input = Field(default_factory=list, description="A text, or the items of the conversation so far.")
@@ -180,15 +173,7 @@ class ResponseRequest(SamplingFields, ConversationFields):
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities with so many of the likeliest tokens."
     )
-    metadata: Annotated[Metadata | None, Field(max_length=_MAX_METADATA)] = Field(
-        None, description="Returned as it is."
-    )
-    user: _Label = Field(None, description="Returned as it is.")
-    safety_identifier: _Label = Field(None, description="Returned as it is.")
-    prompt_cache_key: _Label = Field(None, description="Returned as it is; equal prefixes are shared without it.")
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(None, description="Changes nothing.")
-    client_metadata: dict[str, Any] | None = Field(None, description="Changes nothing.")
-    prompt: Annotated[None, only(None)] = neutral(None)
+    metadata: Metadata | None = Field(None, description="Returned as it is.")
 
     @model_validator(mode="after")
     def _check_together(self) -> ResponseRequest:

@@ -32,11 +32,12 @@ def _stop_token_ids(value: object) -> list[int]:
     return ids
 
 
-_TIERS = (None, "auto", "default", "flex")
+# `flex` is served as such. The others buy a better place elsewhere, and are served as `default`.
+_TIERS = (None, "auto", "default", "flex", "priority", "scale")
 AskedTier = Annotated[
     Literal["default", "flex"] | None,
     only(*_TIERS),
-    AfterValidator(lambda tier: "default" if tier == "auto" else tier),
+    AfterValidator(lambda tier: tier if tier in (None, "flex") else "default"),
 ]
 
 _MODELS_DEFAULT = "By default the model's, or else"
@@ -54,7 +55,10 @@ class ServingFields(StrictModel):
     )
     service_tier: AskedTier = Field(
         None,
-        description="`flex`, for batches: read after all other prompts, and no step is kept short for its answer.",
+        description=(
+            "`flex`, for batches: read after all other prompts, and no step is kept short for its answer. All others "
+            "are `default`."
+        ),
         json_schema_extra={"enum": [*_TIERS]},
     )
     cache_salt: Annotated[str, or_default("")] = Field(

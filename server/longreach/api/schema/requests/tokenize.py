@@ -16,11 +16,12 @@ from longreach.api.schema.requests.fields import (
     or_default,
     token_ids,
 )
+from longreach.api.schema.requests.harmless import harmless
 
 Model = Annotated[str | None, Field(min_length=1, max_length=256)]
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(harmless("tokenize")):
     """The token ids of a text, or of a chat as the model's template writes it."""
 
     model: Model = None
