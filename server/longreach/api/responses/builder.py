@@ -122,6 +122,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         """The response as it is now."""
         body = self._body
         wanted = None if body.text is None else body.text.format
+        labels: dict[str, Any] = {name: getattr(body, name) or UNSET for name in _LABELS}
         form = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
         text: dict[str, Any] = {"format": form}
         if body.text is not None and body.text.verbosity is not None:
@@ -154,7 +155,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
             top_p=self._sampling.top_p,
             truncation=body.truncation or "disabled",
             usage=None if self.status in _OPEN else self._usage(),
-            **{name: getattr(body, name) or UNSET for name in _LABELS},
+            **labels,
         )
 
     def _advance(self, delta: TextDelta) -> Iterator[Event]:
@@ -162,6 +163,8 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         self.status = "in_progress"
         before = self._record.output_tokens
         if self._body.logprobs is not None:
+            if not self._blank and (self._open is None or self._open.kind != "message"):
+                self._logprobs = []  # of reasoning, of calls, and of the marks around them
             self._logprobs += chat_logprobs(self._tokenizer, delta.logprobs).content
         parts = self._reader.push(delta.text)
         if delta.finish_reason is not None:
@@ -213,7 +216,6 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         yield from self._open.end(status)
         self._items.append(self._open.item(status))
         self._open = None
-        self._logprobs = []
 
     def _finish(self, status: ItemStatus) -> Iterator[Event]:
         """End what is open; every response has a message or a call, though the message may be empty."""
