@@ -17,6 +17,7 @@ from longreach.api.endpoints import (
     attention_policies,
     chat,
     completions,
+    messages,
     playground,
     responses,
     status,
@@ -25,6 +26,7 @@ from longreach.api.endpoints import (
 )
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
+from longreach.api.http.error_forms import id_headers
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
@@ -50,7 +52,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, stored_responses, tokenize, attention_policies, status, reference):
+    routed = (completions, chat, responses, stored_responses, messages, tokenize, attention_policies, status)
+    for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))
@@ -131,12 +134,12 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.answered(message["status"])
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                message["headers"] = [*message["headers"], *id_headers(scope, record.request_id)]
             await send(message)
 
         try:
             with self._service.open_request(), record.at_end:
-                self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
+                self._authenticate(scope["raw_path"], headers, record)
                 await self._app(scope, receive_bounded, send_with_id)
         except ClientDisconnect:
             record.disconnected()
@@ -144,16 +147,16 @@ class RequestMiddleware:
             api_error = error_answers.as_api_error(error, record.request_id)
             record.finished(api_error.code)
             if record.status is None:
-                await error_answers.error_response(api_error)(scope, receive, send_with_id)
+                await error_answers.error_response(api_error, scope, record.request_id)(scope, receive, send_with_id)
         finally:
             if body_bytes:
                 self._service.bodies.remove(record.caller, body_bytes)
             self._service.metrics.http(record.status, record.finish)
             log.log(logging.DEBUG if path in self._quiet else logging.INFO, "%s", record.line())
 
-    def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:
+    def _authenticate(self, raw_path: bytes, headers: dict[bytes, bytes], record: RequestRecord) -> None:
         if not self._service.keys:
             return
-        record.authenticated(self._service.keys.find(authorization))
+        record.authenticated(self._service.keys.find(headers))
         if record.key is None and raw_path not in self._open:
             raise AuthenticationError

@@ -22,10 +22,13 @@ class StopStrings:
 
     Each stop string is matched by the Knuth-Morris-Pratt automaton, so a character costs amortised O(len(stops)),
     however long and repetitive they are.
+
+    Attributes:
+        matched: the stop string that ended the text, or None.
     """
 
     def __init__(self, stops: Stops, include: bool = False) -> None:
-        self.matched = False
+        self.matched: str | None = None
         self._stops = stops.strings
         self._include = include
         self._failures = stops.failures
@@ -34,14 +37,14 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Add a piece; return what can be passed on now. After a match, always the empty string."""
-        if self.matched or not self._stops:
-            return "" if self.matched else text
+        if self.matched is not None or not self._stops:
+            return text if self.matched is None else ""
         known = len(self._held)
         pending = self._held + text
         for position in range(known, len(pending)):
             longest = self._advance(pending[position])
             if longest:
-                self.matched = True
+                self.matched = pending[position + 1 - longest : position + 1]
                 self._held = ""
                 return pending[: position + 1 - (0 if self._include else longest)]
         self._held = pending[len(pending) - max(self._states) :]

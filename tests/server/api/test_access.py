@@ -119,7 +119,8 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\n\n  carol:file-key-0001  \nfile-key-0002\n")
     keys = ApiKeys.of(load_settings(api_key="dave:flag-key-0001", api_key_file=str(path)))
-    found = [keys.find(f"bearer {key}".encode()) for key in ("flag-key-0001", "file-key-0001", "file-key-0002")]
+    names = ("flag-key-0001", "file-key-0001", "file-key-0002")
+    found = [keys.find({b"authorization": f"bearer {key}".encode()}) for key in names]
     assert [key and key.name for key in found] == ["dave", "carol", "key3"]
 
 

@@ -220,7 +220,8 @@ def test_a_call_can_be_forced(chat: LiveServer, tokenizer: Tokenizer) -> None:
     says(chat, tokenizer, '{"city": "Bonn"}')
     choice_of = {"type": "function", "function": {"name": "weather"}}
     [choice] = ask(chat, tools=[WEATHER], tool_choice=choice_of).choices
-    assert schema_of(chat.engine.requests[0].grammar) == WEATHER["function"]["parameters"]  # type: ignore[index]
+    closed = {**WEATHER["function"]["parameters"], "additionalProperties": False}  # type: ignore[index]
+    assert schema_of(chat.engine.requests[0].grammar) == closed
     assert choice.message.tool_calls is not None
     assert choice.message.tool_calls[0].function.arguments == '{"city": "Bonn"}'  # type: ignore[union-attr]
     assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
@@ -246,7 +247,8 @@ def test_response_formats_reach_the_engine_as_grammars(chat: LiveServer, tokeniz
         assert ask(chat, **fields).choices[0].message.content == '{"a": 1}'
     grammars = [request.grammar for request in chat.engine.requests[::2]]
     assert grammars[-1] is None
-    assert [schema_of(grammar) for grammar in grammars[:2]] == [schema, {"type": "object"}]
+    closed = {**schema, "additionalProperties": False}
+    assert [schema_of(grammar) for grammar in grammars[:2]] == [closed, {"type": "object"}]
     assert "[ab]+" in (grammars[2] or "")
     assert grammars[3] == 'start: "a"'
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from longreach.api.schema.requests.harmless import TABLE, Endpoint, Harmless, Neutral
 
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 from tests.server.api.test_chat import TEMPLATE
+from tests.server.api.test_messages_errors import anthropic_error_of
 from tests.server.api.test_requests import request_lines
 from tests.server.api.told import error_of
 
 PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "count_tokens": "/v1/messages/count_tokens",
     "tokenize": "/tokenize",
 }
 VALUES: dict[str, list[Any]] = {
@@ -25,6 +28,11 @@ VALUES: dict[str, list[Any]] = {
     "client_metadata": [{}, {"turn": {"id": [1, 2.5, None]}}],
     "prediction": [{"type": "content", "content": "The owl"}],
     "store": [True, False],
+    "cache_control": [{"type": "ephemeral", "ttl": "1h"}],
+    "anthropic_beta": [[], ["effort-2025-11-24"]],
+    "betas": [[], ["effort-2025-11-24"]],
+    "diagnostics": [{"previous_message_id": None}],
+    "fallbacks": [[], [{"model": "x"}], "default"],
     "cache_prompt": [True, False],
 }
 
@@ -36,9 +44,21 @@ def live(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
 
 
 def body_of(endpoint: Endpoint) -> dict[str, Any]:
-    if endpoint == "chat":
-        return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    messages = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    if endpoint in ("chat", "messages"):
+        return {**messages, "max_tokens": 2}
+    if endpoint == "count_tokens":
+        return messages
     return {"model": MODEL, "prompt": "Hi"} | ({"max_tokens": 2} if endpoint == "completions" else {})
+
+
+def refusal_of(answer: Any, code: str) -> dict[str, Any]:
+    """The error object of a refusal, in the form of either protocol."""
+    if answer.json().get("type") != "error":
+        return error_of(answer, 400, code)
+    error = anthropic_error_of(answer, 400, "invalid_request_error")
+    assert error["code"] == code
+    return error
 
 
 @pytest.mark.parametrize("endpoint", PATHS)
@@ -52,7 +72,8 @@ def test_what_asks_for_nothing_is_taken_and_changes_nothing(live: LiveServer, en
             answer = live.http.post(PATHS[endpoint], json={**body_of(endpoint), entry.name: value})
             assert answer.status_code == 200, (entry.name, value, answer.text)
             assert answer.json().get("choices") == plain.get("choices"), entry.name
-            assert answer.json().get("tokens") == plain.get("tokens"), entry.name
+            for name in ("tokens", "content", "input_tokens"):
+                assert answer.json().get(name) == plain.get(name), entry.name
 
 
 @pytest.mark.parametrize(
@@ -62,7 +83,7 @@ def test_what_asks_for_something_is_refused_by_name(live: LiveServer, entry: Neu
     endpoint = next(one for one in PATHS if one in entry.endpoints)
     for value in ("something", 7, ["x"], {"x": 1}):
         answer = live.http.post(PATHS[endpoint], json={**body_of(endpoint), entry.name: value})
-        assert error_of(answer, 400, "unsupported_value")["param"] == entry.name
+        assert refusal_of(answer, "unsupported_value")["param"] == entry.name
 
 
 def test_null_asks_for_nothing_under_any_name_and_anything_else_is_refused(live: LiveServer) -> None:
@@ -70,7 +91,7 @@ def test_null_asks_for_nothing_under_any_name_and_anything_else_is_refused(live:
         body = body_of(endpoint)
         assert live.http.post(path, json={**body, "no_such_field": None}).status_code == 200
         refused = live.http.post(path, json={**body, "no_such_field": False})
-        assert error_of(refused, 400, "unknown_parameter")["param"] == "no_such_field"
+        assert refusal_of(refused, "unknown_parameter")["param"] == "no_such_field"
     stream = {**body_of("chat"), "stream": True}
     assert live.http.post(PATHS["chat"], json={**stream, "stream_options": {"no_such": None}}).status_code == 200
     refused = live.http.post(PATHS["chat"], json={**stream, "stream_options": {"no_such": 1}})
@@ -123,7 +144,7 @@ def test_a_cache_key_opens_no_cache_that_a_salt_keeps_apart(live: LiveServer) ->
 
 
 def test_every_name_of_the_table_stands_once_in_each_place() -> None:
-    for endpoint in ("chat", "completions", "responses", "messages", "tokenize"):
+    for endpoint in get_args(Endpoint):
         names = [entry.name for entry in TABLE if endpoint in entry.endpoints]
         assert len(names) == len(set(names))
     assert all(entry.use for entry in TABLE if isinstance(entry, Harmless))

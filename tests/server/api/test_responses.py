@@ -50,6 +50,8 @@ def ask(server: LiveServer, **fields: Any) -> Response:
         assert mine[-1].type == "response.output_item.done"
         assert mine[-1].item == item
         text = "".join(event.delta for event in mine if event.type.endswith(".delta"))
+        parts = [event for event in mine if event.type.startswith("response.content_part.")]
+        assert [event.part.type for event in parts] == [part.type for part in getattr(item, "content", [])] * 2
         member, expected = told_text(item)
         assert [getattr(event, member) for event in mine if event.type in DONE] == [text] == [expected]
     return whole
@@ -242,3 +244,22 @@ def test_what_is_wrong_or_not_supported_is_named(chat: LiveServer, fields: dict[
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not chat.engine.requests
+
+
+def test_a_reader_that_hears_no_comments_has_an_event_a_minute(
+    make_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longreach.api.responses.builder._SILENT_SECONDS", 0.1)
+    with make_server(template=TEMPLATE, keep_alive_seconds=0.04) as chat:
+        chat.engine.hold_prefill = True
+        body = {"model": MODEL, "input": "Hello", "stream": True}
+        lines: list[str] = []
+        with chat.http.stream("POST", "/v1/responses", json=body) as response:
+            for line in response.iter_lines():
+                lines.append(line)
+                if lines.count("event: response.in_progress") == 3:
+                    chat.engine.hold_prefill = False
+        assert any(line.startswith(": prefill") for line in lines)
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.completed"

@@ -9,14 +9,12 @@ from starlette.requests import Request
 from longreach.api.http.body import read_json
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.schema.requests.harmless import asker
-from longreach.api.schema.requests.responses import InputTokensRequest
-from longreach.api.schema.requests.sampling import ServingFields
-from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
-from longreach.api.service.call import Call
+from longreach.api.schema.requests.tokenize import DetokenizeRequest
+from longreach.api.service.call import Body, Call
 from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
 
-M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest | InputTokensRequest)
+M = TypeVar("M", bound=Body)
 
 
 async def receive(request: Request, model: type[M]) -> Call[M]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from longreach.api.generation.choices import RunningAnswers, run_answers
 from longreach.api.generation.plan_answers import AnswerSpec, plan_answers
 from longreach.api.http.respond import json_response
-from longreach.api.http.sse import EventStream
+from longreach.api.http.sse import OPENAI_STREAM, EventStream, StreamForm
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
 
@@ -36,6 +36,11 @@ class AnswerBuilder(ABC, Generic[M]):
         self._record = call.record
         self._tokenizer = call.tokenizer
         self._created = int(time.time())
+
+    @property
+    def stream_form(self) -> StreamForm:
+        """What a stream has beside the builder's events."""
+        return OPENAI_STREAM
 
     @abstractmethod
     async def whole(self, answers: RunningAnswers) -> object:
@@ -67,7 +72,12 @@ async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> 
     if call.body.stream:
         keep_alive = call.service.settings.keep_alive_seconds
         return EventStream(
-            builder.events(answers), call.record, keep_alive, call.service.until_cut, lambda: builder.finish
+            builder.events(answers),
+            call.record,
+            keep_alive,
+            call.service.until_cut,
+            lambda: builder.finish,
+            builder.stream_form,
         )
     response = json_response(await call.attend(builder.whole(answers)))
     call.record.finished(builder.finish)

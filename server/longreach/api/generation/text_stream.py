@@ -50,6 +50,7 @@ class TextDelta:
         logprobs: of tokens, if asked for, each once its text is certain, with the place in the text where it begins.
         prompt_logprobs: of further tokens of the prompt.
         reading: the prompt is still being read.
+        stop: of the last delta, the stop string that ended the answer.
     """
 
     text: str = ""
@@ -57,6 +58,7 @@ class TextDelta:
     logprobs: list[tuple[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     reading: bool = False
+    stop: str | None = None
 
 
 async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[TextDelta, None]:
@@ -123,14 +125,14 @@ class _Writer:
             if update.logprobs:
                 self._logprobs.append((self._decoded, update.logprobs[i]))
             text += self._match(self._detokenizer.push(token))
-            if self._matcher.matched:
+            if self._matcher.matched is not None:
                 return self._delta(text, update, "stop")
         if update.finish_reason is None:
             if text or update.prompt_logprobs or not update.tokens:
                 return self._delta(text, update, None)
             return None
         text += self._match(self._detokenizer.flush())
-        finish = "stop" if self._matcher.matched else update.finish_reason
+        finish = "stop" if self._matcher.matched is not None else update.finish_reason
         return self._delta(text + self._matcher.flush(), update, finish)
 
     def _is_end(self, update: Update, i: int) -> bool:
@@ -150,6 +152,7 @@ class _Writer:
         self._written += len(text)
         certain = []
         # A token whose text lies behind a stop string is no part of the answer.
-        while self._logprobs and (self._logprobs[0][0] < self._written or (finish and not self._matcher.matched)):
+        stop = self._matcher.matched
+        while self._logprobs and (self._logprobs[0][0] < self._written or (finish and stop is None)):
             certain.append(self._logprobs.popleft())
-        return TextDelta(text, finish, certain, update.prompt_logprobs, reading=not update.tokens)
+        return TextDelta(text, finish, certain, update.prompt_logprobs, reading=not update.tokens, stop=stop)

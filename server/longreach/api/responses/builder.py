@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
@@ -16,7 +17,8 @@ from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.logprob_objects import chat_logprobs
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.http.error_answers import as_api_error
-from longreach.api.http.sse import sse_data
+from longreach.api.http.request_log import RequestRecord
+from longreach.api.http.sse import OPENAI_STREAM, StreamForm, sse_data
 from longreach.api.responses.open_item import Event, Kind, OpenItem
 from longreach.api.schema.answers.chat import TokenLogprob
 from longreach.api.schema.answers.responses import (
@@ -39,6 +41,8 @@ from longreach.text.answer_format import Part
 # Keeps a response that has ended, and says whether it is kept.
 Keep = Callable[[ResponseObject], Awaitable[bool]]
 
+# Codex gives a stream up after five minutes without an event.
+_SILENT_SECONDS = 60.0
 _LABELS = ("prompt_cache_key", "safety_identifier", "user")
 _OPEN: tuple[Status, ...] = ("queued", "in_progress")
 
@@ -67,6 +71,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         self._reasoning_tokens = 0
         self._sequence = 0
         self._completed: int | None = None
+        self._told = time.monotonic()  # when the last event was
         self._failure: ResponseFailure | None = None
 
     async def whole(self, answers: RunningAnswers) -> ResponseObject:
@@ -103,6 +108,16 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
             yield self.fail(api_error)
             raise api_error from None
         yield self._event(f"response.{whole.status}", {"response": whole})
+
+    @property
+    def stream_form(self) -> StreamForm:
+        """As `AnswerBuilder.stream_form`; readers that wait for events and hear no comments have one a minute."""
+        return replace(OPENAI_STREAM, keep_alive=self._keep_alive)
+
+    def _keep_alive(self, record: RequestRecord) -> bytes:
+        if time.monotonic() - self._told < _SILENT_SECONDS:
+            return OPENAI_STREAM.keep_alive(record)
+        return self._event("response.in_progress", {"response": self.object()})
 
     def fail(self, error: ApiError) -> bytes:
         """The response has failed; the event that says so."""
@@ -230,6 +245,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
 
     def _event(self, kind: str, members: dict[str, Any]) -> bytes:
         number, self._sequence = self._sequence, self._sequence + 1
+        self._told = time.monotonic()
         return sse_data({"type": kind, "sequence_number": number, **members}, event=kind)
 
     async def _ended(self) -> ResponseObject:

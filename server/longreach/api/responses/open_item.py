@@ -59,8 +59,9 @@ class OpenItem:
         """The events that announce the item, at its place in the output."""
         self._place = place
         yield "response.output_item.added", {"output_index": self._place, "item": self.item("in_progress", empty=True)}
-        if self.kind == "message":
-            yield "response.content_part.added", {**self._members(), "part": OutputText("")}
+        if self._call is None:
+            part = OutputText("") if self.kind == "message" else ReasoningText("")
+            yield "response.content_part.added", {**self._members(), "part": part}
 
     def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
         """More of its text, with the log-probabilities of tokens of a message."""
@@ -79,8 +80,9 @@ class OpenItem:
         if self.kind == "function_call":
             done["name"] = self._name
         yield f"response.{text}.done", done
-        if self.kind == "message":
-            yield "response.content_part.done", {**self._members(), "part": self._words()}
+        if self._call is None:
+            part = self._words() if self.kind == "message" else ReasoningText(self.text)
+            yield "response.content_part.done", {**self._members(), "part": part}
         yield "response.output_item.done", {"output_index": self._place, "item": self.item(status)}
 
     def item(self, status: ItemStatus, empty: bool = False) -> Item:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import resource
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
+from longreach.api.service.json_schema.document import SchemaError
+from longreach.api.service.json_schema.prepare import prepared
 from longreach.api.service.turns import TooManyWaitingError, Turns
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
 from longreach.util.descriptors import require_descriptors
@@ -85,7 +88,11 @@ class GrammarCompiler:
             InvalidRequestError: it is too large, takes too long, or is none; names `field`.
             OverloadedError: too many wait, or the machine is too busy to compile it.
         """
-        question = orjson.dumps([kind, source])
+        try:
+            # Unlike orjson it writes integers of any size.
+            question = json.dumps([kind, source], ensure_ascii=False, separators=(",", ":")).encode()
+        except (RecursionError, ValueError) as error:
+            raise _refused(field, f"cannot be written as JSON ({error})", "invalid_value") from None
         if len(question) > self._max_bytes:
             raise _refused(field, f"must have at most {self._max_bytes} bytes", "grammar_too_large")
         name = hashlib.sha256(question).digest()
@@ -164,7 +171,12 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
     from longreach.engine.sampling.grammar_limits import LIMITS, explained
 
     if kind == "json_schema":
-        grammar = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_STYLE)
+        assert isinstance(source, dict), "a schema is an object"
+        try:
+            schema = prepared(source)
+        except SchemaError as error:
+            return "", str(error)
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(str(source))
     else:
@@ -182,7 +194,7 @@ def main() -> None:
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_CHILD_MEMORY_BYTES, _CHILD_MEMORY_BYTES))
-    kind, source = orjson.loads(sys.stdin.buffer.read())
+    kind, source = json.loads(sys.stdin.buffer.read())
     try:
         answer = check_grammar(kind, source)
     except MemoryError:

@@ -16,6 +16,7 @@ from longreach.api.schema.requests.fields import (
     neutral,
     only,
 )
+from longreach.util import exact_json
 
 TEXT_TYPES = {"text", "input_text", "output_text"}
 _MAX_PARTS = 65536
@@ -73,7 +74,7 @@ Content = Annotated[str | None, PlainValidator(_content), described(_CONTENT_SCH
 class CalledFunction(StrictModel):
     """The function of a call in an earlier answer; `arguments` is a JSON object in a string."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     arguments: str
 
     @model_validator(mode="after")
@@ -84,7 +85,7 @@ class CalledFunction(StrictModel):
     def parsed(self) -> dict[str, Any]:
         """The arguments as chat templates want them."""
         try:
-            value = orjson.loads(self.arguments or "{}")
+            value = exact_json.loads(self.arguments or "{}")
         except orjson.JSONDecodeError:
             value = None
         if not isinstance(value, dict):

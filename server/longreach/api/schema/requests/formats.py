@@ -15,7 +15,10 @@ from longreach.api.schema.requests.fields import (
     or_default,
 )
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+# OpenAI allows 64 characters, Anthropic 128: the names of an MCP server and of its tool together.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+# Agents explain some of their tools on several pages.
+MAX_DESCRIPTION = 64 * 1024
 
 
 def _json_object(value: object) -> dict[str, Any]:
@@ -54,7 +57,7 @@ class Function(StrictModel):
     """A function that the model may call; `parameters` is the JSON schema of its arguments."""
 
     name: Name
-    description: Annotated[str | None, Field(max_length=16384)] = None
+    description: Annotated[str | None, Field(max_length=MAX_DESCRIPTION)] = None
     parameters: Annotated[JsonSchema, or_default({})] = Field({}, validate_default=False)
     strict: bool | None = None
 

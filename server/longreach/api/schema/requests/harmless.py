@@ -21,17 +21,20 @@ from pydantic import Field, PlainValidator, StringConstraints, create_model
 
 from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid, only
 
-Endpoint = Literal["chat", "completions", "responses", "messages", "tokenize"]
+Endpoint = Literal["chat", "completions", "responses", "messages", "count_tokens", "tokenize"]
 _ALL: frozenset[Endpoint] = frozenset(get_args(Endpoint))
-_ANSWERING: frozenset[Endpoint] = _ALL - {"tokenize"}
+_ANSWERING: frozenset[Endpoint] = _ALL - {"tokenize", "count_tokens"}
 _CHATS: frozenset[Endpoint] = _ANSWERING - {"completions"}
 _OPENAI: frozenset[Endpoint] = frozenset({"chat", "completions", "responses"})
 _TEXT: frozenset[Endpoint] = frozenset({"chat", "completions"})
+_MESSAGES: frozenset[Endpoint] = frozenset({"messages"})
+_PROMPTS: frozenset[Endpoint] = frozenset({"messages", "count_tokens"})
 
 MAX_METADATA = 16
 _MAX_FREE_MEMBERS = 64
 
 Name = Annotated[str, StringConstraints(max_length=512)]
+Names = Annotated[list[Name], Field(max_length=256)]
 Metadata = Annotated[
     dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
     Field(max_length=MAX_METADATA),
@@ -161,6 +164,22 @@ TABLE: tuple[Harmless | Neutral, ...] = (
     Neutral("post_sampling_probs", (False,)),
     Neutral("reasoning_format", ("auto",)),
     Neutral("parse_tool_calls", (True,)),
+    # Anthropic's.
+    Harmless("cache_control", FreeObject, "All prefixes are cached.", _PROMPTS),
+    Harmless("anthropic_version", Name, "All versions are one here.", _PROMPTS),
+    Harmless("anthropic_beta", Names, "What a beta adds is honoured or refused by its fields.", _PROMPTS),
+    Harmless("betas", Names, "What a beta adds is honoured or refused by its fields.", _PROMPTS),
+    Harmless("user_profile_id", Name, "Nobody is billed.", _PROMPTS),
+    Harmless("diagnostics", FreeObject, "`cache_read_input_tokens` says what was cached.", _MESSAGES),
+    Harmless("fallbacks", Any, "No answer is declined.", _MESSAGES),
+    Neutral("mcp_servers", ([],), _PROMPTS),
+    Neutral("speed", ("standard",), _PROMPTS),
+    Neutral("compaction", (), _PROMPTS),
+    Neutral("container", (), _MESSAGES),
+    Neutral("fallback_credit_token", (), _MESSAGES),
+    Neutral("inference_geo", ("global",), _MESSAGES),
+    Neutral("thread", (), _MESSAGES),
+    Neutral("billing_policy", (), _PROMPTS),
     # Other front-ends'.
     Neutral("extra_body", ({},)),
     Neutral("extra_headers", ({},)),

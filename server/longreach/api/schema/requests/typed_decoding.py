@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from longreach.errors import ContextLengthError, InvalidRequestError, quoted
+from longreach.util import exact_json
 
 # Members up to this length are decoded at once: the model's checks then say what is wrong with them.
 _SHORT_BYTES = 16 * 1024
@@ -80,7 +81,7 @@ def _decoded(shape: _Shape, body: bytes | bytearray, most_tokens: int) -> dict[s
         raws = shape.members.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _refused("", error, shape.strangers) from None
-    budget = _Budget()
+    budget = _Budget(shape.free_bytes)
     decoded = {}
     for name, member in zip(raws.__struct_encode_fields__, raws.__struct_fields__, strict=True):
         raw = getattr(raws, member)
@@ -102,6 +103,7 @@ class _Shape:
     members: msgspec.json.Decoder[Any]
     schemas: dict[str, Schema]
     definitions: dict[str, Schema]
+    free_bytes: int  # of what may be any JSON, together
     strangers: Strangers = ()
 
 
@@ -109,7 +111,7 @@ def _shape(model: type[BaseModel], strangers: Strangers = ()) -> _Shape:
     shape = _own_shape(model)
     if not strangers:
         return shape
-    return _Shape(_cutter([*shape.schemas], strangers), shape.schemas, shape.definitions, strangers)
+    return replace(shape, members=_cutter([*shape.schemas], strangers), strangers=strangers)
 
 
 @functools.cache
@@ -119,7 +121,7 @@ def _own_shape(model: type[BaseModel]) -> _Shape:
     _, whole = models_json_schema(models, ref_template=_PREFIX + "{model}")  # pyright: ignore[reportArgumentType]
     definitions = whole["$defs"]
     schemas = definitions[model.__name__]["properties"]
-    return _Shape(_cutter([*schemas], ()), schemas, definitions)
+    return _Shape(_cutter([*schemas], ()), schemas, definitions, getattr(model, "FREE_BYTES", MAX_ALL_FREE_BYTES))
 
 
 def _cutter(names: list[str], strangers: Strangers) -> msgspec.json.Decoder[Any]:
@@ -135,13 +137,13 @@ def _cutter(names: list[str], strangers: Strangers) -> msgspec.json.Decoder[Any]
 class _Budget:
     """Decodes what may be any JSON, up to so many bytes together."""
 
-    def __init__(self) -> None:
-        self._left = MAX_ALL_FREE_BYTES
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
 
     def decode(self, raw: bytes, where: str) -> object:
         self._left -= len(raw)
         if len(raw) > MAX_FREE_BYTES or self._left < 0:
-            limit = MAX_FREE_BYTES if len(raw) > MAX_FREE_BYTES else MAX_ALL_FREE_BYTES
+            limit = MAX_FREE_BYTES if len(raw) > MAX_FREE_BYTES else self._most
             which = "must have at most" if limit == MAX_FREE_BYTES else "with others of its kind it must have at most"
             raise _invalid(where, f"{which} {limit} bytes of JSON", "invalid_value")
         return _loaded(raw)
@@ -210,7 +212,7 @@ def _plain(value: object, where: str, budget: _Budget) -> object:
 
 def _loaded(raw: bytes) -> object:
     try:
-        return orjson.loads(raw)
+        return exact_json.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 
