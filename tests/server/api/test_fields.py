@@ -18,6 +18,7 @@ from tests.server.api.told import error_of
 PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
+    "responses": "/v1/responses",
     "messages": "/v1/messages",
     "count_tokens": "/v1/messages/count_tokens",
     "tokenize": "/tokenize",
@@ -34,6 +35,7 @@ VALUES: dict[str, list[Any]] = {
     "diagnostics": [{"previous_message_id": None}],
     "fallbacks": [[], [{"model": "x"}], "default"],
     "cache_prompt": [True, False],
+    "stream_options": [{}, {"include_obfuscation": False}],
 }
 
 
@@ -49,6 +51,8 @@ def body_of(endpoint: Endpoint) -> dict[str, Any]:
         return {**messages, "max_tokens": 2}
     if endpoint == "count_tokens":
         return messages
+    if endpoint == "responses":
+        return {"model": MODEL, "input": "Hi", "max_output_tokens": 16}
     return {"model": MODEL, "prompt": "Hi"} | ({"max_tokens": 2} if endpoint == "completions" else {})
 
 

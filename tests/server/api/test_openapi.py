@@ -48,6 +48,11 @@ OPERATIONS = [
     "POST /v1/completions",
     "POST /v1/chat/completions",
     "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+    "GET /v1/responses/{response_id}/input_items",
     "POST /tokenize",
     "POST /detokenize",
     "GET /v1/attention/policies",
@@ -137,6 +142,7 @@ EXCLUSIVE = {
     *("regex", "grammar", "response_format", "text", "tools", "tool_choice", "functions", "function_call"),
     *("min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "best_of", "logprobs", "top_logprobs"),
     *("stream_options", "return_progress", "reasoning", "reasoning_effort", "enable_thinking", "stop_token_ids"),
+    *("previous_response_id", "background"),
     "logit_bias",
     "attention",
 }
@@ -154,8 +160,9 @@ def _passes(
     whole: dict[str, Any], method: str
 ) -> Iterator[tuple[schemathesis.GenerationMode, dict[str, Any], set[int]]]:
     """What is sent: anything that is described; for a body also what is not, and what must be answered."""
-    if method != "POST":
-        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{name}" in str(*whole["paths"]) else {200}
+    [operations] = whole["paths"].values()
+    if "requestBody" not in operations[method.lower()]:
+        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{" in str(*whole["paths"]) else {200}
         return
     yield schemathesis.GenerationMode.POSITIVE, whole, ANY
     yield schemathesis.GenerationMode.NEGATIVE, whole, ANY

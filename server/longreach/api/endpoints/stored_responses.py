@@ -41,10 +41,10 @@ async def retrieve_response(
 ) -> Response:
     """A response that is kept, or that is being made in the background."""
     service, record = _of(request)
+    found = await _require(service, record, response_id)
     if stream:
         run = service.background.recorded(record.owner, response_id)
         if run is None:
-            await _require(service, record, response_id)
             raise InvalidRequestError(
                 "`stream`: the events of this response are not kept. Those of a background response that was created "
                 "with `stream: true` are, while it is made and for a while after.",
@@ -56,7 +56,7 @@ async def retrieve_response(
         raise InvalidRequestError(
             "`starting_after` is only allowed with `stream=true`.", param="starting_after", code="invalid_value"
         )
-    return json_response(await _require(service, record, response_id))
+    return json_response(found)
 
 
 @router.delete("/v1/responses/{response_id}", **documented(None, DeletedResponse, refusals=_REFUSALS))

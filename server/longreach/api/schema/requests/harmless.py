@@ -110,7 +110,6 @@ TABLE: tuple[Harmless | Neutral, ...] = (
     Harmless("prediction", FreeObject, "A hint for speed; `speculate` drafts from the prompt.", frozenset({"chat"})),
     Harmless("stream_options", FreeObject, "Events are not padded.", frozenset({"responses"})),
     Neutral("conversation", (), frozenset({"responses"})),
-    Neutral("prompt", (), frozenset({"responses"})),
     Neutral("context_management", ([],), frozenset({"responses"})),
     Neutral("moderation", (), frozenset({"responses"})),
     Neutral("modalities", (["text"],), frozenset({"chat", "completions"})),

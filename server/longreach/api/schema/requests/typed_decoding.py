@@ -42,6 +42,8 @@ _WHERE = re.compile(r"(?s)(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
+_NEVER_EMPTY = "x-never-empty"
+
 Schema = dict[str, Any]
 Strangers = tuple[str, ...]  # names that no field has; null is taken under them
 _MOST_STRANGERS = 16
@@ -263,7 +265,7 @@ def _type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) 
 def _one_type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
     kind = schema["type"]
     if kind == "array":
-        items = _type(schema["items"], definitions, strangers)
+        items = _type(_never_empty(schema["items"], definitions), definitions, strangers)
         return Annotated[list[items], msgspec.Meta(min_length=schema.get("minItems", 0))]
     if kind == "object" and "properties" in schema:
         return _struct(schema, definitions, strangers)
@@ -284,7 +286,21 @@ def _struct(schema: Schema, definitions: dict[str, Schema], strangers: Strangers
     for number, name in enumerate(name for name in strangers if name not in schema["properties"]):
         names[f"stranger{number}"] = name
         fields.append((f"stranger{number}", None | msgspec.UnsetType, msgspec.UNSET))
-    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False)
+    checks = {"__post_init__": _refuse_empty} if schema.get(_NEVER_EMPTY) else None
+    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace=checks)
+
+
+def _never_empty(items: Schema, definitions: dict[str, Schema]) -> Schema:
+    """The schema of a list's elements. Millions of empty objects are small as text, and large in memory."""
+    if "$ref" in items:
+        items = definitions.get(items["$ref"].removeprefix(_PREFIX), items)
+    bare = items.get("type") == "object" and "properties" in items and not items.get("required")
+    return {**items, _NEVER_EMPTY: True} if bare else items
+
+
+def _refuse_empty(member: Any) -> None:
+    if all(getattr(member, name) in (msgspec.UNSET, None) for name in member.__struct_fields__):
+        raise ValueError("must have a member")  # msgspec adds where
 
 
 def _refused(where: str, error: Exception, strangers: Strangers = ()) -> InvalidRequestError:
