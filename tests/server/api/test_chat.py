@@ -198,19 +198,6 @@ def test_calls_of_functions(chat: LiveServer, tokenizer: Tokenizer) -> None:
     assert chat.engine.cancelled
 
 
-@pytest.mark.parametrize(
-    "text", ["<tool_call>{'name': 1}</tool_call> sorry", "<tool_call>[]</tool_call>", "<tool_call>{"]
-)
-def test_what_only_looks_like_a_call_is_words(chat: LiveServer, tokenizer: Tokenizer, text: str) -> None:
-    says(chat, tokenizer, "Well " + text)
-    [choice] = ask(chat, tools=[WEATHER]).choices
-    assert choice.message.tool_calls is None
-    assert choice.finish_reason == "stop"
-    assert choice.message.content is not None
-    assert choice.message.content.startswith("Well")
-    assert text.removeprefix("<tool_call>").partition("<")[0] in choice.message.content
-
-
 def test_tools_are_not_offered_where_none_may_be_called(chat: LiveServer, tokenizer: Tokenizer) -> None:
     ask(chat, tools=[WEATHER], tool_choice="none")
     assert "weather" not in prompt_of(chat, tokenizer)

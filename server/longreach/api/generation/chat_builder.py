@@ -27,7 +27,7 @@ from longreach.api.schema.answers.chat import (
 from longreach.api.schema.answers.usage import FinishReason
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.service.call import Call
-from longreach.text.answer_format import Part, ToolCall
+from longreach.text.parts import Part, ToolCall
 
 
 class ChatBuilder(AnswerBuilder[ChatRequest]):
@@ -143,7 +143,7 @@ class _Draft:
         self.content = ""
         self.reasoning = ""
         self.tool_calls: list[ChatToolCall] = []
-        self._arguments = ""
+        self._arguments: list[str] = []
         self._call: ToolCall | None = None
         self.logprobs: list = []
         self.finish_reason: FinishReason | None = None
@@ -154,9 +154,9 @@ class _Draft:
         elif part.kind == "content":
             self.content += part.text
         elif part.kind == "call":
-            self._call, self._arguments = part.call, ""
+            self._call, self._arguments = part.call, []
         elif part.kind == "arguments":
-            self._arguments += part.text
+            self._arguments.append(part.text)
         elif self._call is not None:
-            function = FunctionCall(name=self._call.name, arguments=self._arguments)
+            function = FunctionCall(name=self._call.name, arguments="".join(self._arguments))
             self.tool_calls.append(ChatToolCall(id=self._call.id, type="function", function=function))

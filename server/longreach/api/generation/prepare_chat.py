@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from longreach.api.generation.chat_answer import ChatReader, ForcedToolCalls, PartReader, tool_call_schema
+from longreach.api.generation.call_schema import call_schema
+from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.formats import NamedTool
 from longreach.api.service.call import Call
 from longreach.errors import InvalidRequestError
+from longreach.text.answer_reader import AnswerReader
 
 
 @dataclass(frozen=True)
@@ -70,21 +72,23 @@ async def prepare_chat(
 async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[[], PartReader], str | None]:
     """How the answer is to be read, and the grammar that it has to follow."""
     service, caller = call.service, call.record.caller
-    chat, forced = service.chat, turn.forced
+    form, forced, whole = service.chat.format, turn.forced, not call.body.stream
+    only_one = not turn.parallel_tool_calls
     if forced is not None:
         named = isinstance(turn.tool_choice, NamedTool)
-        schema = tool_call_schema(forced, named, turn.parallel_tool_calls)
+        schema = call_schema(forced, named, turn.parallel_tool_calls)
         grammar = await service.grammars.compile("json_schema", schema, "tools", caller)
-        return (lambda: ForcedToolCalls(forced[0].name if named else None)), grammar
-    if turn.offered and not chat.format.has_tool_calls:
+        functions = [{"function": function.model_dump(exclude_none=True)} for function in forced]
+        return (lambda: PartReader(form.forced_reader(functions, named=named, whole=whole), only_one)), grammar
+    if turn.offered and not form.has_tool_calls:
         raise InvalidRequestError(
-            "`tools`: how this model writes calls is not known, since its tokenizer has no response_template; "
-            "force one by `tool_choice`.",
+            "`tools`: how this model writes calls is not known, since its chat template shows none of the formats that "
+            "are; name one of them by --tool-call-format, or force a call by `tool_choice`.",
             param="tools",
             code="unsupported_value",
         )
     grammar = await service.compile_form(turn, caller)
     if grammar is not None:
-        return ChatReader, grammar
+        return (lambda: PartReader(AnswerReader())), grammar
     tools = [tool.model_dump(exclude_none=True) for tool in turn.offered]
-    return (lambda: ChatReader(chat.format.reader(prompt, tools), not turn.parallel_tool_calls)), None
+    return (lambda: PartReader(form.reader(prompt, tools, whole), only_one)), None

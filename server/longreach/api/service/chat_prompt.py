@@ -12,6 +12,7 @@ from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
 from longreach.text.marks import Marks, unguarded
+from longreach.text.template_calls import TemplateCalls
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,20 @@ class Chat:
 
     template: ChatTemplate
     format: AnswerFormat
+    arguments_are_text: bool = False  # of calls in earlier answers, as the template wants them
 
     @classmethod
-    def load(cls, model: str, chat_template: str | None = None) -> Chat:
-        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`.
+    def load(cls, model: str, chat_template: str | None = None, call_format: str | None = None) -> Chat:
+        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`;
+        `call_format` names the format of calls, as in `AnswerFormat.load`.
 
         Raises:
             TokenizerError: one cannot be used.
         """
         template = ChatTemplate.load(model, chat_template)
-        return cls(template, AnswerFormat.load(model, template.sources))
+        calls = TemplateCalls.of(template)
+        form = AnswerFormat.load(model, template.sources, call_format, calls.new_id)
+        return cls(template, form, calls.arguments_are_text)
 
     def text(
         self,
@@ -50,12 +55,19 @@ class Chat:
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
         guarded = self.template.render(
-            marks.guard([message.for_template() for message in messages]),
+            marks.guard([self._for_template(message) for message in messages]),
             marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
             add_generation_prompt,
             **marks.guard(dict(variables)),
         )
         return guarded, unguarded(guarded)
+
+    def _for_template(self, message: Message) -> dict[str, Any]:
+        plain = message.for_template()
+        if self.arguments_are_text:
+            for told, call in zip(plain.get("tool_calls", ()), message.tool_calls or (), strict=True):
+                told["function"]["arguments"] = call.function.arguments or "{}"
+        return plain
 
 
 def _unsupported(param: str, why: str) -> InvalidRequestError:

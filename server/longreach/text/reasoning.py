@@ -1,0 +1,40 @@
+"""How models mark their reasoning before an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """The marks around reasoning, each with its spellings.
+
+    Attributes:
+        opens: begin it; the prompt may already end with one.
+        closes: end it.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether the answer begins inside of reasoning."""
+        return prompt.rstrip().endswith(self.opens)
+
+
+# The first whose mark stands in the chat template is the model's.
+REASONING: Sequence[ReasoningMarks] = (
+    ReasoningMarks(("<seed:think>",), ("</seed:think>",)),  # Seed-OSS
+    ReasoningMarks(("[THINK]",), ("[/THINK]",)),  # Magistral, Ministral 3
+    ReasoningMarks(("<think>",), ("</think>",)),  # DeepSeek-R1, Qwen 3, GLM 4.5, SmolLM3 and most others
+    ReasoningMarks(  # Granite 3.2
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
+)
+
+
+def reasoning_marks(chat_template: str) -> ReasoningMarks | None:
+    """The marks that a chat template is seen to use."""
+    return next((marks for marks in REASONING if any(mark in chat_template for mark in marks.opens)), None)
