@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["json_schema", "regex", "lark"]
+Kind = Literal["json_schema", "regex", "lark", "ebnf"]
 
 # Grammars that are compiled at once, those that may wait for it, and as many of one caller.
 _AT_ONCE = 2
@@ -170,6 +170,12 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
 
     from longreach.engine.sampling.grammar_limits import LIMITS, explained
 
+    if kind == "ebnf":
+        try:
+            kind, source = _known_dialect(str(source))
+        except Exception as error:  # noqa: BLE001 - it follows the text's nesting, and says what it likes of a slip
+            return "", f"it is neither GBNF nor Lark: {type(error).__name__}: {str(error)[:200]}"
+
     if kind == "json_schema":
         assert isinstance(source, dict), "a schema is an object"
         try:
@@ -179,12 +185,23 @@ def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(str(source))
+    elif kind == "ebnf":
+        grammar = str(source)
     else:
         grammar = LLMatcher.grammar_from_lark(str(source))
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     return grammar, explained(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _known_dialect(text: str) -> tuple[Kind, str]:
+    """A grammar in GBNF, Lark or llguidance's JSON as Lark, or as the JSON that it is."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    if text.lstrip().startswith("{"):
+        return "ebnf", text
+    return "lark", text if is_lark_syntax(text) or "::=" not in text else gbnf_to_lark(text)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Function, NamedTool, Tool
+from longreach.api.schema.requests.structured_outputs import Form
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
@@ -32,7 +33,7 @@ class ChatTurn:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
-    form: tuple[Literal["json_schema", "regex", "lark"], str | dict[str, Any]] | None = None
+    form: Form | None = None
     form_field: str = "response_format"
     variables: Mapping[str, Any] = field(default_factory=dict)
 
