@@ -196,14 +196,25 @@ def test_one_call_at_a_time(chat: LiveServer, tokenizer: Tokenizer) -> None:
 
 
 def test_a_call_that_was_cut_is_never_a_finished_one(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    """A stream has begun to tell of it, and ends its item as incomplete. A whole answer has the words."""
     says(chat, tokenizer, CALL)
+    fields: dict[str, Any] = {"model": MODEL, "input": "Hello", "tools": [WEATHER]}
     tokens = len(tokenizer.encode_here(CALL)) - 1
     for limit in (*range(1, tokens, 9), tokens - 2, tokens - 1):
-        answer = told(chat, tools=[WEATHER], max_output_tokens=limit)
-        assert answer.status == "incomplete"
-        for item in answer.output:
-            whole = item.type == "function_call" and item.arguments == '{"city": "Oslo"}'
-            assert whole or item.status == "incomplete", item
+        fields["max_output_tokens"] = limit
+        whole: Any = chat.openai.responses.create(**fields)
+        events: list[Any] = list(chat.openai.responses.create(**fields, stream=True))
+        for answer in (whole, events[-1].response):
+            assert answer.status == "incomplete"
+            assert answer.incomplete_details.reason == "max_output_tokens"
+            assert {item.status for item in answer.output} == {"incomplete"}
+        item = events[-1].response.output[0]
+        if item.type == "function_call":
+            assert '{"city": "Oslo"}'.startswith(item.arguments)
+            assert item.arguments != '{"city": "Oslo"}'
+        [item] = whole.output
+        assert CALL.startswith(item.content[0].text)
+        assert limit < tokens - 2 or len(item.content[0].text) > len(CALL) - 10
     assert told(chat, tools=[WEATHER]).status == "completed"
 
 

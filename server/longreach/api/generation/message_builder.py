@@ -28,7 +28,7 @@ from longreach.api.schema.answers.messages import (
 from longreach.api.schema.requests.message_turns import signature_of
 from longreach.api.schema.requests.messages import MessageRequest
 from longreach.api.service.call import Call
-from longreach.text.answer_format import Part, ToolCall
+from longreach.text.parts import Part, ToolCall
 
 Kind = Literal["text", "thinking", "tool_use"]
 Event = tuple[str, dict[str, Any]]

@@ -36,7 +36,7 @@ from longreach.api.schema.answers.responses import (
 from longreach.api.schema.requests.responses import ResponseRequest
 from longreach.api.service.call import Call
 from longreach.errors import ApiError
-from longreach.text.answer_format import Part
+from longreach.text.parts import Part
 
 # Keeps a response that has ended, and says whether it is kept.
 Keep = Callable[[ResponseObject], Awaitable[bool]]

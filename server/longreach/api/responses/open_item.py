@@ -21,7 +21,7 @@ from longreach.api.schema.answers.responses import (
     ReasoningText,
 )
 from longreach.api.schema.requests.response_tools import OfferedTool
-from longreach.text.answer_format import ToolCall
+from longreach.text.parts import ToolCall
 
 Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 # A type of event and its members.
