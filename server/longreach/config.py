@@ -231,6 +231,9 @@ class Settings(BaseSettings):
     max_grammar_seconds: Whole = Field(
         1, ge=1, le=60, description="Longest processor time that one of these may take to compile."
     )
+    shutdown_grace_seconds: Real = Field(
+        30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
+    )
     responses_store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         "memory",
         description="Where answers of /v1/responses are kept: memory, none, or a file that outlives the server.",
@@ -240,9 +243,6 @@ class Settings(BaseSettings):
     )
     responses_store_days: Real = Field(
         30.0, gt=0, le=36500, description="Days after its last use for which a response is kept."
-    )
-    shutdown_grace_seconds: Real = Field(
-        30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged: debug, info, warning or error."
