@@ -24,6 +24,7 @@ from longreach.setting_values import (
     Real,
     Tokens,
     Whole,
+    check_call_format,
     check_chat_template,
     check_hosts,
     check_names,
@@ -77,6 +78,9 @@ class Settings(BaseSettings):
     )
     chat_template: Annotated[str, AfterValidator(check_chat_template)] | None = Field(
         None, description="Jinja template of chats instead of the model's: a file, or the template itself."
+    )
+    tool_call_format: Annotated[str, AfterValidator(check_call_format)] | None = Field(
+        None, description="How the model writes calls of tools, by name; by default as its chat template shows."
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."

@@ -110,6 +110,18 @@ def test_a_chat_template_is_a_file_or_a_text(other: Path, tmp_path: Path, caplog
         assert "chat template: that of --chat-template" in caplog.text
 
 
+def test_the_format_of_calls_is_seen_or_named(other: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"model": str(EMBEDDED_MODEL), "tokenizer": str(other), "chat_template": "<tool_call>{{ tools }}"}
+    for named, name in (({}, "hermes"), ({"tool_call_format": "glm"}, "glm")):
+        with caplog.at_level("INFO"):
+            service, _ = load(**fields, **named)
+        assert service.chat.format.calls is not None
+        assert service.chat.format.calls.name == name
+        assert f"calls of tools: in the format {name}" in caplog.text
+    with pytest.raises(ConfigError, match=r"^--tool-call-format: .*known: .*hermes.*, got 'xml'"):
+        load_settings(model=str(EMBEDDED_MODEL), tool_call_format="xml")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -11,10 +11,12 @@ class ReasoningMarks:
     """The marks around reasoning, each with its spellings.
 
     Attributes:
+        models: that write them, for the documentation.
         opens: begin it; the prompt may already end with one.
         closes: end it.
     """
 
+    models: str
     opens: tuple[str, ...]
     closes: tuple[str, ...]
 
@@ -25,10 +27,11 @@ class ReasoningMarks:
 
 # The first whose mark stands in the chat template is the model's.
 REASONING: Sequence[ReasoningMarks] = (
-    ReasoningMarks(("<seed:think>",), ("</seed:think>",)),  # Seed-OSS
-    ReasoningMarks(("[THINK]",), ("[/THINK]",)),  # Magistral, Ministral 3
-    ReasoningMarks(("<think>",), ("</think>",)),  # DeepSeek-R1, Qwen 3, GLM 4.5, SmolLM3 and most others
-    ReasoningMarks(  # Granite 3.2
+    ReasoningMarks("Seed-OSS", ("<seed:think>",), ("</seed:think>",)),
+    ReasoningMarks("Magistral, Ministral 3", ("[THINK]",), ("[/THINK]",)),
+    ReasoningMarks("DeepSeek R1 and V3.1, Qwen 3, GLM 4.5, SmolLM3 and most others", ("<think>",), ("</think>",)),
+    ReasoningMarks(
+        "Granite 3.2",
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
     ),

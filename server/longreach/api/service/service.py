@@ -120,9 +120,13 @@ class Service:
         if other is not None:
             spoken = await self.reading.call(hub.tokenizer_files, other)
         tokenizer = await self.reading.call(Tokenizer.load, str(spoken))
-        chat = await self.reading.call(Chat.load, str(spoken), self.settings.chat_template)
+        chat = await self.reading.call(
+            Chat.load, str(spoken), self.settings.chat_template, self.settings.tool_call_format
+        )
         if self.settings.chat_template is not None:
             log.info("chat template: that of --chat-template, instead of the model's")
+        if chat.format.calls is not None:
+            log.info("calls of tools: in the format %s", chat.format.calls.name)
         if other is not None:
             log.info("tokenizer: that of %s, with %d tokens", other, tokenizer.vocab_size)
         if self.settings.generation_config == "auto":
