@@ -6,6 +6,8 @@ Templates come with the model and never with a request. They run in Jinja's immu
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -35,6 +37,9 @@ DEFAULT_TEMPLATE = """\
 DEFAULT_STOPS = ["\n\nUser:", "\n\nSystem:"]
 
 _PROBE = "a1b2c3"
+# What the server fills in, and the functions that templates call.
+_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
+_THOUGHT = re.compile(r"think|reason|analysis", re.IGNORECASE)
 
 
 class TemplateRefusalError(Exception):
@@ -90,33 +95,56 @@ class ChatTemplate:
         """Whether the template makes any use of a variable."""
         return variable in self._variables
 
+    def takes(self, variable: str) -> bool:
+        """Whether the template reads a variable that a request may give: no message, special token or function."""
+        return variable in self._variables and variable not in _OWN | self._tokens.keys()
+
+    @property
+    def speaks_of_thought(self) -> bool:
+        """Whether anything in the templates names reasoning; a model without cannot be asked for more or less of it."""
+        return any(_THOUGHT.search(source) for source in self.sources)
+
     def render(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
+        continues: bool = False,
         **variables: Any,
     ) -> str:
         """The chat as a text. Filling in a long document takes its time: not in the event loop.
+
+        With `continues` the text ends where the content of the last message does.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else DEFAULT
+        end = f"<{secrets.token_hex(16)}>" if continues else ""
+        if continues:
+            *before, last = messages
+            if not isinstance(last.get("content"), str) or not last["content"]:
+                raise _refused("the last one has no content that an answer could go on with")
+            messages = [*before, {**last, "content": last["content"] + end}]
         try:
-            return self._templates[name].render(
+            text = self._templates[name].render(
                 self._tokens,
                 messages=[*map(_in_parts, messages)] if name in self._of_parts else messages,
                 tools=list(tools) or None,
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **variables,
+                **{"documents": None, **variables},
             )
         except TemplateRefusalError as refusal:
             raise _refused(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
         except Exception as error:  # noqa: BLE001 - foreign code, which assumes what these messages do not have
             what = f"{type(error).__name__}: {quoted(str(error), 256)}"
             raise _refused(f"the model's chat template cannot be filled in with them ({what})") from None
+        if not continues:
+            return text
+        whole, mark, _ = text.rpartition(end)
+        if not mark:
+            raise _refused("the model's chat template does not show the last one, which an answer is to go on with")
+        return whole
 
     def _reads_parts_only(self, template: jinja2.Template) -> bool:
         """Whether a template, as some of models with images, drops a text that is not in a list of parts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import tokenizers
@@ -118,6 +118,28 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token's name, if it is one."""
         return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is special, so that answers mostly leave its text out."""
+        return self._token_bytes.is_special(token_id)
+
+    def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """The ids of the special tokens that are written in `texts`, by how they are written."""
+        found = {name: self._backend.token_to_id(name) for name in self.marks.within(texts)}
+        return {name: token for name, token in found.items() if token is not None}
+
+    def bad_words(self, words: Iterable[str]) -> list[list[int]]:
+        """Token ids of words: as a text begins with them, and as they are written behind a blank.
+
+        vLLM leaves the second out where it has another number of tokens, and so lets most words through.
+        """
+        found: list[list[int]] = []
+        for word in words:
+            bare, behind = (self.encode_here(blank + word.lstrip(" "), special=False) for blank in ("", " "))
+            found.append(bare)
+            if behind[-len(bare) :] != bare:  # else whoever writes it completes the first as well
+                found.append(behind)
+        return [ids for ids in found if ids]  # what has no token cannot be drawn
 
     def least_tokens(self, text: str) -> int:
         """No fewer tokens than these can stand for a text; 0 where nothing is known without encoding it."""

@@ -290,7 +290,7 @@ def test_a_model_without_a_template_reads_plain_words(server: LiveServer, tokeni
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{}]}, "functions"),
         ({"chat_template": "{{ 7 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"no_such": 1}}, "chat_template_kwargs.no_such"),
         ({"best_of": 2}, "best_of"),
         ({"prompt": "x"}, "prompt"),
     ],

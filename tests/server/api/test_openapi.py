@@ -143,6 +143,10 @@ EXCLUSIVE = {
     *("min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "best_of", "logprobs", "top_logprobs"),
     *("stream_options", "return_progress", "reasoning", "reasoning_effort", "enable_thinking", "stop_token_ids"),
     *("previous_response_id", "background"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
+    *("ebnf", "prompt_logprobs", "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "n_predict"),
+    *("thinking", "chat_template_kwargs", "documents", "verbosity", "continue_final_message"),
+    *("add_generation_prompt", "separate_reasoning", "include_reasoning"),
     "logit_bias",
     "attention",
 }

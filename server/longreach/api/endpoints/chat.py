@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,11 +11,14 @@ from starlette.responses import Response
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
+from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.chat_builder import ChatBuilder
+from longreach.api.generation.plan_answers import check_scored
 from longreach.api.generation.prepare_chat import prepare_chat
 from longreach.api.schema.answers.chat import ChatChunk, ChatCompletion
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.policies.schemas import SCHEMAS
+from longreach.text.answer_reader import AnswerReader
 
 router = APIRouter()
 
@@ -31,5 +36,14 @@ async def create_chat_completion(request: Request) -> Response:
         limit=body.limit,
         choices=body.n,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        special=body.add_special_tokens,
+        keep=body.truncate_prompt_tokens,
     )
-    return await answer(call, ChatBuilder(call, prepared.reader), prepared.spec)
+    spec = replace(prepared.spec, prompt_logprobs=body.prompt_logprobs)
+    check_scored(body.prompt_logprobs, spec.prompts, "prompt_logprobs")
+    reader = prepared.reader if body.separate_reasoning else _everything_is_content
+    return await answer(call, ChatBuilder(call, reader), spec)
+
+
+def _everything_is_content() -> PartReader:
+    return PartReader(AnswerReader())

@@ -13,6 +13,7 @@ from longreach.api.generation.logprob_objects import token_text
 from longreach.api.generation.plan_answers import check_token_ids
 from longreach.api.http.respond import json_response
 from longreach.api.schema.answers.tokenize import Detokenized, Tokenized
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
@@ -26,15 +27,22 @@ async def tokenize(request: Request) -> Response:
     call = await receive(request, TokenizeRequest)
     body, engine, tokenizer = call.body, call.engine, call.tokenizer
     if body.messages is not None:
-        _, ids = await encode_chat(
-            call, body.messages, param="messages", add_generation_prompt=body.add_generation_prompt
+        turn = ChatTurn(
+            messages=body.messages,
+            param="messages",
+            tools=body.tools or [],
+            variables=body.variables.values,
+            variable_fields=body.variables.fields,
+            opens_answer=body.opens_answer,
+            continues=body.continue_final_message,
         )
+        _, ids = await encode_chat(call, turn, special=body.add_special_tokens)
     else:
         ids = await encode_text(
             call,
             body.prompt or "",
             param="prompt",
-            special=body.add_special_tokens,
+            special=body.add_special_tokens is not False,
             parse_special=body.parse_special,
         )
     strings = None

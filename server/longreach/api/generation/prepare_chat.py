@@ -31,7 +31,14 @@ class PreparedChat:
 
 
 async def prepare_chat(
-    call: Call[Any], turn: ChatTurn, *, limit: int | None, choices: int = 1, logprobs: int | None = None
+    call: Call[Any],
+    turn: ChatTurn,
+    *,
+    limit: int | None,
+    choices: int = 1,
+    logprobs: int | None = None,
+    special: bool | None = None,
+    keep: int | None = None,
 ) -> PreparedChat:
     """Encode the prompt of a turn, compile the grammar of its answer, and choose what reads it.
 
@@ -39,20 +46,14 @@ async def prepare_chat(
         limit: tokens that an answer may have; None for what the context has left.
         choices: answers that are wanted.
         logprobs: as in `AnswerSpec`.
+        special, keep: as in `encode_chat`.
 
     Raises:
         InvalidRequestError: the model has no place for what the turn asks, or a grammar cannot be used.
         ApiError: as `encode_chat`.
     """
     chat = call.service.chat
-    text, prompt = await encode_chat(
-        call,
-        turn.messages,
-        turn.offered,
-        param=turn.param,
-        answer_tokens=limit or 1,
-        variables=turn.variables,
-    )
+    text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
     max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
     reader, grammar = await call.attend(_form(call, turn, text))
     spec = AnswerSpec(

@@ -47,6 +47,7 @@ class TextDelta:
     """Text that became certain, and the tokens that it is of; the last of an answer has the `finish_reason`.
 
     Attributes:
+        tokens: ids of the tokens that were drawn since the delta before, those that only end the answer included.
         logprobs: of tokens, if asked for, each once its text is certain, with the place in the text where it begins.
         prompt_logprobs: of further tokens of the prompt.
         reading: the prompt is still being read.
@@ -59,6 +60,7 @@ class TextDelta:
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     reading: bool = False
     stop: str | None = None
+    tokens: list[int] = field(default_factory=list)
 
 
 async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[TextDelta, None]:
@@ -111,6 +113,7 @@ class _Writer:
         self._decoded = 0  # characters, passed on or held back
         self._written = 0
         self._logprobs: deque[tuple[int, Logprob]] = deque()
+        self._untold: list[int] = []
 
     def push(self, update: Update) -> TextDelta | None:
         """What an update adds, if anything."""
@@ -120,11 +123,12 @@ class _Writer:
         for i, token in enumerate(update.tokens):
             self._tokens += 1
             self._record.add_token()
+            self._untold.append(token)
             if self._is_end(update, i):
                 break
             if update.logprobs:
                 self._logprobs.append((self._decoded, update.logprobs[i]))
-            text += self._match(self._detokenizer.push(token))
+            text += self._match(self._detokenizer.push(token), token)
             if self._matcher.matched is not None:
                 return self._delta(text, update, "stop")
         if update.finish_reason is None:
@@ -144,15 +148,29 @@ class _Writer:
             return False
         return token in self._planned.request.stop_token_ids
 
-    def _match(self, piece: str) -> str:
+    def _match(self, piece: str, token: int | None = None) -> str:
         self._decoded += len(piece)
+        if token is not None:
+            piece = self._planned.stops.searched(token, piece)
         return self._matcher.push(piece) if self._tokens > self._planned.request.min_tokens else piece
 
     def _delta(self, text: str, update: Update, finish: FinishReason | None) -> TextDelta:
+        text = self._shown(text)
         self._written += len(text)
+        tokens, self._untold = self._untold, []
         certain = []
         # A token whose text lies behind a stop string is no part of the answer.
         stop = self._matcher.matched
         while self._logprobs and (self._logprobs[0][0] < self._written or (finish and stop is None)):
             certain.append(self._logprobs.popleft())
-        return TextDelta(text, finish, certain, update.prompt_logprobs, reading=not update.tokens, stop=stop)
+        told = None if stop is None else self._planned.stops.shown(stop, names=True)
+        return TextDelta(
+            text, finish, certain, update.prompt_logprobs, reading=not update.tokens, stop=told, tokens=tokens
+        )
+
+    def _shown(self, searched: str) -> str:
+        """The text without the signs of special tokens, whose names a stop string that stays in the text keeps."""
+        stops, matcher = self._planned.stops, self._matcher
+        kept = len(matcher.matched) if matcher.matched is not None and self._planned.include_stop else 0
+        before = searched[: len(searched) - kept]
+        return stops.shown(before, self._planned.special) + stops.shown(searched[len(before) :], names=True)

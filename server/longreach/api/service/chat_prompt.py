@@ -8,6 +8,7 @@ from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
+from longreach.api.service.template_variables import read_by
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
@@ -43,21 +44,24 @@ class Chat:
         marks: Marks,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        fields: Mapping[str, str] | None = None,
+        continues: bool = False,
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
+
+        `fields` names the request's fields that `variables` come from. With `continues` the last message stays open.
 
         Raises:
             InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
         """
-        for name in variables:
-            if not self.template.reads(name):
-                raise _unsupported(name, f"this model's chat template does not read `{name}`")
+        variables = read_by(self.template, variables, fields or {})
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
         guarded = self.template.render(
             marks.guard([self._for_template(message) for message in messages]),
             marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
             add_generation_prompt,
+            continues,
             **marks.guard(dict(variables)),
         )
         return guarded, unguarded(guarded)

@@ -26,6 +26,9 @@ class ChatTurn:
         form: the kind of grammar that the answer follows, and its text; None for free text.
         form_field: the request's field that the form comes from.
         variables: for the chat template; those that are None are not given.
+        variable_fields: the request's fields that they come from, where those have another name.
+        opens_answer: the prompt ends where a new message of the assistant begins.
+        continues: the answer goes on with the last message.
     """
 
     messages: Sequence[Message]
@@ -36,6 +39,9 @@ class ChatTurn:
     form: Form | None = None
     form_field: str = "response_format"
     variables: Mapping[str, Any] = field(default_factory=dict)
+    variable_fields: Mapping[str, str] = field(default_factory=dict)
+    opens_answer: bool = True
+    continues: bool = False
 
     @property
     def offered(self) -> Sequence[Tool]:

@@ -22,6 +22,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_ALL_STOP_CHARACTERS = 4096
 MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_SPECULATE = 32
 MAX_MESSAGES = 65536
@@ -129,7 +130,7 @@ def _members(value: object) -> Iterable[object]:
 
 
 def _stop(value: object) -> list[str]:
-    stops = [] if value is None else [value] if isinstance(value, str) else value
+    stops = [] if value in (None, "") else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise invalid("must be a string or a list of strings", "invalid_type")
     if len(stops) > MAX_STOPS:
@@ -163,7 +164,7 @@ def _logit_bias(value: object) -> dict[int, float]:
 
 _STOP_SCHEMA = {
     "anyOf": [
-        {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+        {"type": "string", "maxLength": MAX_STOP_CHARACTERS},
         {
             "type": "array",
             "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},

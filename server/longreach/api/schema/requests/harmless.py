@@ -41,7 +41,8 @@ Metadata = Annotated[
 ]
 
 
-def _free_object(value: object) -> dict[str, Any]:
+def free_object(value: object) -> dict[str, Any]:
+    """A JSON object of bounded depth and number of members."""
     if not isinstance(value, dict):
         raise invalid("must be an object", "invalid_type")
     if len(value) > _MAX_FREE_MEMBERS:
@@ -52,7 +53,7 @@ def _free_object(value: object) -> dict[str, Any]:
 
 FreeObject = Annotated[
     dict[str, Any],
-    PlainValidator(_free_object),
+    PlainValidator(free_object),
     described({"type": "object", "maxProperties": _MAX_FREE_MEMBERS}),
 ]
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from longreach.errors import ContextLengthError, InvalidRequestError, quoted
+from longreach.sizes import MAX_PROMPT_TOKENS
 from longreach.util import exact_json
 
 # Members up to this length are decoded at once: the model's checks then say what is wrong with them.
@@ -45,6 +46,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 _NEVER_EMPTY = "x-never-empty"
 
 Schema = dict[str, Any]
+_CUTS = "truncate_prompt_tokens"  # with it, a prompt may be longer than what is read of it
 Strangers = tuple[str, ...]  # names that no field has; null is taken under them
 _MOST_STRANGERS = 16
 
@@ -85,10 +87,11 @@ def _decoded(shape: _Shape, body: bytes | bytearray, most_tokens: int) -> dict[s
         raise _refused("", error, shape.strangers) from None
     budget = _Budget(shape.free_bytes)
     decoded = {}
-    for name, member in zip(raws.__struct_encode_fields__, raws.__struct_fields__, strict=True):
-        raw = getattr(raws, member)
-        if raw is msgspec.UNSET:
-            continue
+    names = zip(raws.__struct_encode_fields__, raws.__struct_fields__, strict=True)
+    given = {name: raw for name, member in names if (raw := getattr(raws, member)) is not msgspec.UNSET}
+    if bytes(given.get(_CUTS, b"null")) != b"null":
+        most_tokens = MAX_PROMPT_TOKENS
+    for name, raw in given.items():
         if name in shape.schemas:
             decoded[name] = _member(shape, name, bytes(raw), budget, most_tokens)
         elif bytes(raw) == b"null":
