@@ -128,6 +128,14 @@ def test_text_formats_are_grammars(chat: LiveServer, tokenizer: Tokenizer) -> No
     assert schema_of(chat.engine.requests[0].grammar) == schema
 
 
+def test_a_forced_call_leaves_no_text_for_a_format(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    says(chat, tokenizer, '{"city": "Oslo"}')
+    form = {"type": "json_schema", "name": "weather", "schema": {"type": "object"}, "strict": True}
+    answer = ask(chat, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}, text={"format": form})
+    assert [item.type for item in answer.output] == ["function_call"]
+    assert "city" in schema_of(chat.engine.requests[-1].grammar)["properties"]
+
+
 def test_an_error_in_a_stream_is_raised(chat: LiveServer) -> None:
     chat.engine.failure = ValueError("secret")
     with pytest.raises(openai.APIError, match="request id"):

@@ -41,6 +41,7 @@ async def create_message(request: Request) -> Response:
     # The context may have less left than is asked for: `max_tokens` bounds an answer, and reserves nothing.
     prepared = await prepare_chat(call, body.turn(call.service.chat.template.reads), limit=None)
     left = prepared.spec.max_tokens
+    assert left is not None, "the prompt is one, and its length is known"
     spec = replace(prepared.spec, max_tokens=min(left, body.max_tokens))
     spec = replace(spec, stops=[*spec.stops, *body.stop_sequences])
     return await answer(call, MessageBuilder(call, prepared.reader(), fills_context=body.max_tokens > left), spec)
@@ -54,6 +55,6 @@ async def count_tokens(request: Request) -> Response:
     """Count the tokens of the prompt that a message would have."""
     call = await receive(request, CountTokensRequest)
     turn = call.body.turn(call.service.chat.template.reads)
-    _, ids = await encode_chat(call, turn.messages, turn.offered, param=turn.param, variables=turn.variables)
+    _, ids = await encode_chat(call, turn)
     managed = UNSET if call.body.context_management is None else {"original_input_tokens": len(ids)}
     return json_response(TokenCount(input_tokens=len(ids), context_management=managed))

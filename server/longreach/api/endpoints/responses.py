@@ -11,7 +11,7 @@ from longreach.api.endpoints.receive import receive
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.http.respond import json_response
 from longreach.api.responses.answer_response import answer_response
-from longreach.api.responses.conversation import read_conversation, response_turn
+from longreach.api.responses.conversation import read_conversation
 from longreach.api.schema.answers.responses import InputTokenCount, ResponseEvent, ResponseObject
 from longreach.api.schema.requests.responses import InputTokensRequest, ResponseRequest
 from longreach.policies.schemas import SCHEMAS
@@ -36,6 +36,5 @@ async def count_input_tokens(request: Request) -> Response:
     """The tokens of the prompt that a response would read."""
     call = await receive(request, InputTokensRequest)
     conversation = await read_conversation(call)
-    turn = response_turn(call, conversation.messages)
-    _, prompt = await encode_chat(call, turn.messages, turn.offered, param="input", variables=turn.variables)
+    _, prompt = await encode_chat(call, call.body.turn(conversation.messages))
     return json_response(InputTokenCount(len(prompt)))

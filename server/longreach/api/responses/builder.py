@@ -14,7 +14,7 @@ from longreach.api.generation.answer import AnswerBuilder
 from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.choices import RunningAnswers
-from longreach.api.generation.logprob_objects import chat_logprobs
+from longreach.api.generation.logprob_objects import TokenNames, chat_logprobs
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.http.error_answers import as_api_error
 from longreach.api.http.request_log import RequestRecord
@@ -62,6 +62,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         self._reader = reader
         self._keep = keep
         self._stored = keep is not None
+        self._names = TokenNames(call.tokenizer, as_ids=False)
         self._sampling = call.body.sampling(call.engine.info.vocab_size, 0, call.service.sampling_defaults)
         self._tools = {tool.shown: tool for tool in call.body.offered}
         self._items: list[Item] = []
@@ -180,7 +181,7 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         if self._body.logprobs is not None:
             if not self._blank and (self._open is None or self._open.kind != "message"):
                 self._logprobs = []  # of reasoning, of calls, and of the marks around them
-            self._logprobs += chat_logprobs(self._tokenizer, delta.logprobs).content
+            self._logprobs += chat_logprobs(self._names, delta.logprobs).content
         parts = self._reader.push(delta.text)
         if delta.finish_reason is not None:
             parts += self._reader.flush(delta.finish_reason)

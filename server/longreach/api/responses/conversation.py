@@ -10,7 +10,6 @@ from typing import Any
 from longreach.api.generation.prepare_chat import PreparedChat, prepare_chat
 from longreach.api.responses.messages import PlacedItem, messages_of, shortened
 from longreach.api.schema.requests.chat_messages import Message
-from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.response_items import InputItem
 from longreach.api.schema.requests.responses import InputTokensRequest, ResponseRequest
 from longreach.api.service.call import Call
@@ -74,7 +73,7 @@ async def read_conversation(call: Call[ResponseRequest] | Call[InputTokensReques
 async def prepare_response(call: Call[ResponseRequest], messages: Sequence[Message]) -> PreparedChat:
     """As `prepare_chat`; with `truncation: auto` without the oldest turns, where not all of them fit."""
     body = call.body
-    turn = response_turn(call, messages)
+    turn = body.turn(messages)
     tries = 0
     while True:
         try:
@@ -86,16 +85,6 @@ async def prepare_response(call: Call[ResponseRequest], messages: Sequence[Messa
             if shorter is None:
                 raise
             turn = replace(turn, messages=shorter)
-
-
-def response_turn(call: Call[ResponseRequest] | Call[InputTokensRequest], messages: Sequence[Message]) -> ChatTurn:
-    """What is asked of the model, with the `verbosity` that its chat template reads, if it does."""
-    body = call.body
-    turn = body.turn(messages)
-    verbosity = None if body.text is None else body.text.verbosity
-    if verbosity is None or not call.service.chat.template.reads("verbosity"):
-        return turn
-    return replace(turn, variables={**turn.variables, "verbosity": verbosity})
 
 
 async def _items_before(call: Call[ResponseRequest] | Call[InputTokensRequest]) -> list[Item]:

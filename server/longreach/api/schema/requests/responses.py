@@ -62,7 +62,7 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """`text`: the answer's form, and its `verbosity` for chat templates that read it."""
+    """`text`: the answer's form, and its `verbosity` for chat templates that read it. A forced call leaves no text."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -146,7 +146,11 @@ class ConversationFields(StrictModel):
             parallel_tool_calls=self.parallel_tool_calls,
             form=self.form,
             form_field=self.form_field,
-            variables={"reasoning_effort": None if self.reasoning is None else self.reasoning.effort},
+            variables={
+                "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+                "verbosity": None if self.text is None else self.text.verbosity,
+            },
+            variable_fields={"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"},
         )
 
 
@@ -182,8 +186,6 @@ class ResponseRequest(SamplingFields, ConversationFields, harmless("responses"))
                 f"`min_tokens` ({self.min_tokens}) is greater than `max_output_tokens` ({self.max_output_tokens})"
             )
         required = self.tool_choice is not None and self.tool_choice.mode == "required"
-        if required and self.form is not None:
-            raise invalid("`text.format` and a `tool_choice` that forces a call cannot both be set")
         if (self.form is not None or required) and self.min_tokens:
             raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
         return self
