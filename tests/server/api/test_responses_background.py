@@ -176,3 +176,23 @@ def test_a_server_that_ends_lets_it_finish_or_fails_it(make_server: Callable[...
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         assert "shutting down" in failed["error"]["message"]
         assert httpx2.get(f"{server.url}/v1/responses/{begun['id']}").status_code == 200
+
+
+def test_old_events_of_a_long_response_are_dropped_and_not_skipped(
+    chat: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longreach.api.service.background._RUN_BYTES", 3000)
+    body = {"model": MODEL, "input": "Hello", "background": True, "stream": True}
+    text = chat.http.post("/v1/responses", json=body).text
+    name = json.loads(text.partition("data: ")[2].partition("\n")[0])["response"]["id"]
+    path = f"/v1/responses/{name}?stream=true"
+    assert (
+        json.loads(chat.http.get(path).text.partition("data: ")[2].partition("\n")[0])["error"]["code"]
+        == "events_dropped"
+    )
+    run = chat.service.background.recorded("", name)
+    assert run is not None
+    assert 0 < run.num_bytes <= 3000
+    rest = chat.http.get(f"{path}&starting_after={run.first - 1}").text
+    assert rest.startswith("event: ")
+    assert "event: response.completed" in rest

@@ -93,6 +93,9 @@ def test_the_items_of_the_input_come_in_pages(chat: LiveServer) -> None:
     assert ([item.id for item in page.data], page.has_more) == (ids[5:], False)
     path = f"/v1/responses/{kept.id}/input_items"
     assert chat.http.get(path, params={"after": ids[-1], "order": "asc"}).json()["data"] == []
+    assert everything[0].model_dump()["content"] == [
+        {"type": "input_text", "text": "Word 0", "prompt_cache_breakpoint": None}
+    ]
     for wrong in ({"limit": 0}, {"limit": 101}, {"limit": "x"}, {"order": "up"}, {"after": "msg_none"}):
         assert chat.http.get(path, params=wrong).status_code == 400
 

@@ -32,6 +32,8 @@ from longreach.errors import InvalidRequestError, UnavailableError
 
 log = logging.getLogger("longreach.requests")
 
+# Of types of tools, in a header and in the log; the response names all of them.
+_MOST_NAMED = 16
 LEFT_OUT_HEADER = "x-longreach-tools-left-out"
 
 
@@ -66,7 +68,7 @@ async def answer_response(call: Call[ResponseRequest]) -> Response:
         builder = ResponseBuilder(call, prepared.reader(), keep if wanted else None)
         response = await answer(call, builder, prepared.spec)
     if body.tools.left_out:
-        names = ", ".join(body.tools.left_out)
+        names = ", ".join(body.tools.left_out[:_MOST_NAMED])
         log.info("id=%s tools left out: %s", call.record.request_id, names)
         response.headers[LEFT_OUT_HEADER] = names
     return response

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from longreach.errors import UnavailableError
+
 log = logging.getLogger(__name__)
 
-# The events of responses that have ended, so that a stream can be read to its end.
+# Events of one response, of which the oldest are dropped, and of all responses that have ended.
+_RUN_BYTES = 32 << 20
 _ENDED_BYTES = 16 << 20
 
 
@@ -19,7 +22,9 @@ class BackgroundRun:
 
     Attributes:
         snapshot: the response's object as it is now.
-        events: server-sent events by their sequence numbers; empty unless they are `recorded`.
+        recorded: its events are held.
+        first: the number of the oldest event that is still held.
+        num_bytes: what the events take.
     """
 
     def __init__(self, run_id: str, owner: str, snapshot: Callable[[], Any], *, recorded: bool) -> None:
@@ -28,15 +33,22 @@ class BackgroundRun:
         self.snapshot = snapshot
         self.recorded = recorded
         self.ended = False
-        self.events: list[bytes] = []
+        self.first = 0
+        self.num_bytes = 0
+        self._events: deque[bytes] = deque()
         self.task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
     def tell(self, event: bytes) -> None:
         """Another event has come."""
-        if self.recorded:
-            self.events.append(event)
-            self._wake()
+        if not self.recorded:
+            return
+        self._events.append(event)
+        self.num_bytes += len(event)
+        while self.num_bytes > _RUN_BYTES and len(self._events) > 1:
+            self.num_bytes -= len(self._events.popleft())
+            self.first += 1
+        self._wake()
 
     def end(self) -> None:
         """No event will follow."""
@@ -44,13 +56,23 @@ class BackgroundRun:
         self._wake()
 
     async def follow(self, first: int = 0) -> AsyncGenerator[bytes, None]:
-        """The events from the number `first` on, those that are to come included."""
+        """The events from the number `first` on, those that are to come included.
+
+        Raises:
+            UnavailableError: some of them are not held any more.
+        """
         at = first
         while True:
             news = self._news
-            while at < len(self.events):
+            while at < self.first + len(self._events):
+                if at < self.first:
+                    raise UnavailableError(
+                        f"The events of this response before {self.first} are not held any more; read the response.",
+                        code="events_dropped",
+                        retry=False,
+                    )
                 at += 1
-                yield self.events[at - 1]
+                yield self._events[at - 1 - self.first]
             if self.ended:
                 return
             await news.wait()
@@ -112,13 +134,9 @@ class BackgroundRuns:
             log.error("background response %s failed", run.id, exc_info=error)
         if run.recorded:
             self._ended[run.id] = run
-            self._ended_bytes += _size(run)
+            self._ended_bytes += run.num_bytes
             while self._ended_bytes > _ENDED_BYTES:
                 self._drop(next(iter(self._ended)))
 
     def _drop(self, run_id: str) -> None:
-        self._ended_bytes -= _size(self._ended.pop(run_id))
-
-
-def _size(run: BackgroundRun) -> int:
-    return sum(map(len, run.events))
+        self._ended_bytes -= self._ended.pop(run_id).num_bytes

@@ -23,7 +23,7 @@ Side = Literal["input", "output"]
 _VERSION = 1
 # What a row takes beside its JSON, about.
 _ROW_BYTES = 256
-_LONGEST_CHAIN = 100_000
+_LONGEST_CHAIN = 10_000
 _UNFINISHED = ("queued", "in_progress")
 _INTERRUPTED = {
     "code": "server_error",
@@ -157,9 +157,9 @@ class ResponseStore:
             if row is None:
                 return False
             number, size, old = row
-            gone = self._db.execute(
-                "DELETE FROM items WHERE response = ? AND side = 'output' RETURNING length(body)", (number,)
-            ).fetchall()
+            which = "FROM items WHERE response = ? AND side = 'output'"
+            gone = self._db.execute(f"SELECT length(body) {which}", (number,)).fetchall()
+            self._db.execute(f"DELETE {which}", (number,))
             more = len(bare) - old + sum(len(row[2]) + _ROW_BYTES for row in rows)
             more -= sum(length + _ROW_BYTES for (length,) in gone)
             self._db.executemany("INSERT INTO items VALUES (?, 'output', ?, ?, ?)", [(number, *row) for row in rows])
@@ -202,7 +202,9 @@ class ResponseStore:
         current: str | None = response_id
         while current is not None:
             row = self._db.execute(
-                "SELECT number, previous, bytes FROM responses WHERE id = ? AND owner = ?", (current, owner)
+                "SELECT number, previous, (SELECT coalesce(sum(length(body)), 0) FROM items WHERE response = number)"
+                " FROM responses WHERE id = ? AND owner = ?",
+                (current, owner),
             ).fetchone()
             if row is None and not turns:
                 return None
@@ -284,8 +286,10 @@ class ResponseStore:
             self._remove("number = ?", oldest)
 
     def _remove(self, which: str, *values: object) -> bool:
-        rows = self._db.execute(f"DELETE FROM responses WHERE {which} RETURNING bytes", values).fetchall()  # noqa: S608
-        self._bytes -= sum(size for (size,) in rows)
+        rows = self._db.execute(f"SELECT bytes FROM responses WHERE {which}", values).fetchall()  # noqa: S608
+        if rows:
+            self._db.execute(f"DELETE FROM responses WHERE {which}", values)  # noqa: S608
+            self._bytes -= sum(size for (size,) in rows)
         return bool(rows)
 
     def _fail_unfinished(self) -> None:

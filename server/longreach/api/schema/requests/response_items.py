@@ -135,14 +135,23 @@ class InputItem(StrictModel):
         """The item as it is kept and listed: without members that are absent."""
         kept = self.model_dump(exclude_none=True, exclude={"parsed_arguments", "caller", "created_by"})
         kept["type"] = self.type
-        if self.type == "message" and isinstance(self.content, str):
-            kind = "output_text" if self.role == "assistant" else "input_text"
-            kept["content"] = [{"type": kind, "text": self.content}]
         if self.type == "reasoning":
-            kept.setdefault("summary", [])
-        if self.type != "reasoning":
-            kept.setdefault("status", "completed")
-        return kept
+            kept["summary"] = _in_parts(self.summary, "summary_text")
+            kept["content"] = _in_parts(self.content, "reasoning_text")
+            return kept
+        if self.type == "message":
+            kept["content"] = _in_parts(self.content, "output_text" if self.role == "assistant" else "input_text")
+        elif isinstance(self.output, list):
+            kept["output"] = _in_parts(self.output, "input_text")
+        return {"status": "completed", **kept}
+
+
+def _in_parts(parts: str | list[Part] | None, kind: str) -> list[Part]:
+    """Parts of one type, but for refusals."""
+    more: Part = {"annotations": []} if kind == "output_text" else {}
+    if parts is None or isinstance(parts, str):
+        return [{"type": kind, "text": parts, **more}] if parts else []
+    return [part if part["type"] == "refusal" else {**part, "type": kind, **more} for part in parts]
 
 
 def text_of(parts: str | list[Part] | None) -> str:
