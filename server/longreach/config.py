@@ -205,7 +205,7 @@ class Settings(BaseSettings):
         3, ge=0, le=100, description="Engine processes that may die one after the other before the server gives up."
     )
     keep_alive_seconds: Real = Field(
-        5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
+        5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a line of one blank, or a comment."
     )
     max_body_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=1024, le=2**30, description="Longest request body: 32MiB, a number of bytes, or auto: 64 a token."

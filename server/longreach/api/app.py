@@ -76,9 +76,10 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
     """Starlette's `CORSMiddleware` for what `--allowed-origins` says."""
     return {
         "allow_origins": allowed_origins.split(","),
-        "allow_methods": ["GET", "POST", "DELETE"],
-        "allow_headers": ["authorization", "content-type", "x-request-id"],
-        "expose_headers": ["retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
+        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        # Clients put headers of their own on requests (x-stainless-os, anthropic-version); none of them opens anything.
+        "allow_headers": ["*"],
+        "expose_headers": ["request-id", "retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
     }
 
 

@@ -57,7 +57,8 @@ class ChatTemplate:
     Attributes:
         stops: strings that end an answer beside those of the request.
         is_default: the model has no template of its own. Then the tokenizer adds its special tokens to the text.
-        sources: the texts of the templates.
+        sources: the texts of the templates; `source` is that of plain chats.
+        tokens: the special tokens that templates can write, by their names.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class ChatTemplate:
             parsed = [environment.parse(text) for text in texts.values()]
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"{origin}, line {error.lineno}: not valid Jinja ({error.message})") from error
+        self.source = texts[DEFAULT]
         self._variables = {name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree)}
-        self._tokens = tokens
+        self.tokens = tokens
         self._of_parts = {name for name, template in self._templates.items() if self._reads_parts_only(template)}
 
     @classmethod
@@ -97,7 +99,7 @@ class ChatTemplate:
 
     def takes(self, variable: str) -> bool:
         """Whether the template reads a variable that a request may give: no message, special token or function."""
-        return variable in self._variables and variable not in _OWN | self._tokens.keys()
+        return variable in self._variables and variable not in _OWN | self.tokens.keys()
 
     @property
     def speaks_of_thought(self) -> bool:
@@ -128,7 +130,7 @@ class ChatTemplate:
             messages = [*before, {**last, "content": last["content"] + end}]
         try:
             text = self._templates[name].render(
-                self._tokens,
+                self.tokens,
                 messages=[*map(_in_parts, messages)] if name in self._of_parts else messages,
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
@@ -153,7 +155,7 @@ class ChatTemplate:
 
     def _shows(self, template: jinja2.Template, message: dict[str, Any]) -> bool:
         try:
-            return _PROBE in template.render(self._tokens, messages=[message], tools=None, documents=None)
+            return _PROBE in template.render(self.tokens, messages=[message], tools=None, documents=None)
         except Exception:  # noqa: BLE001 - foreign code; a request's error will say what it does not like
             return False
 

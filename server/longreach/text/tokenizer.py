@@ -62,9 +62,11 @@ class Tokenizer:
 
     Attributes:
         marks: the special tokens.
+        config: the contents of `tokenizer_config.json`, as far as there is one.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+        self.config = config or {}
         # A file saved while training may hold limits that would silently cut or fill up prompts.
         backend.no_truncation()
         backend.no_padding()
@@ -96,9 +98,10 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"the tokenizer of {model} cannot be read: {error}") from error
-        _add_declared_tokens(backend, read_object(model, CONFIG))
+        config = read_object(model, CONFIG)
+        _add_declared_tokens(backend, config)
         _mark_special(backend, declared_tokens(model))
-        return cls(backend)
+        return cls(backend, config)
 
     @property
     def vocab_size(self) -> int:

@@ -12,6 +12,6 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", validate_default=False)
 
 
-def invalid(message: str, code: str = "invalid_value") -> PydanticCustomError:
-    """An error whose message and code reach the caller as they are."""
-    return PydanticCustomError("longreach", "{message}", {"message": message, "code": code})
+def invalid(message: str, code: str = "invalid_value", at: int | str | None = None) -> PydanticCustomError:
+    """An error whose message and code reach the caller as they are; `at` is the member of the value that is wrong."""
+    return PydanticCustomError("longreach", "{message}", {"message": message, "code": code, "at": at})

@@ -102,6 +102,31 @@ def test_null_asks_for_nothing_under_any_name_and_anything_else_is_refused(live:
     assert error_of(refused, 400, "unknown_parameter")["param"] == "stream_options.no_such"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", ""]}, "prompt.1"),
+        ({"prompt": ["a", 5]}, "prompt.1"),
+        ({"prompt": [[1], [2, -3]]}, "prompt.1.1"),
+        ({"prompt": [1, 2.5]}, "prompt.1"),
+        ({"prompt": [[1], "a"]}, "prompt.1"),
+        ({"stop": ["a", "b", ""]}, "stop.2"),
+        ({"stop": ["a", 7]}, "stop.1"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop_token_ids": [5, -1]}, "stop_token_ids.1"),
+        ({"allowed_token_ids": [5, 6, True]}, "allowed_token_ids.2"),
+        ({"bad_words": ["a", " "]}, "bad_words.1"),
+        ({"guided_choice": ["a", 7]}, "guided_choice.1"),
+        ({"structured_outputs": {"choice": [7]}}, "structured_outputs.choice.0"),
+    ],
+)
+def test_what_is_wrong_in_a_list_is_named_by_its_place(live: LiveServer, fields: dict[str, Any], param: str) -> None:
+    answer = live.complete(**fields)
+    error = error_of(answer, 400, answer.json()["error"]["code"])
+    assert error["param"] == param
+    assert f"`{param}`" in error["message"]
+
+
 @pytest.mark.parametrize("tier", ["auto", "default", "priority", "scale", "flex"])
 def test_tiers_are_served_as_what_the_answer_says(live: LiveServer, tier: str) -> None:
     answer = live.complete(service_tier=tier).json()

@@ -55,6 +55,7 @@ OPERATIONS = [
     "GET /v1/responses/{response_id}/input_items",
     "POST /tokenize",
     "POST /detokenize",
+    "GET /tokenizer_info",
     "GET /v1/attention/policies",
     "GET /v1/attention/mask",
     "GET /v1/models",

@@ -15,6 +15,9 @@ from longreach.engine.messages import AttentionUse, DecodeUse
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _DIGEST_CHARACTERS = 16
+# A line of one blank is no field of an event and no empty line: no reader in use counts it as the end of an event, and
+# one that strips what it reads before it joins it has nothing left of it.
+_SILENT_LINE = b" \n"
 
 
 @dataclass
@@ -50,6 +53,7 @@ class RequestRecord:
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+    _shows_progress: bool = field(default=False, init=False)
     _read: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
 
     @property
@@ -108,11 +112,17 @@ class RequestRecord:
         """The caller went away."""
         self.finished("disconnected")
 
-    def progress(self) -> str:
-        """How far the answer is, in the words of a keep-alive comment."""
+    def show_progress(self) -> None:
+        """The caller reads the stream's comments."""
+        self._shows_progress = True
+
+    def keep_alive(self) -> bytes:
+        """What a silent stream sends: a line that says nothing, or a comment with the progress if that is wanted."""
+        if not self._shows_progress:
+            return _SILENT_LINE
         if self.output_tokens:
-            return f"decode {self.output_tokens}"
-        return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
+            return f": decode {self.output_tokens}\n".encode()
+        return f": prefill {self.computed_tokens}/{self.prompt_tokens}\n".encode()
 
     def cache_salt(self, given: str) -> str:
         """The salt of the prefix cache: what the request gives, within its key."""

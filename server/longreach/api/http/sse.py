@@ -51,7 +51,7 @@ class StreamForm:
 
 
 OPENAI_STREAM = StreamForm(
-    keep_alive=lambda record: f": {record.progress()}\n\n".encode(),
+    keep_alive=lambda record: record.keep_alive(),
     failure=lambda error, _: sse_data(error.body()),
     end=DONE,
 )

@@ -15,6 +15,7 @@ from longreach.api.schema.requests.fields import (
     described,
     invalid,
     or_default,
+    strings,
     token_ids,
 )
 from longreach.api.schema.requests.formats import FormFields
@@ -32,13 +33,13 @@ def _prompts(value: object) -> Prompts:
     batch: list[Any] = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
     if len(batch) > MAX_PROMPTS:
         raise invalid(f"must have at most {MAX_PROMPTS} prompts")
-    if not all(batch):
-        raise invalid("must not be empty")
+    of_many = batch is value
+    for index, prompt in enumerate(batch):
+        if not prompt:
+            raise invalid("must not be empty", at=index if of_many else None)
     if isinstance(batch[0], str):
-        if not all(isinstance(prompt, str) for prompt in batch):
-            raise invalid("prompts must be all strings or all lists of token ids", "invalid_type")
-        return batch
-    return [token_ids(prompt) for prompt in batch]
+        return strings(batch, "all strings or all lists of token ids")
+    return [token_ids(prompt, index if of_many else None) for index, prompt in enumerate(batch)]
 
 
 _PROMPT_SCHEMA = {

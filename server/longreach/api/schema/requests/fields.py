@@ -103,16 +103,35 @@ def neutral(*allowed: Any) -> Any:
     )
 
 
-def token_ids(value: object) -> list[int]:
-    """A list of token ids, checked by msgspec: pydantic takes several times as long for a million."""
+def token_ids(value: object, at: int | None = None) -> list[int]:
+    """A list of token ids, checked by msgspec: pydantic takes several times as long for a million.
+
+    In a list of such lists it stands `at` a place, which errors name.
+    """
     if not isinstance(value, list):
-        raise invalid("must be a list of token ids", "invalid_type")
+        raise invalid("must be a list of token ids", "invalid_type", at)
     if len(value) > MAX_PROMPT_TOKENS:
-        raise invalid(f"must have at most {MAX_PROMPT_TOKENS} token ids")
+        raise invalid(f"must have at most {MAX_PROMPT_TOKENS} token ids", at=at)
     try:
         return msgspec.convert(value, _TokenIds)
     except msgspec.ValidationError:
-        raise invalid("token ids must be non-negative integers", "invalid_type") from None
+        wrong = next((i for i, token in enumerate(value) if not _is_token_id(token)), 0)
+        place = wrong if at is None else f"{at}.{wrong}"
+        raise invalid("token ids must be non-negative integers", "invalid_type", place) from None
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def strings(value: object, what: str) -> list[str]:
+    """A list of strings; an error names the first that is none."""
+    if not isinstance(value, list):
+        raise invalid(f"must be {what}", "invalid_type")
+    for index, one in enumerate(value):
+        if not isinstance(one, str):
+            raise invalid(f"must be {what}", "invalid_type", index)
+    return value
 
 
 def check_levels(value: object) -> None:
@@ -130,13 +149,14 @@ def _members(value: object) -> Iterable[object]:
 
 
 def _stop(value: object) -> list[str]:
-    stops = [] if value in (None, "") else [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise invalid("must be a string or a list of strings", "invalid_type")
+    given = [] if value in (None, "") else [value] if isinstance(value, str) else value
+    stops = strings(given, "a string or a list of strings")
     if len(stops) > MAX_STOPS:
         raise invalid(f"must have at most {MAX_STOPS} strings")
-    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise invalid(f"each string must have 1 to {MAX_STOP_CHARACTERS} characters")
+    for index, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            place = None if isinstance(value, str) else index
+            raise invalid(f"must have 1 to {MAX_STOP_CHARACTERS} characters", at=place)
     if sum(map(len, stops)) > MAX_ALL_STOP_CHARACTERS:
         raise invalid(f"the strings must have at most {MAX_ALL_STOP_CHARACTERS} characters together")
     return stops

@@ -21,8 +21,10 @@ from longreach.api.schema.requests.fields import (
     StrictModel,
     described,
     invalid,
+    neutral,
     only,
     or_default,
+    strings,
     token_ids,
 )
 from longreach.engine.messages import Sampling
@@ -45,13 +47,12 @@ def _allowed_token_ids(value: object) -> list[int]:
 
 
 def _bad_words(value: object) -> list[str]:
-    words = [] if value is None else value
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise invalid("must be a list of strings", "invalid_type")
+    words = [] if value is None else strings(value, "a list of strings")
     if len(words) > MAX_BAD_WORDS:
         raise invalid(f"must have at most {MAX_BAD_WORDS} words")
-    if not all(word.strip(" ") for word in words):
-        raise invalid("each word must have a character that is no blank")
+    for index, word in enumerate(words):
+        if not word.strip(" "):
+            raise invalid("must have a character that is no blank", at=index)
     if sum(map(len, words)) > MAX_ALL_STOP_CHARACTERS:
         raise invalid(f"the words must have at most {MAX_ALL_STOP_CHARACTERS} characters together")
     return words
@@ -211,10 +212,14 @@ class SamplingFields(ServingFields):
 
 
 class StreamOptions(StrictModel):
-    """`stream_options`: whether a last chunk with the usage is sent, and whether each chunk carries it."""
+    """`stream_options`: what a stream tells beside the answer."""
 
-    include_usage: Annotated[bool, or_default(False)] = False
-    continuous_usage_stats: Annotated[bool, or_default(False)] = False
+    include_usage: Annotated[bool, or_default(False)] = Field(False, description="A last chunk has the usage.")
+    continuous_usage_stats: Annotated[bool, or_default(False)] = Field(False, description="Each chunk has the usage.")
+    progress_comments: Annotated[bool, or_default(False)] = Field(
+        False, description="Keep-alives are comments with the progress, for people who read with curl."
+    )
+    include_obfuscation: Annotated[bool | None, only(None, False)] = neutral(None, False)
 
 
 class ChoiceFields(StrictModel):

@@ -32,8 +32,11 @@ class ThinkingOptions(StrictModel):
 def _documents(value: object) -> list[dict[str, Any]] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(document, dict) for document in value):
+    if not isinstance(value, list):
         raise invalid("must be a list of objects", "invalid_type")
+    for index, document in enumerate(value):
+        if not isinstance(document, dict):
+            raise invalid("must be an object", "invalid_type", index)
     if len(value) > MAX_DOCUMENTS:
         raise invalid(f"must have at most {MAX_DOCUMENTS} documents")
     return [free_object(document) for document in value]
