@@ -59,7 +59,7 @@ class StopStrings:
     however long and repetitive they are.
 
     Attributes:
-        matched: the stop string that ended the text, or None.
+        matched: the stop string that ended the text, as it was searched, or None.
     """
 
     def __init__(self, stops: Stops, include: bool = False) -> None:

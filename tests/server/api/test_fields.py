@@ -35,7 +35,6 @@ VALUES: dict[str, list[Any]] = {
     "diagnostics": [{"previous_message_id": None}],
     "fallbacks": [[], [{"model": "x"}], "default"],
     "cache_prompt": [True, False],
-    "stream_options": [{}, {"include_obfuscation": False}],
 }
 
 

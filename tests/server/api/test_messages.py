@@ -12,6 +12,7 @@ from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import MODEL, LiveServer
 from tests.server.api.test_chat import prompt_of, says, schema_of
+from tests.server.api.test_messages_errors import anthropic_error_of
 
 # As Qwen's: turns between marks, reasoning and calls between tags, results as turns of their own.
 TEMPLATE = """\
@@ -33,6 +34,10 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+COUNTED = (
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"),
+    *("context_management", "chat_template_kwargs"),
+)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -105,10 +110,9 @@ def ask(server: LiveServer, **fields: Any) -> dict[str, Any]:
     assert stream.headers["content-type"].startswith("text/event-stream")
     told = told_by(events_of(stream.text))
     assert without_ids(told) == without_ids(whole)
-    count = {name: body[name] for name in ("model", "messages", "system", "tools", "tool_choice") if name in body}
-    counted = server.http.post("/v1/messages/count_tokens", json=count)
-    if not {"thinking", "output_config", "max_tokens"} & (fields.keys() - {"max_tokens"}):
-        assert counted.json() == {"input_tokens": len(server.engine.requests[-1].prompt)}
+    count = {name: body[name] for name in COUNTED if name in body}
+    counted = server.http.post("/v1/messages/count_tokens", json=count).json()
+    assert counted["input_tokens"] == len(server.engine.requests[-1].prompt)
     return whole
 
 
@@ -308,7 +312,7 @@ def test_no_tokens_may_be_asked_for(live: LiveServer) -> None:
 
 def test_a_call_that_is_cut_is_not_told_as_made(live: LiveServer, tokenizer: Tokenizer) -> None:
     says(live, tokenizer, CALL)
-    for most in range(1, len(tokenizer.encode_here(CALL.partition("}}")[0]))):
+    for most in range(1, len(tokenizer.encode_here(CALL.partition("}}")[0])), 5):
         body = {"model": MODEL, "messages": HELLO, "max_tokens": most, "tools": [WEATHER]}
         whole = live.http.post("/v1/messages", json=body).json()
         assert whole["stop_reason"] == "max_tokens"
@@ -439,3 +443,19 @@ def test_own_fields_work_here_too(live: LiveServer) -> None:
     assert not request.flexible
     assert ask(live, service_tier="flex")["usage"]["service_tier"] == "batch"
     assert live.engine.requests[-1].flexible
+
+
+def test_variables_of_the_template_may_be_named(live: LiveServer, tokenizer: Tokenizer) -> None:
+    ask(live, chat_template_kwargs={"enable_thinking": False})
+    assert prompt_of(live, tokenizer).endswith("<think></think>")
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "chat_template_kwargs": {"mood": "good"}}
+    error = anthropic_error_of(live.http.post("/v1/messages", json=body), 400, "invalid_request_error")
+    assert error["param"] == "chat_template_kwargs.mood"
+
+
+def test_an_answer_goes_on_with_the_last_message(live: LiveServer, tokenizer: Tokenizer) -> None:
+    says(live, tokenizer, "is 4.")
+    begun = [*HELLO, {"role": "assistant", "content": [text("The "), text("answer ")]}]
+    whole = ask(live, messages=begun)
+    assert whole["content"] == [{"type": "text", "text": "is 4."}]
+    assert prompt_of(live, tokenizer).endswith("<|im_start|>assistant\nThe answer ")

@@ -260,7 +260,8 @@ def test_a_reader_that_hears_no_comments_has_an_event_a_minute(
     monkeypatch.setattr("longreach.api.responses.builder._SILENT_SECONDS", 0.1)
     with make_server(template=TEMPLATE, keep_alive_seconds=0.04) as chat:
         chat.engine.hold_prefill = True
-        body = {"model": MODEL, "input": "Hello", "stream": True}
+        options = {"include_obfuscation": False, "progress_comments": True}
+        body = {"model": MODEL, "input": "Hello", "stream": True, "stream_options": options}
         lines: list[str] = []
         with chat.http.stream("POST", "/v1/responses", json=body) as response:
             for line in response.iter_lines():

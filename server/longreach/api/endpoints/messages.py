@@ -40,10 +40,9 @@ async def create_message(request: Request) -> Response:
     body = call.body
     # The context may have less left than is asked for: `max_tokens` bounds an answer, and reserves nothing.
     prepared = await prepare_chat(call, body.turn(call.service.chat.template.reads), limit=None)
-    left = prepared.spec.max_tokens
-    assert left is not None, "the prompt is one, and its length is known"
-    spec = replace(prepared.spec, max_tokens=min(left, body.max_tokens))
-    spec = replace(spec, stops=[*spec.stops, *body.stop_sequences])
+    spec = prepared.spec
+    left = call.engine.info.max_model_len - len(spec.prompts[0])
+    spec = replace(spec, max_tokens=min(left, body.max_tokens), stops=[*spec.stops, *body.stop_sequences])
     return await answer(call, MessageBuilder(call, prepared.reader(), fills_context=body.max_tokens > left), spec)
 
 

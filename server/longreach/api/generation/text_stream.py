@@ -59,8 +59,8 @@ class TextDelta:
     logprobs: list[tuple[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     reading: bool = False
-    stop: str | None = None
     tokens: list[int] = field(default_factory=list)
+    stop: str | None = None
 
 
 async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[TextDelta, None]:
@@ -163,14 +163,12 @@ class _Writer:
         stop = self._matcher.matched
         while self._logprobs and (self._logprobs[0][0] < self._written or (finish and stop is None)):
             certain.append(self._logprobs.popleft())
-        told = None if stop is None else self._planned.stops.shown(stop, names=True)
-        return TextDelta(
-            text, finish, certain, update.prompt_logprobs, reading=not update.tokens, stop=told, tokens=tokens
-        )
+        named = None if stop is None else self._planned.stops.shown(stop, names=True)
+        return TextDelta(text, finish, certain, update.prompt_logprobs, not update.tokens, tokens, named)
 
     def _shown(self, searched: str) -> str:
         """The text without the signs of special tokens, whose names a stop string that stays in the text keeps."""
         stops, matcher = self._planned.stops, self._matcher
-        kept = len(matcher.matched) if matcher.matched is not None and self._planned.include_stop else 0
+        kept = len(matcher.matched or "") if self._planned.include_stop else 0
         before = searched[: len(searched) - kept]
         return stops.shown(before, self._planned.special) + stops.shown(searched[len(before) :], names=True)

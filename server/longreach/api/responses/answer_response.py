@@ -52,6 +52,8 @@ async def answer_response(call: Call[ResponseRequest]) -> Response:
             param="background",
             code="unsupported_value",
         )
+    if body.stream_options is not None and body.stream_options.progress_comments:
+        call.record.show_progress()
     conversation = await read_conversation(call)
     prepared = await prepare_response(call, conversation.messages)
     if body.background:

@@ -86,6 +86,27 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
     context_management: dict[str, int] | UnsetType = UNSET
 
 
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as Anthropic lists it; `created_at` is when the server started (RFC 3339)."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of models as Anthropic lists them."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class AnthropicErrorObject(msgspec.Struct, frozen=True, kw_only=True):
     """What went wrong; `param` names the field. The last four come with prompts that are too long."""
 

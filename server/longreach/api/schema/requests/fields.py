@@ -15,6 +15,7 @@ from pydantic_core import core_schema
 from longreach.sizes import MAX_PROMPT_TOKENS as MAX_PROMPT_TOKENS
 from longreach.util import strict_models
 from longreach.util.strict_models import invalid as invalid
+from longreach.util.strict_models import located as located
 
 MAX_PROMPTS = 64
 MAX_CHOICES = 16

@@ -109,7 +109,6 @@ TABLE: tuple[Harmless | Neutral, ...] = (
     Harmless("client_metadata", FreeObject, _KEPT),
     Harmless("store", bool, _KEPT, frozenset({"chat", "completions"})),
     Harmless("prediction", FreeObject, "A hint for speed; `speculate` drafts from the prompt.", frozenset({"chat"})),
-    Harmless("stream_options", FreeObject, "Events are not padded.", frozenset({"responses"})),
     Neutral("conversation", (), frozenset({"responses"})),
     Neutral("context_management", ([],), frozenset({"responses"})),
     Neutral("moderation", (), frozenset({"responses"})),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid
+from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid, located
 
 MAX_BLOCKS = 65536
 
@@ -141,9 +142,12 @@ class TurnMessage(StrictModel):
     @model_validator(mode="after")
     def _check_blocks(self) -> TurnMessage:
         for number, block in enumerate(self.content):
-            _check_members(block, _OF_ROLE[self.role], f"a message of the role {self.role}", f"`content.{number}`: ")
+            try:
+                _check_members(block, _OF_ROLE[self.role], f"a message of the role {self.role}")
+            except PydanticCustomError as error:
+                raise located(error, "content", number) from None
         if not self.content and self.role != "assistant":
-            raise invalid("`content` must have at least one block")
+            raise located(invalid("must have at least one block"), "content")
         return self
 
 
@@ -164,19 +168,19 @@ System = Annotated[
 ]
 
 
-def _check_members(block: Block | ResultBlock, kinds: frozenset[str], where: str, prefix: str = "") -> None:
+def _check_members(block: Block | ResultBlock, kinds: frozenset[str], where: str) -> None:
     kind = block.type
     if kind in _MEDIA:
         raise invalid(
-            f"{prefix}this server reads text alone; blocks of the type `{kind}` are not supported", "unsupported_value"
+            f"this server reads text alone; blocks of the type `{kind}` are not supported", "unsupported_value"
         )
     if kind not in kinds:
         allowed = " or ".join(f"`{one}`" for one in sorted(kinds))
-        raise invalid(f"{prefix}in {where}, blocks must be of the type {allowed}", "unsupported_value")
+        raise invalid(f"in {where}, blocks must be of the type {allowed}, not `{kind}`", "unsupported_value")
     given = {name for name in block.model_fields_set if getattr(block, name) is not None}
     missing = [name for name in _NEEDED[kind] if name not in given]
     if missing:
-        raise invalid(f"{prefix}a block of the type `{kind}` needs `{missing[0]}`", "missing_required_parameter")
+        raise invalid(f"a block of the type `{kind}` needs `{missing[0]}`", "missing_required_parameter")
     strange = given - _ALWAYS - {*_NEEDED[kind]} - _ALLOWED[kind]
     if strange:
-        raise invalid(f"{prefix}a block of the type `{kind}` has no `{min(strange)}`", "unknown_parameter")
+        raise invalid(f"a block of the type `{kind}` has no `{min(strange)}`", "unknown_parameter")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints, TypeAdapter, model_validator
 
-from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid, or_default
+from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid, located, or_default
 from longreach.api.schema.requests.formats import (
     MAX_DESCRIPTION,
     Function,
@@ -164,7 +164,7 @@ _TOOL_SCHEMA = {
                 "type": {"type": "string", "pattern": r"^(?!custom$|computer_|browser_)[\s\S]{1,64}$"},
                 "name": {"type": "string", "minLength": 1, "maxLength": 128},
             },
-            "required": ["type", "name"],
+            "required": ["type"],
         },
     ]
 }
@@ -199,11 +199,11 @@ def select(tools: list[MessageTool], choice: MessageToolChoice | None) -> ToolSe
     """The tools of a request as a chat has them.
 
     Raises:
-        PydanticCustomError: two have one name, or the choice is of a tool that is not there, or is left out.
+        ValidationError: two have one name, or the choice is of a tool that is not there, or is left out.
     """
     names = [tool.name for tool in tools]
     if len(names) != len(set(names)):
-        raise invalid("`tools`: two tools have the same name")
+        raise located(invalid("two tools have the same name"), "tools")
     functions = [tool.function for tool in tools if tool.function is not None]
     left_out = [*dict.fromkeys(tool.kind for tool in tools if tool.function is None)]
     offered = [Tool(type="function", function=function) for function in functions]
@@ -214,15 +214,13 @@ def select(tools: list[MessageTool], choice: MessageToolChoice | None) -> ToolSe
         return ToolSelection(offered, "none" if choice.type == "none" else None, parallel, left_out)
     if choice.type == "any":
         if not offered:
-            raise invalid("`tool_choice`: there is no tool in `tools` that this server can offer to the model")
+            raise located(invalid("there is no tool in `tools` that this server offers to the model"), "tool_choice")
         return ToolSelection(offered, "required", parallel, left_out)
     kind = next((tool.kind for tool in tools if tool.name == choice.name), None)
     if kind is None:
-        raise invalid("`tool_choice`: there is no such tool in `tools`")
+        raise located(invalid("there is no such tool in `tools`"), "tool_choice")
     if not any(function.name == choice.name for function in functions):
-        raise invalid(
-            f"`tool_choice`: a tool of the kind `{kind}` cannot be forced, since this server does not run it",
-            "unsupported_value",
-        )
+        why = f"a tool of the kind `{kind}` cannot be forced, since this server does not run it"
+        raise located(invalid(why, "unsupported_value"), "tool_choice")
     named = NamedTool(type="function", function=NamedFunction(name=choice.name or ""))
     return ToolSelection(offered, named, parallel, left_out)

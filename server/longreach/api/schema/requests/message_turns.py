@@ -33,7 +33,7 @@ def chat_messages(system: Sequence[SystemBlock], messages: Sequence[TurnMessage]
     """
     found: list[Message] = []
     texts = [block.text for block in system if not block.text.startswith(_BILLING)]
-    if texts:
+    if any(texts):
         found.append(Message(role="system", content="\n".join(texts)))
     for message in messages:
         if message.role == "assistant":

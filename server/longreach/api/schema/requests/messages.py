@@ -15,6 +15,7 @@ from longreach.api.schema.requests.fields import (
     Stops,
     StrictModel,
     invalid,
+    located,
     only,
 )
 from longreach.api.schema.requests.formats import JsonSchema
@@ -83,7 +84,7 @@ class PromptFields(StrictModel):
     FREE_BYTES: ClassVar = 4 * 1024 * 1024  # inputs of the calls of a long conversation
 
     messages: Annotated[list[TurnMessage], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
-        description="The conversation so far; the last message is not the assistant's."
+        description="The conversation so far. With a last message of the assistant, the answer goes on with it."
     )
     system: System | None = Field(None, description="The system prompt, as a string or blocks of text.")
     tools: Annotated[list[AnyTool] | None, Field(max_length=MAX_MESSAGE_TOOLS)] = Field(
@@ -95,23 +96,29 @@ class PromptFields(StrictModel):
     output_format: MessageFormat | None = Field(None, description="The older name of `output_config.format`.")
     context_management: FreeObject | None = Field(None, description="No edit is applied, and the answer says so.")
 
+    chat_template_kwargs: FreeObject | None = Field(
+        None, description="Variables for the chat template, which has to read each of them."
+    )
+
     _chat: list[Message] = PrivateAttr()
     _selection: ToolSelection = PrivateAttr()
 
     @model_validator(mode="after")
     def _read(self) -> PromptFields:
-        if self.messages[-1].role == "assistant":
-            raise invalid(
-                "`messages`: this server does not support assistant message prefill; the conversation must end with a "
-                "user message",
-                "unsupported_value",
-            )
+        if self._continues and any(block.type == "tool_use" for block in self.messages[-1].content):
+            why = "the last message calls a tool, whose result must follow"
+            raise located(invalid(why), "messages", len(self.messages) - 1)
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
-            raise invalid("`output_format` and `output_config.format` cannot both be set")
+            raise located(invalid("cannot be set together with `output_config.format`"), "output_format")
         # Here, since long bodies are checked in a thread.
         self._chat = chat_messages(self.system or (), self.messages)
         self._selection = select(self.tools or [], self.tool_choice)
         return self
+
+    @property
+    def _continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.messages[-1].role == "assistant"
 
     @property
     def tools_left_out(self) -> list[str]:
@@ -125,6 +132,8 @@ class PromptFields(StrictModel):
 
     def turn(self, reads: Callable[[str], bool]) -> ChatTurn:
         """What is asked, for a chat template that `reads` some variables."""
+        kwargs = self.chat_template_kwargs or {}
+        own = {name: value for name, value in self._variables(reads).items() if reads(name)}
         form = self.output_format
         if form is None and self.output_config is not None:
             form = self.output_config.format
@@ -136,7 +145,10 @@ class PromptFields(StrictModel):
             parallel_tool_calls=self._selection.parallel,
             form=None if form is None else ("json_schema", form.schema_),
             form_field="output_config.format" if self.output_format is None else "output_format",
-            variables={name: value for name, value in self._variables(reads).items() if reads(name)},
+            opens_answer=not self._continues,
+            continues=self._continues,
+            variables={**own, **kwargs},
+            variable_fields={name: f"chat_template_kwargs.{name}" for name in kwargs},
         )
 
     def _variables(self, reads: Callable[[str], bool]) -> dict[str, Any]:
@@ -180,7 +192,7 @@ class MessageRequest(SamplingFields, PromptFields, harmless("messages")):
         if self.min_tokens and (formed or forced):
             raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
         if formed and forced:
-            raise invalid("`output_config.format` and a `tool_choice` that forces a call cannot both be set")
+            raise located(invalid("cannot force a call where `output_config.format` is set"), "tool_choice")
         return self
 
     @property

@@ -76,6 +76,15 @@ class Reasoning(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class ResponseStreamOptions(StrictModel):
+    """`stream_options` of a response. Events are never padded, whatever `include_obfuscation` says."""
+
+    include_obfuscation: bool | None = None
+    progress_comments: Annotated[bool, or_default(False)] = Field(
+        False, description="Tell in comments how far the prompt has been read, while nothing else is to be told."
+    )
+
+
 class ConversationFields(StrictModel):
     """What a response answers: the conversation, and the tools that it may use."""
 
@@ -174,6 +183,7 @@ class ResponseRequest(SamplingFields, ConversationFields, harmless("responses"))
         None,
         description="`message.output_text.logprobs`: log-probabilities. For the others there is no data.",
     )
+    stream_options: ResponseStreamOptions | None = Field(None, description="What a stream tells beside its events.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities with so many of the likeliest tokens."
     )
