@@ -51,7 +51,7 @@ class AnswerReader:
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain after another piece of text."""
-        self._cursor.rest += text
+        self._cursor.add(text)
         return self._certain() if text else []
 
     def flush(self, cut: bool = False) -> list[Part]:
@@ -71,7 +71,7 @@ class AnswerReader:
         cursor = self._cursor
         if self._reasons:
             yield from self._read_reasoning()
-        while cursor.rest or not cursor.ended:
+        while not cursor.is_over:
             if self._fresh and self._calls is not None and self._calls.unmarked:
                 self._fresh = False
                 yield from self._read_calls(self._calls, "")
@@ -121,7 +121,7 @@ class AnswerReader:
                 starting = not text
             if text:
                 yield Part("reasoning", text)
-            if mark or (cursor.ended and not cursor.rest):
+            if mark or cursor.is_over:
                 return
             yield None
 
@@ -159,7 +159,7 @@ class AnswerReader:
             cursor.rewind()
             text = cursor.take(len(mark))
         if cursor.ended:
-            text += cursor.take(len(cursor.rest))
+            text += cursor.take_all()
         yield from self._words(text, at)
 
 

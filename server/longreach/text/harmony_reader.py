@@ -27,7 +27,7 @@ class HarmonyReader(AnswerReader):
         header, in_message, _ = self._begun.partition(MESSAGE)
         if in_message:
             yield from self._read_body(Header.of(header))
-        while cursor.rest or not cursor.ended:
+        while not cursor.is_over:
             header = yield from self._next_header()
             if header is None:
                 at = cursor.at
@@ -65,7 +65,7 @@ class HarmonyReader(AnswerReader):
         if header.channel == "analysis":
             yield from self._tell_reasoning(_ENDS, START)
             return
-        while cursor.rest or not cursor.ended:
+        while not cursor.is_over:
             at = cursor.at
             text, mark = cursor.words(*_ENDS, START)
             yield from self._words(text, at)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_PROMPT_END = 256  # characters, which hold any mark and the blank space behind it
+
 
 @dataclass(frozen=True)
 class ReasoningMarks:
@@ -22,7 +24,7 @@ class ReasoningMarks:
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the answer begins inside of reasoning."""
-        return prompt.rstrip().endswith(self.opens)
+        return prompt[-_PROMPT_END:].rstrip().endswith(self.opens)
 
 
 # The first whose mark stands in the chat template is the model's.

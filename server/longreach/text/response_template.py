@@ -73,7 +73,7 @@ class TemplateReader(AnswerReader):
     def _read(self) -> Steps[None]:
         cursor, implicit = self._cursor, self._implicit
         closing = None if implicit is None else implicit.close_re
-        while cursor.rest or not cursor.ended:
+        while not cursor.is_over:
             at = cursor.at
             patterns = [*(field.open_re for field in self._fields), *([] if closing is None else [closing])]
             text, which, match = find(cursor, patterns)
@@ -109,7 +109,7 @@ class TemplateReader(AnswerReader):
                 yield from [Part("reasoning", text)] if text else []
             if match is not None:
                 cursor.take(len(match[0]))
-            if match is not None or (cursor.ended and not cursor.rest):
+            if match is not None or cursor.is_over:
                 return
             if not text:
                 yield None
@@ -142,18 +142,18 @@ def find(cursor: Cursor, patterns: Sequence[Any]) -> tuple[str, int, Any]:
 
     Of matches that begin together the longest wins. One that more text could lengthen is none yet.
     """
-    best, held = None, len(cursor.rest)
+    best, held = None, len(cursor.text)
     for number, pattern in enumerate(patterns):
-        match = pattern.search(cursor.rest, partial=not cursor.ended)
+        match = pattern.search(cursor.text, cursor.here, partial=not cursor.ended)
         if match is None:
             continue
-        if not cursor.ended and (match.partial or match.end() == len(cursor.rest)):
+        if not cursor.ended and (match.partial or match.end() == len(cursor.text)):
             held = min(held, match.start())
         elif match[0] and (best is None or (match.start(), -match.end()) < (best[1].start(), -best[1].end())):
             best = number, match
     if best is not None and best[1].start() < held:
-        return cursor.take(best[1].start()), *best
-    return cursor.take(held), -1, None
+        return cursor.take(best[1].start() - cursor.here), *best
+    return cursor.take(held - cursor.here), -1, None
 
 
 def _calls(
@@ -213,8 +213,8 @@ def _dumped(value: Any) -> str:
 
 def _written(body: str, offered: Offered) -> str:
     """The arguments in the text of one call as a JSON object; empty if it is none."""
-    cursor = Cursor()
-    cursor.rest, cursor.ended = body.strip(), True
+    cursor = Cursor(body.strip())
+    cursor.ended = True
     try:
         return "".join(part.text for part in told_call(cursor, offered) if part is not None)
     except UnreadableError:

@@ -22,7 +22,7 @@ LOOK: dict[str, Any] = {
                 "place": {"$ref": "#/$defs/Place"},
                 "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "tree": {"$ref": "#/definitions/tree"},
-                "unit": {"enum": ["true", 7]},
+                "unit": {"enum": ["true", "7", 8]},
             },
             "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "number"}}}},
             "definitions": {"tree": {"type": "array", "items": {"$ref": "#/definitions/tree"}}},

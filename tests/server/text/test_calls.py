@@ -35,6 +35,14 @@ def told(form: str, text: str) -> list[tuple[str, ...]]:
     return found[0]
 
 
+def told_whole(form: str, text: str) -> list[tuple[str, ...]]:
+    """The parts of an answer that is not streamed, however it is cut."""
+    answer = AnswerFormat(None, format_named(form))
+    found = [read(answer.reader(PROMPT, TOOLS, True), text, cuts) for cuts in ([], range(len(text)))]
+    assert found[0] == found[1]
+    return found[0]
+
+
 def xml(form: str, key: str, value: str) -> str:
     """A call of `look` with one argument."""
     if form == "glm":
@@ -83,7 +91,8 @@ VALUES = {
     ("note", " 7 "): '" 7 "',
     ("tree", "[[], [[]]]"): "[[], [[]]]",
     ("unit", "true"): '"true"',
-    ("unit", "7"): "7",
+    ("unit", "7"): '"7"',
+    ("unit", "8"): "8",
     ("others", "12"): "12",
 }
 
@@ -147,6 +156,27 @@ VARIANTS = {
 @pytest.mark.parametrize(("form", "text"), [(form, text) for form, texts in VARIANTS.items() for text in texts])
 def test_variants_of_a_format(form: str, text: str) -> None:
     assert told(form, text) == [("call", "look", "{}"), ("call", "add", "{}")]
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "seed_oss", "glm"])
+def test_a_call_that_is_shown_in_a_value_is_not_made(form: str) -> None:
+    shown = format_named(form).example
+    for text in (shown, f"Write\n{shown}\n{shown}\nso"):
+        [(kind, _, arguments)] = told(form, xml(form, "city", text))
+        assert (kind, json.loads(arguments)) == ("call", {"city": text})
+    begin, end = ("<arg_value>", "</arg_value>") if form == "glm" else ("<parameter=", "</parameter>")
+    for text in (begin, end, shown.replace(end, ""), f"{end} and {begin}", f"{shown}{end}"):
+        call = xml(form, "city", text)
+        assert told_whole(form, call) == [("content", call)]
+
+
+def test_a_string_without_an_end_hides_no_later_call() -> None:
+    open_ = '<tool_call>{"name": "look", "arguments": {"city": "Bonn}}</tool_call>'
+    good = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    assert told_whole("hermes", f"{open_} {good}") == [("content", open_), ("call", "add", "{}")]
+    escaped = json.dumps({"name": "look", "arguments": {"city": good}})
+    assert told_whole("hermes", f"<tool_call>{escaped}</tool_call>")[0][0] == "call"
+    assert told_whole("hermes", f"<tool_call>{escaped} oops</tool_call>")[0][0] == "content"
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:

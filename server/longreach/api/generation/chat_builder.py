@@ -161,8 +161,8 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
         return ChatChoice(
             index=index,
             message=ChatMessage(
-                content=draft.content if draft.content or not draft.tool_calls else None,
-                reasoning_content=draft.reasoning or UNSET,
+                content="".join(draft.content) if draft.content or not draft.tool_calls else None,
+                reasoning_content="".join(draft.reasoning) or UNSET,
                 tool_calls=draft.tool_calls or UNSET,
             ),
             logprobs=chat_logprobs(self._names, draft.logprobs) if self._body.logprobs else None,
@@ -178,8 +178,8 @@ class _Draft:
     """One message while its parts come in."""
 
     def __init__(self) -> None:
-        self.content = ""
-        self.reasoning = ""
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
         self.tool_calls: list[ChatToolCall] = []
         self._arguments: list[str] = []
         self._call: ToolCall | None = None
@@ -190,9 +190,9 @@ class _Draft:
 
     def add(self, part: Part) -> None:
         if part.kind == "reasoning":
-            self.reasoning += part.text
+            self.reasoning.append(part.text)
         elif part.kind == "content":
-            self.content += part.text
+            self.content.append(part.text)
         elif part.kind == "call":
             self._call, self._arguments = part.call, []
         elif part.kind == "arguments":

@@ -31,7 +31,7 @@ def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
         if not key:
             raise UnreadableError
         yield Part("arguments", f'{separator}"{quoted(key)}": ')
-        yield from told_value(cursor, offered.parameters(name), key, _VALUE_END)
+        yield from told_value(cursor, offered.parameters(name), key, (_VALUE, _VALUE_END))
         separator = ", "
         yield from cursor.blank()
         end = yield from cursor.expect(_KEY, CLOSE)

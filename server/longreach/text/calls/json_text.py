@@ -54,9 +54,9 @@ class JsonScanner:
         self._number = ""  # its state
         self._digits: list[str] = []
 
-    def feed(self, text: str) -> int:
-        """Follow more text; how many of its characters belong to the value."""
-        at = 0
+    def feed(self, text: str, start: int = 0) -> int:
+        """Follow more text, which begins at `start`; how many of its characters belong to the value."""
+        at = start
         while at < len(text) and not self.done and not self.failed:
             if self._expects == "string" and not self._escape and not self._needs_low:
                 plain = _PLAIN.match(text, at)
@@ -71,7 +71,7 @@ class JsonScanner:
                 self.failed = True
                 break
             at += 1
-        return at
+        return at - start
 
     def end(self) -> bool:
         """Whether the value is whole if the text ends here: a number outside of objects has no other end."""
@@ -176,7 +176,7 @@ def json_value(cursor: Cursor) -> Steps[str]:
     scanner = JsonScanner()
     pieces: list[str] = []
     while not scanner.done:
-        pieces.append(cursor.take(scanner.feed(cursor.rest)))
+        pieces.append(cursor.take(scanner.feed(cursor.text, cursor.here)))
         if scanner.failed or (not scanner.done and cursor.ended and not scanner.end()):
             raise UnreadableError
         if not scanner.done:
@@ -205,7 +205,7 @@ def told_object(cursor: Cursor) -> Steps[None]:
         raise UnreadableError
     scanner = JsonScanner()
     while True:
-        if piece := cursor.take(scanner.feed(cursor.rest)):
+        if piece := cursor.take(scanner.feed(cursor.text, cursor.here)):
             yield Part("arguments", piece)
         if scanner.failed:
             raise UnreadableError

@@ -5,6 +5,9 @@ Qwen3-Coder and its relatives put each value on lines of its own; Seed-OSS has o
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 from longreach.text.calls.cursor import Cursor, Steps, UnreadableError
 from longreach.text.calls.offered import Offered
 from longreach.text.calls.values import is_text, json_of, quoted
@@ -31,7 +34,7 @@ def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
         if end != ">" or not key:
             raise UnreadableError
         yield Part("arguments", f'{separator}"{quoted(key)}": ')
-        yield from told_value(cursor, offered.parameters(name), key, _VALUE_END, lines)
+        yield from told_value(cursor, offered.parameters(name), key, (_NEXT, _VALUE_END), lines)
         separator = ", "
         yield from cursor.blank()
         tag = yield from cursor.expect(_NEXT, _LAST)
@@ -40,24 +43,46 @@ def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
     yield Part("call_end")
 
 
-def told_value(cursor: Cursor, parameters: dict, key: str, end: str, lines: bool = False) -> Steps[None]:
-    """Read a value up to the tag that ends it, and tell it as JSON: a string while it is read, all else at its end.
+def told_value(
+    cursor: Cursor, parameters: dict[str, Any], key: str, tags: tuple[str, str], lines: bool = False
+) -> Steps[None]:
+    """Read a value up to the second of the `tags` around values, and tell it as JSON: a string while it is read, all
+    else at its end. With `lines`, the template put one newline at each end of it.
 
-    With `lines`, the template put one newline at each end of it.
+    Raises:
+        UnreadableError: it has no end.
     """
+    written = is_text(parameters, key)
+    held: list[str] = []
+    if written:
+        yield Part("arguments", '"')
+    for piece in _pieces(cursor, *tags, lines):
+        if piece is None:
+            yield None
+        elif written and piece:
+            yield Part("arguments", quoted(piece))
+        else:
+            held.append(piece)
+    yield Part("arguments", '"' if written else json_of("".join(held), parameters, key))
+
+
+def _pieces(cursor: Cursor, begin: str, end: str, lines: bool) -> Generator[str | None, None, None]:
+    """The text of a value, and None where more is needed. Tags within it, as of a call that a text shows, are its own
+    if they are paired; else it has no end."""
+    ends = (f"\n{end}", end) if lines else (end,)
     if lines:
-        yield from cursor.accept("\n")
-    marks = (f"\n{end}", end) if lines else (end,)
-    if not is_text(parameters, key):
-        text, _ = yield from cursor.until(*marks)
-        yield Part("arguments", json_of(text, parameters, key))
-        return
-    yield Part("arguments", '"')
+        while not cursor.known and not cursor.ended:
+            yield None
+        cursor.take(int(cursor.ahead(1) == "\n"))
+    inner = 0
     while True:
-        text, found = cursor.before(*marks)
-        if text:
-            yield Part("arguments", quoted(text))
-        if found:
-            break
-        yield from cursor.more()
-    yield Part("arguments", '"')
+        text, mark = cursor.before(begin, *ends)
+        if mark in ends and not inner:
+            yield text
+            return
+        inner += (mark == begin) - (mark in ends)
+        yield text + mark
+        if not mark:
+            if cursor.ended:
+                raise UnreadableError
+            yield None
