@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from longreach.text.answer_reader import AnswerReader
+from longreach.text.call_or_answer_reader import CallOrAnswerReader
 from longreach.text.calls.formats import FORMATS, HARMONY, LISTED, NAMED, CallFormat, format_named
 from longreach.text.calls.offered import NewId, Offered, openai_id
 from longreach.text.harmony_reader import HarmonyReader
@@ -92,6 +93,14 @@ class AnswerFormat:
             return HarmonyReader(prompt, offered, whole=whole)
         reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
         return AnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole)
+
+    def call_or_answer_reader(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]], whole: bool = False
+    ) -> CallOrAnswerReader:
+        """A reader for one answer to `prompt` whose grammar is that of `call_grammars.call_or_answer`."""
+        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
+        offered = Offered(tools, self.new_id)
+        return CallOrAnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole)
 
     def forced_reader(self, tools: Sequence[Mapping[str, Any]], *, named: bool, whole: bool = False) -> AnswerReader:
         """A reader for one answer whose grammar makes it calls: the arguments of the only tool if `named`, or a list of

@@ -19,7 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from longreach.errors import InvalidRequestError, TokenizerError, quoted
+from longreach.errors import TokenizerError, quoted
 from longreach.text.special_tokens import named_tokens
 from longreach.text.template_files import DEFAULT, chat_templates, given_template
 
@@ -44,6 +44,10 @@ _THOUGHT = re.compile(r"think|reason|analysis", re.IGNORECASE)
 
 class TemplateRefusalError(Exception):
     """A template's own `raise_exception`."""
+
+
+class RenderError(Exception):
+    """A template cannot be filled in with these messages; says why."""
 
 
 class ChatTemplate:
@@ -106,7 +110,7 @@ class ChatTemplate:
         """Whether anything in the templates names reasoning; a model without cannot be asked for more or less of it."""
         return any(_THOUGHT.search(source) for source in self.sources)
 
-    def render(
+    def fill(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
@@ -119,14 +123,14 @@ class ChatTemplate:
         With `continues` the text ends where the content of the last message does.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
+            RenderError: the template refuses the messages, or cannot be filled in with them.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else DEFAULT
         end = f"<{secrets.token_hex(16)}>" if continues else ""
         if continues:
             *before, last = messages
             if not isinstance(last.get("content"), str) or not last["content"]:
-                raise _refused("the last one has no content that an answer could go on with")
+                raise RenderError("the last one has no content that an answer could go on with")
             messages = [*before, {**last, "content": last["content"] + end}]
         try:
             text = self._templates[name].render(
@@ -137,15 +141,15 @@ class ChatTemplate:
                 **{"documents": None, **variables},
             )
         except TemplateRefusalError as refusal:
-            raise _refused(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
+            raise RenderError(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
         except Exception as error:  # noqa: BLE001 - foreign code, which assumes what these messages do not have
             what = f"{type(error).__name__}: {quoted(str(error), 256)}"
-            raise _refused(f"the model's chat template cannot be filled in with them ({what})") from None
+            raise RenderError(f"the model's chat template cannot be filled in with them ({what})") from None
         if not continues:
             return text
         whole, mark, _ = text.rpartition(end)
         if not mark:
-            raise _refused("the model's chat template does not show the last one, which an answer is to go on with")
+            raise RenderError("the model's chat template does not show the last one, which an answer is to go on with")
         return whole
 
     def _reads_parts_only(self, template: jinja2.Template) -> bool:
@@ -165,10 +169,6 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
-
-
-def _refused(why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"`messages`: {why}.", param="messages", code="invalid_value")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

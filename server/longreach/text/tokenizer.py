@@ -63,6 +63,7 @@ class Tokenizer:
     Attributes:
         marks: the special tokens.
         config: the contents of `tokenizer_config.json`, as far as there is one.
+        added_ids: the ids of added tokens, special or not, by their texts.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
@@ -74,6 +75,7 @@ class Tokenizer:
         self._token_bytes = TokenBytes(backend)
         self._all_token_bytes = TokenBytes(backend, special=True)
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
+        self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self._around = _around(backend)
         described = json.loads(backend.to_str())
         self._borders = Borders.of(backend, described)

@@ -21,7 +21,7 @@ from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
-from longreach.text.template_calls import TemplateCalls
+from longreach.text.template_fit import TemplateFit
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.fake_engine import EchoEngine, started
@@ -116,8 +116,7 @@ def chat_of(template: str) -> Chat:
     """The chats of a model with this template."""
     tokens = {"bos_token": BOS, "eos_token": EOS}
     chats = ChatTemplate({"default": template}, tokens)
-    calls = TemplateCalls.of(chats)
-    return Chat(chats, AnswerFormat.seen_in(template, calls.new_id), calls.arguments_are_text)
+    return Chat(chats, AnswerFormat.seen_in(template, TemplateFit(chats).new_id))
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("max_tokens", "7", "invalid_type"),
     ("max_tokens", True, "invalid_type"),
     ("max_tokens", 1.5, "invalid_type"),
-    ("max_tokens", 10**30, "invalid_type"),
+    ("max_tokens", 10**30, "invalid_value"),
     ("min_tokens", -1, "invalid_value"),
     ("temperature", -0.1, "invalid_value"),
     ("temperature", 2.1, "invalid_value"),

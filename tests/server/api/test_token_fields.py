@@ -273,6 +273,8 @@ def test_an_answer_has_the_id_that_its_request_asks_for_and_the_engine_one_of_it
         assert {post(live, path, request_id="mine:1")["id"] for _ in range(2)} == {f"{prefix}mine:1"}
         assert {chunk["id"] for chunk in chunks(live, path, request_id="mine:1")} == {f"{prefix}mine:1"}
         assert post(live, path)["id"] != post(live, path)["id"]
+    assert post(live, CHAT, rid="theirs")["id"] == "chatcmpl-theirs"
+    assert post(live, CHAT, rid="theirs", request_id="mine")["id"] == "chatcmpl-mine"
     names = [request.request_id for request in live.engine.requests]
     assert len(names) == len(set(names))
 

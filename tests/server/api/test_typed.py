@@ -30,7 +30,7 @@ SOUND: list[tuple[type, dict[str, Any]]] = [
             "messages": [
                 {"role": "system", "content": LONG},
                 {"role": "user", "content": [{"type": "text", "text": LONG}], "name": "owl"},
-                {"role": "assistant", "content": None, "tool_calls": [CALL], "annotations": []},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
                 {"role": "tool", "content": LONG, "tool_call_id": "c1"},
             ],
             "tools": [TOOL],

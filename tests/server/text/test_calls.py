@@ -15,7 +15,7 @@ from longreach.text.calls.formats import format_named
 from longreach.text.calls.json_text import MAX_LEVELS, JsonScanner
 from longreach.text.calls.values import json_of
 from longreach.text.chat_template import ChatTemplate
-from longreach.text.template_calls import TemplateCalls
+from longreach.text.template_fit import TemplateFit
 
 from tests.server.text.calls import LOOK, TOOLS, pieces, read
 
@@ -285,7 +285,7 @@ TEMPLATES = {
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_calls_have_the_form_that_the_template_takes(template: str) -> None:
     form, are_text = TEMPLATES[template]
-    calls = TemplateCalls.of(ChatTemplate({"default": template}, {}))
+    calls = TemplateFit(ChatTemplate({"default": template}, {}))
     assert re.fullmatch(form, calls.new_id())
     assert calls.new_id() != calls.new_id()
-    assert calls.arguments_are_text == are_text
+    assert calls.style.arguments_as_text == are_text

@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
             variables=body.variables.values,
             variable_fields=body.variables.fields,
             opens_answer=body.opens_answer,
-            continues=body.continue_final_message,
+            continues=body.continues,
         )
         _, ids = await encode_chat(call, turn, special=body.add_special_tokens)
     else:

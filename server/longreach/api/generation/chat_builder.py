@@ -35,7 +35,7 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
     """The objects of one chat's answers; `reader` makes what reads each of them."""
 
     def __init__(self, call: Call[ChatRequest], reader: Callable[[], PartReader]) -> None:
-        super().__init__(call, "chatcmpl-", call.body.request_id)
+        super().__init__(call, "chatcmpl-", call.body.answer_name)
         self._call = call
         self._names = TokenNames(call.tokenizer, call.body.return_tokens_as_token_ids)
         self._untold: list[list[int]] = [[] for _ in range(call.body.n)]  # ids of tokens that no chunk has told yet

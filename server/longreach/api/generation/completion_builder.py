@@ -26,7 +26,7 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
     """The objects of one completion's answers, with its prompts in front of them if those are to be echoed."""
 
     def __init__(self, call: Call[CompletionRequest], echoes: list[Echo]) -> None:
-        super().__init__(call, "cmpl-", call.body.request_id)
+        super().__init__(call, "cmpl-", call.body.answer_name)
         self._call = call
         self._echoes = echoes
         self._untold: dict[int, list[int]] = {}  # ids of an answer's tokens that no chunk has told yet

@@ -104,6 +104,7 @@ async def encode_chat(
             given,
             fields=turn.variable_fields,
             continues=turn.continues,
+            param=turn.param,
         )
 
     guarded, text = await call.attend(call.service.reading.call(write, caller=call.record.caller))

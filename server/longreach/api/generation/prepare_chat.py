@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from longreach.api.generation.call_or_answer import call_or_answer_question
 from longreach.api.generation.call_schema import call_schema
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.encode_prompts import encode_chat
@@ -56,6 +57,7 @@ async def prepare_chat(
     text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
     max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
     reader, grammar = await call.attend(_form(call, turn, text))
+    calls_or_answers = turn.forced is None and bool(turn.offered)
     spec = AnswerSpec(
         prompts=[prompt],
         param=turn.param,
@@ -65,7 +67,7 @@ async def prepare_chat(
         grammar=grammar,
         grammar_field=turn.form_field if turn.forced is None else "tools",
         logprobs=logprobs,
-        special=not chat.format.is_plain and grammar is None,
+        special=not chat.format.is_plain and (grammar is None or calls_or_answers),
     )
     return PreparedChat(spec, reader)
 
@@ -88,8 +90,12 @@ async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[
             param="tools",
             code="unsupported_value",
         )
+    tools = [tool.model_dump(exclude_none=True) for tool in turn.offered]
+    if turn.form is not None and tools:
+        question = call_or_answer_question(turn, form, prompt, call.tokenizer.added_ids)
+        grammar = await service.grammars.compile("call_or_answer", question, turn.form_field, caller)
+        return (lambda: PartReader(form.call_or_answer_reader(prompt, tools, whole), only_one)), grammar
     grammar = await service.compile_form(turn, caller)
     if grammar is not None:
         return (lambda: PartReader(AnswerReader())), grammar
-    tools = [tool.model_dump(exclude_none=True) for tool in turn.offered]
     return (lambda: PartReader(form.reader(prompt, tools, whole), only_one)), None

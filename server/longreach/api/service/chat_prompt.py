@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ from longreach.api.schema.requests.formats import Tool
 from longreach.api.service.template_variables import read_by
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
-from longreach.text.chat_template import ChatTemplate
+from longreach.text.chat_template import ChatTemplate, RenderError
 from longreach.text.marks import Marks, unguarded
-from longreach.text.template_calls import TemplateCalls
+from longreach.text.template_fit import TemplateFit
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,6 @@ class Chat:
 
     template: ChatTemplate
     format: AnswerFormat
-    arguments_are_text: bool = False  # of calls in earlier answers, as the template wants them
 
     @classmethod
     def load(cls, model: str, chat_template: str | None = None, call_format: str | None = None) -> Chat:
@@ -33,9 +33,13 @@ class Chat:
             TokenizerError: one cannot be used.
         """
         template = ChatTemplate.load(model, chat_template)
-        calls = TemplateCalls.of(template)
-        form = AnswerFormat.load(model, template.sources, call_format, calls.new_id)
-        return cls(template, form, calls.arguments_are_text)
+        new_id = TemplateFit(template).new_id
+        return cls(template, AnswerFormat.load(model, template.sources, call_format, new_id))
+
+    @functools.cached_property
+    def fit(self) -> TemplateFit:
+        """How the template wants its conversations."""
+        return TemplateFit(self.template)
 
     def text(
         self,
@@ -46,32 +50,36 @@ class Chat:
         variables: Mapping[str, Any],
         fields: Mapping[str, str] | None = None,
         continues: bool = False,
+        param: str = "messages",
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 
-        `fields` names the request's fields that `variables` come from. With `continues` the last message stays open.
+        Each message is seen in it. Where the template does not take them as they are, they are rearranged. `fields`
+        names the request's fields that `variables` come from. With `continues` the last message stays open.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
+            InvalidRequestError: the template refuses the messages or leaves one out, which names `param`; or it has no
+                place for tools or a variable.
         """
         variables = read_by(self.template, variables, fields or {})
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
-        guarded = self.template.render(
-            marks.guard([self._for_template(message) for message in messages]),
-            marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
-            add_generation_prompt,
-            continues,
-            **marks.guard(dict(variables)),
-        )
+        as_text = any(message.tool_calls for message in messages) and self.fit.style.arguments_as_text
+        plain = self.fit.renamed([message.for_template(arguments_as_text=as_text) for message in messages])
+        try:
+            rendering = self.fit.rendering(
+                plain, tools=bool(tools), opens_answer=add_generation_prompt, variables=variables
+            )
+            guarded = self.template.fill(
+                marks.guard(rendering.arranged(plain)),
+                marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
+                add_generation_prompt,
+                continues,
+                **marks.guard(dict(variables)),
+            )
+        except RenderError as error:
+            raise InvalidRequestError(f"`{param}`: {error}.", param=param, code="invalid_value") from None
         return guarded, unguarded(guarded)
-
-    def _for_template(self, message: Message) -> dict[str, Any]:
-        plain = message.for_template()
-        if self.arguments_are_text:
-            for told, call in zip(plain.get("tool_calls", ()), message.tool_calls or (), strict=True):
-                told["function"]["arguments"] = call.function.arguments or "{}"
-        return plain
 
 
 def _unsupported(param: str, why: str) -> InvalidRequestError:

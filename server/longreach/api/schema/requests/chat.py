@@ -83,5 +83,5 @@ class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields, Template
             variables=self.variables.values,
             variable_fields=self.variables.fields,
             opens_answer=self.opens_answer,
-            continues=self.continue_final_message,
+            continues=self.continues,
         )

@@ -137,12 +137,18 @@ def strings(value: object, what: str) -> list[str]:
 
 def check_levels(value: object) -> None:
     """Refuse JSON of more than `MAX_LEVELS` levels: what writes or compiles it goes down a call for each."""
+    if is_deeper(value, MAX_LEVELS):
+        raise invalid(f"must have at most {MAX_LEVELS} levels of objects and lists")
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Whether JSON has more than so many levels of objects and lists."""
     level = [value]
-    for _ in range(MAX_LEVELS + 1):
+    for _ in range(levels + 1):
         level = [inner for outer in level for inner in _members(outer)]
         if not level:
-            return
-    raise invalid(f"must have at most {MAX_LEVELS} levels of objects and lists")
+            return False
+    return True
 
 
 def _members(value: object) -> Iterable[object]:

@@ -150,6 +150,6 @@ class ToolFields(StrictModel):
         if isinstance(self.tool_choice, NamedTool):
             if self.tool_choice.function.name not in names:
                 raise invalid("`tool_choice`: there is no such function in `tools`")
-        elif self.tool_choice in ("auto", "required") and not names:
+        elif self.tool_choice == "required" and not names:
             raise invalid("`tool_choice` is only allowed with `tools`")
         return self

@@ -185,6 +185,12 @@ TABLE: tuple[Harmless | Neutral, ...] = (
     Neutral("transforms", ([],)),
     Neutral("plugins", ([],)),
     Neutral("provider", ({},)),
+    Neutral("models", ([],)),
+    Neutral("usage", ({"include": False},)),
+    Neutral("options", ({},)),
+    Neutral("safe_prompt", (False,)),
+    Neutral("tool_stream", (True,), frozenset({"chat"})),
+    Harmless("chat_id", Name, _NOT_A_KEY, _TEXT),
 )
 
 

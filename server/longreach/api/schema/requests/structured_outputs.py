@@ -52,7 +52,7 @@ class StructuredOutputs(StrictModel):
     json_object: bool | None = Field(None, description="Any JSON object.")
     structural_tag: Annotated[None, only(None)] = neutral(None)
     whitespace_pattern: Annotated[None, only(None)] = neutral(None)
-    disable_additional_properties: Annotated[bool | None, only(None, False)] = neutral(None, False)
+    disable_additional_properties: bool | None = Field(None, description="Asks for what is done anyway.")
     disable_any_whitespace: bool | None = Field(None, description="Asks for what is done anyway.")
     disable_fallback: bool | None = Field(None, description="Asks for what is done anyway.")
 

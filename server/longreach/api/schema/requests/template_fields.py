@@ -82,15 +82,24 @@ class TemplateFields(StrictModel):
 
     @model_validator(mode="after")
     def _check_template_fields(self) -> TemplateFields:
-        if self.continue_final_message and self.add_generation_prompt:
+        if self.continues and self.add_generation_prompt:
             raise invalid("`continue_final_message` and `add_generation_prompt` cannot both be true")
+        for index, message in enumerate((getattr(self, "messages", None) or [])[:-1]):
+            if message.prefix:
+                raise invalid(f"`messages.{index}.prefix`: only the last message can be gone on with")
         self.variables  # noqa: B018 - raises where two fields contradict each other
         return self
 
     @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message: `prefix: true` on that says so as well."""
+        messages = getattr(self, "messages", None)
+        return self.continue_final_message or bool(messages and messages[-1].prefix)
+
+    @property
     def opens_answer(self) -> bool:
         """Whether the chat ends where a new message of the assistant begins."""
-        return self.add_generation_prompt is not False and not self.continue_final_message
+        return self.add_generation_prompt is not False and not self.continues
 
     @property
     def variables(self) -> TemplateVariables:

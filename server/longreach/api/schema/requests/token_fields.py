@@ -31,6 +31,9 @@ Limit = Annotated[
 ]
 
 
+RequestName = Annotated[str | None, StringConstraints(pattern=r"^[A-Za-z0-9._:/+=@-]{1,128}$")]
+
+
 class TokenFields(StrictModel):
     """What is told of tokens beside the text, and how the prompt's are made. All are vLLM's but for `n_predict`."""
 
@@ -54,10 +57,16 @@ class TokenFields(StrictModel):
         description="With the tokens that the tokenizer puts around a text. By default around a raw prompt, and not "
         "around a chat, whose template does that.",
     )
-    request_id: Annotated[str | None, StringConstraints(pattern=r"^[A-Za-z0-9._:/+=@-]{1,128}$")] = Field(
+    request_id: RequestName = Field(
         None, description="What the answer's id ends in; `X-Request-Id` names the request in the log."
     )
+    rid: RequestName = Field(None, description="SGLang's name of `request_id`, which goes before it.")
     n_predict: Limit = Field(None, description="llama.cpp's name of `max_tokens`, which goes before it.")
+
+    @property
+    def answer_name(self) -> str | None:
+        """What the answer's id ends in, if the caller says."""
+        return self.request_id or self.rid
 
     def check_prompt_logprobs(self, stream: bool) -> None:
         """Refuse what a stream does not tell."""

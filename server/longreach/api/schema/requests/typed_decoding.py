@@ -47,8 +47,8 @@ _NEVER_EMPTY = "x-never-empty"
 
 Schema = dict[str, Any]
 _CUTS = "truncate_prompt_tokens"  # with it, a prompt may be longer than what is read of it
-Strangers = tuple[str, ...]  # names that no field has; null is taken under them
-_MOST_STRANGERS = 16
+Strangers = tuple[str, ...]  # names that no field has, under which null is taken, or that are skipped
+_MOST_STRANGERS = 32
 
 
 class _UnknownMemberError(InvalidRequestError):
@@ -63,8 +63,9 @@ class _UnknownMemberError(InvalidRequestError):
 def decode(model: type[BaseModel], body: bytes | bytearray, most_tokens: int) -> dict[str, Any]:
     """The members of a JSON object, decoded; those that `model` does not have, or has of another type, are refused.
 
-    Null is taken under up to 16 names that no object has. The body is read again for each of them. Prompts of more
-    than `most_tokens` token ids are refused before their ids are read.
+    Null is taken under names that no object has, and members that change nothing are skipped: up to 32 names together.
+    The body is read again for each of them. Prompts of more than `most_tokens` token ids are refused before their ids
+    are read.
 
     Raises:
         InvalidRequestError: as above, or it is no JSON object; names the member.
@@ -210,7 +211,8 @@ def _plain(value: object, where: str, budget: _Budget) -> object:
         return [_plain(item, f"{where}.{index}", budget) for index, item in enumerate(value)]
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        members = ((encoded, getattr(value, name)) for name, encoded in names)
+        skipped: frozenset[str] = getattr(value, "skipped")  # noqa: B009 - `_struct` gives it
+        members = ((encoded, getattr(value, name)) for name, encoded in names if encoded not in skipped)
         return {name: _plain(v, f"{where}.{name}", budget) for name, v in members if v is not msgspec.UNSET}
     return value
 
@@ -279,8 +281,11 @@ def _one_type(schema: Schema, definitions: dict[str, Schema], strangers: Strange
 
 def _struct(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
     required = set(schema.get("required", ()))
+    skipped = frozenset(name for name, one in schema["properties"].items() if _is_skipped(one))
     fields, names = [], {}
     for number, (name, one) in enumerate(schema["properties"].items()):
+        if name in skipped and name not in strangers:  # it would take its place in millions of objects without it
+            continue
         kind = _type(one, definitions, strangers)
         own = f"field{number}"  # a member may have a name that Python keeps for itself
         names[own] = name
@@ -289,8 +294,15 @@ def _struct(schema: Schema, definitions: dict[str, Schema], strangers: Strangers
     for number, name in enumerate(name for name in strangers if name not in schema["properties"]):
         names[f"stranger{number}"] = name
         fields.append((f"stranger{number}", None | msgspec.UnsetType, msgspec.UNSET))
-    checks = {"__post_init__": _refuse_empty} if schema.get(_NEVER_EMPTY) else None
-    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace=checks)
+    namespace: dict[str, Any] = {"skipped": skipped}
+    if schema.get(_NEVER_EMPTY):
+        namespace["__post_init__"] = _refuse_empty
+    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace=namespace)
+
+
+def _is_skipped(schema: Schema) -> bool:
+    """Whether a member may be anything, and is forgotten."""
+    return schema.get("x-class") == "harmless" and not schema.keys() & {"type", "anyOf", "enum"}
 
 
 def _never_empty(items: Schema, definitions: dict[str, Schema]) -> Schema:

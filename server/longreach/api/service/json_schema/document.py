@@ -22,6 +22,8 @@ class SchemaError(Exception):
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"at `{where[:200]}`: {why}")
+        self.where = where
+        self.why = why
 
 
 def is_schema(value: object) -> TypeGuard[Schema]:
