@@ -98,6 +98,7 @@ check-rest:
 	$(BIN)/lint-imports
 	$(BIN)/python docs/api_tables.py --check
 	$(BIN)/python docs/policy_tables.py --check
+	$(BIN)/python docs/call_tables.py --check
 	$(BIN)/python docs/model_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python docs/client_tables.py --check

@@ -14,6 +14,7 @@ from tests.documented import ROOT, script
 PAGES = [
     ("policy_tables", "attention-policies.md", ("| `4096` |", "| `4097` |"), "the schema says"),
     ("client_tables", "clients.md", ("| Codex CLI |", "| Codex |"), "the results say"),
+    ("call_tables", "tool-calls.md", ("| `glm` |", "| `glm9` |"), "the server reads"),
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
 ]
 

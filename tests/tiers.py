@@ -46,6 +46,8 @@ TIER_OF = {
     "tests/patches/test_config_file.py": "unit",
     "tests/patches/test_footprint.py": "unit",
     "tests/patches/test_loader.py": "unit",
+    "tests/server/api/test_call_schema.py": "unit",
+    "tests/server/api/test_response_store.py": "unit",
     "tests/server/api/test_typed.py": "unit",
     "tests/server/chat": "unit",
     "tests/server/chat/test_editing.py": "system",

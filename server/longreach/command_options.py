@@ -30,6 +30,7 @@ SECTIONS = {
     "page_size": "Memory and KV cache",
     "cuda_graphs": "Execution",
     "silence_timeout": "Limits and time-outs",
+    "responses_store": "Kept responses",
     "log_level": "Log",
 }
 

@@ -24,6 +24,7 @@ from longreach.setting_values import (
     Real,
     Tokens,
     Whole,
+    check_call_format,
     check_chat_template,
     check_hosts,
     check_names,
@@ -77,6 +78,9 @@ class Settings(BaseSettings):
     )
     chat_template: Annotated[str, AfterValidator(check_chat_template)] | None = Field(
         None, description="Jinja template of chats instead of the model's: a file, or the template itself."
+    )
+    tool_call_format: Annotated[str, AfterValidator(check_call_format)] | None = Field(
+        None, description="How the model writes calls of tools, by name; by default as its chat template shows."
     )
     hf_overrides: Annotated[str, BeforeValidator(check_overrides)] = Field(
         "{}", description="Values instead of those in the model's config.json, as JSON; objects are merged key by key."
@@ -201,7 +205,7 @@ class Settings(BaseSettings):
         3, ge=0, le=100, description="Engine processes that may die one after the other before the server gives up."
     )
     keep_alive_seconds: Real = Field(
-        5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a comment line with the progress."
+        5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a line of one blank, or a comment."
     )
     max_body_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=1024, le=2**30, description="Longest request body: 32MiB, a number of bytes, or auto: 64 a token."
@@ -233,6 +237,16 @@ class Settings(BaseSettings):
     )
     shutdown_grace_seconds: Real = Field(
         30.0, ge=0, le=3600, description="At SIGTERM or SIGINT, how long open requests may go on."
+    )
+    responses_store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        "memory",
+        description="Where answers of /v1/responses are kept: memory, none, or a file that outlives the server.",
+    )
+    responses_store_bytes: Bytes = Field(
+        256 * 2**20, ge=2**20, le=2**44, description="Bytes of kept responses; those not used for longest are dropped."
+    )
+    responses_store_days: Real = Field(
+        30.0, gt=0, le=36500, description="Days after its last use for which a response is kept."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged: debug, info, warning or error."

@@ -97,6 +97,7 @@ class ContextLengthError(InvalidRequestError):
         estimate: int | None = None,
     ) -> None:
         """`at_least`: the prompt was not read to its end and has no fewer tokens; `estimate`: about how many."""
+        self.n_prompt_tokens, self.max_tokens, self.n_ctx, self.at_least = n_prompt_tokens, max_tokens, n_ctx, at_least
         more = "at least " if at_least else ""
         super().__init__(
             f"This model's maximum context length is {n_ctx} tokens. However, you requested {more}"
@@ -110,6 +111,8 @@ class ContextLengthError(InvalidRequestError):
                 "n_ctx": n_ctx,
             },
         )
+        tokens = n_prompt_tokens if estimate is None else max(estimate, n_prompt_tokens)
+        self.fitting_part = max(n_ctx - max_tokens, 0) / max(tokens, 1)  # of the prompt; at most that, with `at_least`
 
 
 class AuthenticationError(ApiError):
@@ -120,7 +123,8 @@ class AuthenticationError(ApiError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This server needs an API key: send the header `Authorization: Bearer KEY` with a valid one.",
+            "This server needs an API key: send the header `Authorization: Bearer KEY` or `x-api-key: KEY` with a "
+            "valid one, or both with the same one.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
@@ -159,7 +163,8 @@ class ModelNotFoundError(ApiError):
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
         super().__init__(
-            f"The model {quoted(name)} does not exist. This server serves {' or '.join(map(quoted, served))}.",
+            f"The model {quoted(name)} does not exist. This server serves {' or '.join(map(quoted, served))}. Ask for "
+            "that, or start the server with --served-model-name and this name, too.",
             param="model",
             code="model_not_found",
         )

@@ -18,6 +18,7 @@ from longreach.allowed_hosts import Hosts
 from longreach.errors import quoted
 from longreach.policies.parse import policy_of
 from longreach.policies.values import AttentionPolicy
+from longreach.text.calls.formats import format_named
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _GGUF_OF_HUB = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}[:/][\w.-]{1,200}\.gguf", re.IGNORECASE)
@@ -202,6 +203,15 @@ def check_chat_template(value: str) -> str:
     """A file's name or a template's text, unchanged; `longreach.text.template_files` reads and tells them apart."""
     if not is_file(value) and not any(mark in value for mark in _IN_TEMPLATES):
         raise PydanticCustomError("chat_template", "there is no such file, and a template would have braces")
+    return value
+
+
+def check_call_format(value: str) -> str:
+    """The name of a format of calls, unchanged if there is one."""
+    try:
+        format_named(value)
+    except ValueError as error:
+        raise PydanticCustomError("call_format", "{error}", {"error": str(error)}) from None
     return value
 
 

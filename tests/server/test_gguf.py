@@ -49,7 +49,7 @@ def test_a_file_is_served_with_its_tokenizer_and_template(
 ) -> None:
     service, told = load(model=str(file), device="cpu")
     assert service.settings.names == ("owl-F32",)
-    assert service.chat.template.render([{"role": "user", "content": "hello"}]) == "[user] hello\n"
+    assert service.chat.template.fill([{"role": "user", "content": "hello"}]) == "[user] hello\n"
     own = tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     tokenizer = service.require_ready()[1]
     text = "The keeper of the lantern, 4071; Grüße 🦉"

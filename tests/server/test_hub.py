@@ -186,7 +186,7 @@ def test_chat_templates_of_a_repository(home: Path, make_hub: Any) -> None:
     assert sorted(stub.downloads) == sorted(files)
     stub.files = SILENT[0]
     template = ChatTemplate.load(MODEL)  # from the cache
-    assert (template.render([]), template.render([], tools=[{}])) == ("<b>", "tools")
+    assert (template.fill([]), template.fill([], tools=[{}])) == ("<b>", "tools")
 
 
 def test_a_repository_without_safetensors(make_hub: Any) -> None:

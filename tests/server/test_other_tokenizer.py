@@ -41,7 +41,7 @@ def test_another_tokenizer_comes_with_all_that_is_a_tokenizers(
     with caplog.at_level("INFO"):
         service, told = load(model=str(EMBEDDED_MODEL), tokenizer=str(other))
     assert service.require_ready()[1].vocab_size == tokenizer.vocab_size
-    assert service.chat.template.render(MESSAGE) == f"other: hello{EOS}"
+    assert service.chat.template.fill(MESSAGE) == f"other: hello{EOS}"
     assert (told.model, told.tokenizer_file) == (str(EMBEDDED_MODEL), str(other / "tokenizer.json"))
     assert told.tokenizer_eos_ids == [tokenizer.token_id(EOS)]
     assert (told.other_tokenizer, told.other_tokenizer_ids) == (str(other), tokenizer.id_limit)
@@ -105,9 +105,21 @@ def test_a_chat_template_is_a_file_or_a_text(other: Path, tmp_path: Path, caplog
     for given in (text, str(tmp_path / "mine.jinja")):
         with caplog.at_level("INFO"):
             service, _ = load(model=str(EMBEDDED_MODEL), tokenizer=str(other), chat_template=given)
-        assert service.chat.template.render(MESSAGE) == f"<think>hello{EOS}"
+        assert service.chat.template.fill(MESSAGE) == f"<think>hello{EOS}"
         assert not service.chat.format.is_plain, "the marks of reasoning are those of the new template"
         assert "chat template: that of --chat-template" in caplog.text
+
+
+def test_the_format_of_calls_is_seen_or_named(other: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"model": str(EMBEDDED_MODEL), "tokenizer": str(other), "chat_template": "<tool_call>{{ tools }}"}
+    for named, name in (({}, "hermes"), ({"tool_call_format": "glm"}, "glm")):
+        with caplog.at_level("INFO"):
+            service, _ = load(**fields, **named)
+        assert service.chat.format.calls is not None
+        assert service.chat.format.calls.name == name
+        assert f"calls of tools: in the format {name}" in caplog.text
+    with pytest.raises(ConfigError, match=r"^--tool-call-format: .*known: .*hermes.*, got 'xml'"):
+        load_settings(model=str(EMBEDDED_MODEL), tool_call_format="xml")
 
 
 @pytest.mark.parametrize(

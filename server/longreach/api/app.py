@@ -13,12 +13,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longreach import __version__
 from longreach.api.documentation import openapi, reference
-from longreach.api.endpoints import attention_policies, chat, completions, playground, responses, status, tokenize
+from longreach.api.endpoints import (
+    attention_policies,
+    chat,
+    completions,
+    messages,
+    playground,
+    responses,
+    status,
+    stored_responses,
+    tokenize,
+)
 from longreach.api.http import error_answers
 from longreach.api.http.auth import OPEN_PATHS
+from longreach.api.http.error_forms import id_headers
 from longreach.api.http.head import HeadAsGet
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import RequestRecord, network_of, request_id_from
+from longreach.api.responses.answer_response import LEFT_OUT_HEADER
 from longreach.api.service.service import Service
 from longreach.errors import AuthenticationError, OverloadedError
 
@@ -40,7 +52,8 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_quiet},
     )
     app.state.service = service
-    for module in (completions, chat, responses, tokenize, attention_policies, status, reference):
+    routed = (completions, chat, responses, stored_responses, messages, tokenize, attention_policies, status)
+    for module in (*routed, reference):
         app.include_router(module.router)
     page = playground.page_files() if service.settings.playground else {}
     app.include_router(playground.router(page))
@@ -63,9 +76,10 @@ def cors_options(allowed_origins: str) -> dict[str, Any]:
     """Starlette's `CORSMiddleware` for what `--allowed-origins` says."""
     return {
         "allow_origins": allowed_origins.split(","),
-        "allow_methods": ["GET", "POST"],
-        "allow_headers": ["authorization", "content-type", "x-request-id"],
-        "expose_headers": ["retry-after", "x-request-id", "x-should-retry"],
+        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        # Clients put headers of their own on requests (x-stainless-os, anthropic-version); none of them opens anything.
+        "allow_headers": ["*"],
+        "expose_headers": ["request-id", "retry-after", "x-request-id", "x-should-retry", LEFT_OUT_HEADER],
     }
 
 
@@ -121,12 +135,12 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.answered(message["status"])
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                message["headers"] = [*message["headers"], *id_headers(scope, record.request_id)]
             await send(message)
 
         try:
             with self._service.open_request(), record.at_end:
-                self._authenticate(scope["raw_path"], headers.get(b"authorization"), record)
+                self._authenticate(scope["raw_path"], headers, record)
                 await self._app(scope, receive_bounded, send_with_id)
         except ClientDisconnect:
             record.disconnected()
@@ -134,16 +148,16 @@ class RequestMiddleware:
             api_error = error_answers.as_api_error(error, record.request_id)
             record.finished(api_error.code)
             if record.status is None:
-                await error_answers.error_response(api_error)(scope, receive, send_with_id)
+                await error_answers.error_response(api_error, scope, record.request_id)(scope, receive, send_with_id)
         finally:
             if body_bytes:
                 self._service.bodies.remove(record.caller, body_bytes)
             self._service.metrics.http(record.status, record.finish)
             log.log(logging.DEBUG if path in self._quiet else logging.INFO, "%s", record.line())
 
-    def _authenticate(self, raw_path: bytes, authorization: bytes | None, record: RequestRecord) -> None:
+    def _authenticate(self, raw_path: bytes, headers: dict[bytes, bytes], record: RequestRecord) -> None:
         if not self._service.keys:
             return
-        record.authenticated(self._service.keys.find(authorization))
+        record.authenticated(self._service.keys.find(headers))
         if record.key is None and raw_path not in self._open:
             raise AuthenticationError

@@ -25,9 +25,10 @@ from longreach.api.app import cors_options
 from longreach.api.endpoints.playground import page_files
 from longreach.api.http.auth import OPEN_PATHS, ApiKeys
 from longreach.api.http.error_answers import as_api_error, error_response
+from longreach.api.http.error_forms import id_headers, speaks_anthropic
 from longreach.api.http.request_checks import Door
 from longreach.api.http.request_log import request_id_from
-from longreach.api.http.sse import DONE, sse_data
+from longreach.api.http.sse import ANTHROPIC_STREAM, OPENAI_STREAM
 from longreach.cluster.forwarded import Forwarded
 from longreach.cluster.merged_metrics import merge
 from longreach.cluster.prompt_key import PromptKey, prompt_key
@@ -91,7 +92,7 @@ class Ingress:
         with contextlib.ExitStack() as at_end:
             try:
                 raw_path = scope.get("raw_path") or scope["path"].encode()
-                self._authenticate(raw_path, headers.get(b"authorization"))
+                self._authenticate(raw_path, headers)
                 body = await self._read(headers, receive, at_end)
                 if raw_path == b"/metrics" and scope["method"] in ("GET", "HEAD"):
                     await self._metrics()(scope, receive, send)
@@ -104,8 +105,8 @@ class Ingress:
             except Exception as error:  # noqa: BLE001 - the last resort: whatever happens, the caller reads an end
                 await answer.fail(_told(error, request_id), scope, receive)
 
-    def _authenticate(self, raw_path: bytes, authorization: bytes | None) -> None:
-        if self._keys and raw_path not in self._open_paths and self._keys.find(authorization) is None:
+    def _authenticate(self, raw_path: bytes, headers: dict[bytes, bytes]) -> None:
+        if self._keys and raw_path not in self._open_paths and self._keys.find(headers) is None:
             raise AuthenticationError
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive, at_end: contextlib.ExitStack) -> bytes:
@@ -149,7 +150,7 @@ class Ingress:
     async def _forwarded(
         self, scope: Scope, raw_path: bytes, request_id: str, headers: dict[bytes, bytes], body: bytes
     ) -> Forwarded:
-        salt = headers.get(b"authorization", b"")
+        salt = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         if not body:
             key = PromptKey()
         elif len(body) > _LONG_BYTES:
@@ -252,12 +253,14 @@ class _Answer:
         """Tell of an error: as the answer, or as the last event of a stream. Half of any other answer is cut off."""
         api_error = as_api_error(error, self._request_id)
         if not self.started:
-            response = error_response(api_error)
+            response = error_response(api_error, scope, self._request_id)
             if self._adds_id:
-                response.headers["x-request-id"] = self._request_id
+                response.raw_headers += id_headers(scope, self._request_id)
             await response(scope, receive, self._send)
         elif self.streams:
-            await self._send({"type": "http.response.body", "body": sse_data(api_error.body()) + DONE})
+            form = ANTHROPIC_STREAM if speaks_anthropic(scope) else OPENAI_STREAM
+            last = form.failure(api_error, self._request_id) + form.end
+            await self._send({"type": "http.response.body", "body": last})
         else:
             raise error
 

@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 4
 _ANCHOR_BLOCKS = 8
 
 # In the order in which they stand in a prompt. Pages are shared only within one salt and attention policy.
-_BEFORE = ("cache_salt", "attention", "instructions", "tools")
+_BEFORE = ("cache_salt", "attention", "instructions", "tools", "system")
 _PROMPTS = ("prompt", "messages", "input")
 _EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 

@@ -43,7 +43,8 @@ class Replica:
     async def __init__(self, settings: dict[str, Any]) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._recent: OrderedDict[int, None] = OrderedDict()
-        self._settings = Settings(**settings)
+        # The next request of a conversation may go to another replica, so none keeps it.
+        self._settings = Settings(**settings).model_copy(update={"responses_store": "none"})
         configure_logging(self._settings.log_level)
         self._service = Service(self._settings)
         self._app = create_app(self._service)

@@ -114,6 +114,10 @@ def refuse_unused(settings: Settings) -> None:
         for name in _OF_THE_SOCKET
         if getattr(settings, name) != Settings.model_fields[name].default
     ]
+    if settings.responses_store not in ("none", Settings.model_fields["responses_store"].default):
+        lines.append(
+            "--responses-store: a replica keeps no responses, as the next request may go to another one; leave it out"
+        )
     if settings.port == 0:
         lines.append("--port: Ray Serve listens on one port of every host; give its number")
     if lines:

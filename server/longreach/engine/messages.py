@@ -78,7 +78,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """How a token is drawn. `top_k` 0 means no limit.
 
     Penalties and `logit_bias` (by token id) change the logits first and so count at every temperature; a temperature
-    below LEAST_TEMPERATURE is greedy and ignores `top_p`, `top_k`, `min_p` and `seed`.
+    below LEAST_TEMPERATURE is greedy and ignores `top_p`, `top_k`, `min_p` and `seed`. If there are any
+    `allowed_token_ids`, no other token is drawn, and none that completes one of `bad_words` (token ids) in the answer.
     """
 
     temperature: float = 1.0
@@ -90,6 +91,8 @@ class Sampling(msgspec.Struct, frozen=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] = []
+    bad_words: list[list[int]] = []
 
     @property
     def is_greedy(self) -> bool:
@@ -100,6 +103,11 @@ class Sampling(msgspec.Struct, frozen=True):
     def penalizes(self) -> bool:
         """Whether what may be drawn depends on how often tokens have occurred."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may be drawn depends on the tokens before it."""
+        return self.penalizes or any(len(word) > 1 for word in self.bad_words)
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):

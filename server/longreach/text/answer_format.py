@@ -1,193 +1,109 @@
-"""What an answer consists of: words, reasoning, and calls of functions, told apart while it is generated.
+"""How one model marks the parts of its answers: reasoning, and calls of functions.
 
-How a model marks them is told by its tokenizer's `response_template` (see transformers' documentation on response
-parsing), or else, for the marks that many models share, by its chat template: `<think>`, and `<tool_call>` around JSON
-or around `<function=...>`. A model with neither answers in words alone.
+| told by | goes before |
+|---|---|
+| `--tool-call-format`, for calls | all else |
+| the tokenizer's `response_template` | the chat template |
+| the chat template, for the marks that are known | |
+
+A model without marks answers in words alone.
 """
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from longreach.errors import TokenizerError
-from longreach.text.files import model_file
+from longreach.text.answer_reader import AnswerReader
+from longreach.text.call_or_answer_reader import CallOrAnswerReader
+from longreach.text.calls.formats import FORMATS, HARMONY, LISTED, NAMED, CallFormat, format_named
+from longreach.text.calls.offered import NewId, Offered, openai_id
+from longreach.text.harmony_reader import HarmonyReader
+from longreach.text.reasoning import ReasoningMarks, reasoning_marks
+from longreach.text.response_template import TemplateReader, beginning, has_calls, load_template
+from longreach.text.special_tokens import CONFIG, read_object
 
 if TYPE_CHECKING:
-    from transformers.utils.chat_parsing import ResponseParser
-
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A finished call of a function; `arguments` is a JSON object in a string."""
-
-    name: str
-    arguments: str
-    id: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of an answer: words, reasoning, or one call."""
-
-    kind: Literal["content", "reasoning", "tool_call"]
-    text: str = ""
-    tool_call: ToolCall | None = None
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 
 class AnswerFormat:
     """How one model marks the parts of its answers; loaded by `AnswerFormat.load`.
 
     Attributes:
-        has_tool_calls: calls of functions can be told from words.
+        reasoning: the marks around reasoning; None if there are none.
+        calls: how calls of functions are written; None if that is not known.
+        new_id: makes the id of a call.
+        template: the tokenizer's `response_template`, which then says all of it.
     """
 
-    def __init__(self, template: dict[str, Any] | None) -> None:
-        self._template: Any = None
-        self.has_tool_calls = False
-        if template is not None:
-            from transformers.utils.chat_parsing.response_templates import load_response_template  # takes a second
-
-            try:
-                self._template = load_response_template(template)
-            except (ValueError, TypeError, KeyError) as error:
-                raise TokenizerError(f"the tokenizer's response_template cannot be used: {error}") from error
-            self.has_tool_calls = "tool_calls" in self._template.fields
+    def __init__(
+        self,
+        reasoning: ReasoningMarks | None = None,
+        calls: CallFormat | None = None,
+        new_id: NewId = openai_id,
+        template: ResponseTemplate | None = None,
+    ) -> None:
+        self.reasoning = reasoning
+        self.calls = calls
+        self.new_id = new_id
+        self.template = template
 
     @classmethod
-    def load(cls, model: str, chat_templates: Iterable[str]) -> AnswerFormat:
+    def seen_in(cls, chat_template: str, new_id: NewId = openai_id) -> AnswerFormat:
+        """The format whose marks a chat template is seen to use."""
+        calls = next((one for one in FORMATS if one.is_seen_in(chat_template)), None)
+        return cls(reasoning_marks(chat_template), calls, new_id)
+
+    @classmethod
+    def load(
+        cls, model: str, chat_templates: Iterable[str], call_format: str | None = None, new_id: NewId = openai_id
+    ) -> AnswerFormat:
         """The format of a model directory or hub id whose chat templates are given.
 
+        Arguments:
+            call_format: the name of the format of calls, if it is not to be looked for.
+            new_id: makes the id of a call.
+
         Raises:
-            TokenizerError: it declares one that cannot be used.
+            TokenizerError: the tokenizer declares a `response_template` that cannot be used.
         """
-        path = model_file(model, "tokenizer_config.json")
-        config: dict[str, Any] = {} if path is None else json.loads(path.read_text("utf-8"))
-        return cls(config.get("response_template") or shared_marks("\n".join(chat_templates)))
+        seen = cls.seen_in("\n".join(chat_templates), new_id)
+        if call_format is not None:
+            return cls(seen.reasoning, format_named(call_format), new_id)
+        declared = read_object(model, CONFIG).get("response_template")
+        return cls(new_id=new_id, template=load_template(declared)) if declared else seen
 
     @property
     def is_plain(self) -> bool:
         """Whether answers are words and nothing else."""
-        return self._template is None
+        return self.reasoning is None and self.calls is None and self.template is None
 
-    def reader(self, prompt: str, tools: list[Any]) -> AnswerReader:
-        """A reader for one answer to `prompt`; `tools` give the types of arguments that are written without any."""
-        if self._template is None:
-            return AnswerReader(None)
-        from transformers.utils.chat_parsing import ResponseParser
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether calls of functions can be told from words."""
+        return self.calls is not None or (self.template is not None and has_calls(self.template))
 
-        return AnswerReader(ResponseParser(self._template, prefix=prompt[-_PREFIX_CHARACTERS:], tools=tools))
+    def reader(self, prompt: str, tools: Sequence[Mapping[str, Any]] = (), whole: bool = False) -> AnswerReader:
+        """A reader for one answer to `prompt`, which may call `tools`; `whole` as in `AnswerReader`."""
+        offered = Offered(tools, self.new_id)
+        if self.template is not None:
+            return TemplateReader(self.template, beginning(self.template, prompt), offered, whole=whole)
+        if self.calls is HARMONY:
+            return HarmonyReader(prompt, offered, whole=whole)
+        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
+        return AnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole)
 
+    def call_or_answer_reader(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]], whole: bool = False
+    ) -> CallOrAnswerReader:
+        """A reader for one answer to `prompt` whose grammar is that of `call_grammars.call_or_answer`."""
+        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
+        offered = Offered(tools, self.new_id)
+        return CallOrAnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole)
 
-# The end of a prompt that can hold the beginning of the assistant's message.
-_PREFIX_CHARACTERS = 2000
-
-
-class AnswerReader:
-    """Splits the text of one answer into its parts, as it arrives; without a parser everything is words.
-
-    What looks like a call and is none, because the model wrote it wrongly or was cut short, is words too.
-    """
-
-    def __init__(self, parser: ResponseParser | None) -> None:
-        self._parser = parser
-        self._starting = True  # blank space before the first word of a field is not passed on
-        self._tool_call_text = ""  # of the call that is being written
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that are certain after another piece of text."""
-        if self._parser is None:
-            return [Part("content", text)] if text else []
-        return self._guarded(lambda parser: parser.feed(text), text)
-
-    def flush(self) -> list[Part]:
-        """The text has ended."""
-        if self._parser is None:
-            return []
-        return self._guarded(lambda parser: parser.finalize()[1], "")
-
-    def _guarded(self, advance: Callable[[ResponseParser], list[dict[str, Any]]], text: str) -> list[Part]:
-        assert self._parser is not None
-        try:
-            return self._parts(advance(self._parser))
-        except ValueError:  # from the contents of a call; the parser cannot go on behind it
-            self._parser = None
-            words, self._tool_call_text = self._tool_call_text + text, ""
-            return [Part("content", words)] if words else []
-
-    def _parts(self, events: list[dict[str, Any]]) -> list[Part]:
-        parts = []
-        for event in events:
-            kind = _kind(event["field"])
-            if event["type"] == "region_open":
-                self._starting, self._tool_call_text = True, ""
-            elif event["type"] == "region_chunk" and kind == "tool_call":
-                self._tool_call_text += event["text"]
-            elif event["type"] == "region_chunk" and (text := self._trimmed(event["text"])):
-                parts.append(Part(kind, text))
-            elif event["type"] == "region_close" and kind == "tool_call":
-                parts += _tool_calls(event["value"]) or [Part("content", self._tool_call_text)]
-                self._tool_call_text = ""
-        return parts
-
-    def _trimmed(self, text: str) -> str:
-        if self._starting:
-            text = text.lstrip()
-            self._starting = not text
-        return text
-
-
-def new_tool_call_id() -> str:
-    """An id for a call."""
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
-def shared_marks(chat_template: str) -> dict[str, Any] | None:
-    """The response template for the marks that a chat template is seen to use; None without any."""
-    fields: dict[str, Any] = {}
-    if "<think>" in chat_template:
-        fields["reasoning_content"] = {"open": "<think>", "close": "</think>"}
-    if "<tool_call>" in chat_template and "<function=" in chat_template:
-        fields["tool_calls"] = {
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-        }
-    elif "<tool_call>" in chat_template:
-        fields["tool_calls"] = {
-            "open_pattern": r"\s*<tool_call>",
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        }
-    if not fields:
-        return None
-    # The last thing that a prompt says is that the assistant begins; what a template writes after that is part of the
-    # answer, such as an opening <think>.
-    anchors = ["<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|assistant|>"]
-    return {"start_anchor": anchors, "fields": fields | {"content": {}}}
-
-
-def _kind(field: str) -> Literal["content", "reasoning", "tool_call"]:
-    return "reasoning" if field in _REASONING else "tool_call" if field == "tool_calls" else "content"
-
-
-def _tool_calls(value: object) -> list[Part]:
-    """The calls in a parsed field, of those that have the form of one."""
-    parts = []
-    for entry in value if isinstance(value, list) else [value]:
-        function = entry.get("function", entry) if isinstance(entry, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            arguments = function.get("arguments", {})
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            parts.append(Part("tool_call", tool_call=ToolCall(function["name"], text, new_tool_call_id())))
-    return parts
+    def forced_reader(self, tools: Sequence[Mapping[str, Any]], *, named: bool, whole: bool = False) -> AnswerReader:
+        """A reader for one answer whose grammar makes it calls: the arguments of the only tool if `named`, or a list of
+        objects with `name` and `parameters`."""
+        calls = NAMED if named else LISTED
+        return AnswerReader(None, calls, Offered(tools, self.new_id), whole=whole)

@@ -6,6 +6,8 @@ Templates come with the model and never with a request. They run in Jinja's immu
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -17,7 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from longreach.errors import InvalidRequestError, TokenizerError, quoted
+from longreach.errors import TokenizerError, quoted
 from longreach.text.special_tokens import named_tokens
 from longreach.text.template_files import DEFAULT, chat_templates, given_template
 
@@ -35,10 +37,17 @@ DEFAULT_TEMPLATE = """\
 DEFAULT_STOPS = ["\n\nUser:", "\n\nSystem:"]
 
 _PROBE = "a1b2c3"
+# What the server fills in, and the functions that templates call.
+_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
+_THOUGHT = re.compile(r"think|reason|analysis", re.IGNORECASE)
 
 
 class TemplateRefusalError(Exception):
     """A template's own `raise_exception`."""
+
+
+class RenderError(Exception):
+    """A template cannot be filled in with these messages; says why."""
 
 
 class ChatTemplate:
@@ -52,7 +61,8 @@ class ChatTemplate:
     Attributes:
         stops: strings that end an answer beside those of the request.
         is_default: the model has no template of its own. Then the tokenizer adds its special tokens to the text.
-        sources: the texts of the templates.
+        sources: the texts of the templates; `source` is that of plain chats.
+        tokens: the special tokens that templates can write, by their names.
     """
 
     def __init__(
@@ -68,8 +78,9 @@ class ChatTemplate:
             parsed = [environment.parse(text) for text in texts.values()]
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"{origin}, line {error.lineno}: not valid Jinja ({error.message})") from error
+        self.source = texts[DEFAULT]
         self._variables = {name for tree in parsed for name in jinja2.meta.find_undeclared_variables(tree)}
-        self._tokens = tokens
+        self.tokens = tokens
         self._of_parts = {name for name, template in self._templates.items() if self._reads_parts_only(template)}
 
     @classmethod
@@ -90,33 +101,56 @@ class ChatTemplate:
         """Whether the template makes any use of a variable."""
         return variable in self._variables
 
-    def render(
+    def takes(self, variable: str) -> bool:
+        """Whether the template reads a variable that a request may give: no message, special token or function."""
+        return variable in self._variables and variable not in _OWN | self.tokens.keys()
+
+    @property
+    def speaks_of_thought(self) -> bool:
+        """Whether anything in the templates names reasoning; a model without cannot be asked for more or less of it."""
+        return any(_THOUGHT.search(source) for source in self.sources)
+
+    def fill(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = True,
+        continues: bool = False,
         **variables: Any,
     ) -> str:
         """The chat as a text. Filling in a long document takes its time: not in the event loop.
 
+        With `continues` the text ends where the content of the last message does.
+
         Raises:
-            InvalidRequestError: the template refuses the messages, or cannot be filled in with them.
+            RenderError: the template refuses the messages, or cannot be filled in with them.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else DEFAULT
+        end = f"<{secrets.token_hex(16)}>" if continues else ""
+        if continues:
+            *before, last = messages
+            if not isinstance(last.get("content"), str) or not last["content"]:
+                raise RenderError("the last one has no content that an answer could go on with")
+            messages = [*before, {**last, "content": last["content"] + end}]
         try:
-            return self._templates[name].render(
-                self._tokens,
+            text = self._templates[name].render(
+                self.tokens,
                 messages=[*map(_in_parts, messages)] if name in self._of_parts else messages,
                 tools=list(tools) or None,
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **variables,
+                **{"documents": None, **variables},
             )
         except TemplateRefusalError as refusal:
-            raise _refused(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
+            raise RenderError(f"the model's chat template refuses them: {quoted(str(refusal), 256)}") from None
         except Exception as error:  # noqa: BLE001 - foreign code, which assumes what these messages do not have
             what = f"{type(error).__name__}: {quoted(str(error), 256)}"
-            raise _refused(f"the model's chat template cannot be filled in with them ({what})") from None
+            raise RenderError(f"the model's chat template cannot be filled in with them ({what})") from None
+        if not continues:
+            return text
+        whole, mark, _ = text.rpartition(end)
+        if not mark:
+            raise RenderError("the model's chat template does not show the last one, which an answer is to go on with")
+        return whole
 
     def _reads_parts_only(self, template: jinja2.Template) -> bool:
         """Whether a template, as some of models with images, drops a text that is not in a list of parts."""
@@ -125,7 +159,7 @@ class ChatTemplate:
 
     def _shows(self, template: jinja2.Template, message: dict[str, Any]) -> bool:
         try:
-            return _PROBE in template.render(self._tokens, messages=[message], tools=None, documents=None)
+            return _PROBE in template.render(self.tokens, messages=[message], tools=None, documents=None)
         except Exception:  # noqa: BLE001 - foreign code; a request's error will say what it does not like
             return False
 
@@ -135,10 +169,6 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
-
-
-def _refused(why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"`messages`: {why}.", param="messages", code="invalid_value")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -66,6 +66,10 @@ class TokenBytes:
             known = self._known[token_id] = self._bytes_of(token_id)
         return known
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is special."""
+        return token_id in self._special
+
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._special:
             return self._special[token_id]

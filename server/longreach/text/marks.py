@@ -31,6 +31,10 @@ class Marks:
         # What is whole only together with the text behind it.
         self._beginnings = tuple({content[:end] for content in longest_first for end in range(1, len(content))})
 
+    def within(self, texts: Iterable[str]) -> set[str]:
+        """The special tokens that are written in `texts`."""
+        return set() if self._any is None else {name for text in texts for name in self._any.findall(text)}
+
     def guard(self, value: Any) -> Any:
         """The same JSON-like value with every special token in its strings broken by `GUARD`."""
         if self._any is None:

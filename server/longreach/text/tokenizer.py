@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import tokenizers
@@ -62,9 +62,12 @@ class Tokenizer:
 
     Attributes:
         marks: the special tokens.
+        config: the contents of `tokenizer_config.json`, as far as there is one.
+        added_ids: the ids of added tokens, special or not, by their texts.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+        self.config = config or {}
         # A file saved while training may hold limits that would silently cut or fill up prompts.
         backend.no_truncation()
         backend.no_padding()
@@ -72,6 +75,7 @@ class Tokenizer:
         self._token_bytes = TokenBytes(backend)
         self._all_token_bytes = TokenBytes(backend, special=True)
         self.marks = Marks(token.content for token in backend.get_added_tokens_decoder().values() if token.special)
+        self.added_ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self._around = _around(backend)
         described = json.loads(backend.to_str())
         self._borders = Borders.of(backend, described)
@@ -96,9 +100,10 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"the tokenizer of {model} cannot be read: {error}") from error
-        _add_declared_tokens(backend, read_object(model, CONFIG))
+        config = read_object(model, CONFIG)
+        _add_declared_tokens(backend, config)
         _mark_special(backend, declared_tokens(model))
-        return cls(backend)
+        return cls(backend, config)
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +123,28 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token's name, if it is one."""
         return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is special, so that answers mostly leave its text out."""
+        return self._token_bytes.is_special(token_id)
+
+    def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """The ids of the special tokens that are written in `texts`, by how they are written."""
+        found = {name: self._backend.token_to_id(name) for name in self.marks.within(texts)}
+        return {name: token for name, token in found.items() if token is not None}
+
+    def bad_words(self, words: Iterable[str]) -> list[list[int]]:
+        """Token ids of words: as a text begins with them, and as they are written behind a blank.
+
+        vLLM leaves the second out where it has another number of tokens, and so lets most words through.
+        """
+        found: list[list[int]] = []
+        for word in words:
+            bare, behind = (self.encode_here(blank + word.lstrip(" "), special=False) for blank in ("", " "))
+            found.append(bare)
+            if behind[-len(bare) :] != bare:  # else whoever writes it completes the first as well
+                found.append(behind)
+        return [ids for ids in found if ids]  # what has no token cannot be drawn
 
     def least_tokens(self, text: str) -> int:
         """No fewer tokens than these can stand for a text; 0 where nothing is known without encoding it."""

@@ -19,8 +19,9 @@ from longreach.api import server as server_module
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.service import Service
 from longreach.config import load_settings
-from longreach.text.answer_format import AnswerFormat, shared_marks
+from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
+from longreach.text.template_fit import TemplateFit
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.fake_engine import EchoEngine, started
@@ -114,7 +115,8 @@ class LiveServer:
 def chat_of(template: str) -> Chat:
     """The chats of a model with this template."""
     tokens = {"bos_token": BOS, "eos_token": EOS}
-    return Chat(ChatTemplate({"default": template}, tokens), AnswerFormat(shared_marks(template)))
+    chats = ChatTemplate({"default": template}, tokens)
+    return Chat(chats, AnswerFormat.seen_in(template, TemplateFit(chats).new_id))
 
 
 @pytest.fixture(scope="session")

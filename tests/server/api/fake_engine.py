@@ -44,7 +44,7 @@ class EchoEngine:
     `hold_prefill` stops every request after its first chunk of prompt, `hold_decode_after` after so many tokens; both
     may be set from another thread, which is why they are polled. `failure` is raised in place of the next token, `full`
     in place of taking a request; `cached` is said to have been cached of each prompt. `admission` counts what waits;
-    nobody reaches its bounds unless a test sets others.
+    nobody reaches its bounds unless a test sets others. An update has `burst` tokens, as with speculation.
     """
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
@@ -67,6 +67,7 @@ class EchoEngine:
         self.failure: Exception | None = None
         self.requests: list[Generate] = []
         self.cached = 0
+        self.burst = 1
         self.waited = 0.0
         self.full: QueueFullError | None = None
         self.admission = Admission(10**6, 10**9, 64)
@@ -159,22 +160,27 @@ class EchoEngine:
         tokens = (
             itertools.chain(answer, ends) if ends and len(answer) >= request.min_tokens else itertools.cycle(answer)
         )
+        burst: list[int] = []
         for count, token in enumerate(tokens, start=1):
             await self._while(lambda done=count: self.hold_decode_after is not None and done > self.hold_decode_after)
             if self.failure is not None:
                 raise self.failure
             finish = "stop" if token in request.stop_token_ids else "length" if count == request.max_tokens else None
+            burst.append(token)
+            if finish is None and len(burst) < self.burst:
+                continue
             yield Update(
                 request_id=request.request_id,
                 prompt_tokens=n,
                 computed=n,
                 cached=self.cached,
-                tokens=[token],
+                tokens=burst,
                 finish_reason=finish,
                 waited=self.waited,
-                logprobs=[] if request.logprobs is None else [_logprob(token, request.logprobs)],
-                prompt_logprobs=_prompt_logprobs(request) if count == 1 else [],
+                logprobs=[] if request.logprobs is None else [_logprob(one, request.logprobs) for one in burst],
+                prompt_logprobs=_prompt_logprobs(request) if count <= self.burst else [],
             )
+            burst = []
             if finish is not None:
                 return
 

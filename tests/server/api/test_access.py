@@ -119,7 +119,8 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\n\n  carol:file-key-0001  \nfile-key-0002\n")
     keys = ApiKeys.of(load_settings(api_key="dave:flag-key-0001", api_key_file=str(path)))
-    found = [keys.find(f"bearer {key}".encode()) for key in ("flag-key-0001", "file-key-0001", "file-key-0002")]
+    names = ("flag-key-0001", "file-key-0001", "file-key-0002")
+    found = [keys.find({b"authorization": f"bearer {key}".encode()}) for key in names]
     assert [key and key.name for key in found] == ["dave", "carol", "key3"]
 
 
@@ -170,6 +171,49 @@ def test_no_other_origin_is_allowed_unless_told(make_server: Callable[..., LiveS
         answer = server.http.get("/v1/models", headers={"Origin": "https://app.example"})
         error_of(answer, 401, "invalid_api_key")
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
+
+
+SENT_BY_CLIENTS = (
+    "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+    "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout,openai-organization,"
+    "openai-project,openai-beta,x-api-key,anthropic-version,anthropic-beta,"
+    "anthropic-dangerous-direct-browser-access,x-request-id,idempotency-key"
+)
+
+
+def test_browsers_may_send_what_clients_put_on_requests_and_read_what_helps_them(
+    make_server: Callable[..., LiveServer],
+) -> None:
+    with make_server(allowed_origins="https://app.example") as server:
+        asked = {"Origin": "https://app.example", "Access-Control-Request-Headers": SENT_BY_CLIENTS}
+        for method in ("POST", "GET", "DELETE"):
+            opened = server.http.options(
+                "/v1/chat/completions", headers={**asked, "Access-Control-Request-Method": method}
+            )
+            assert opened.status_code == 200, opened.text
+            allowed = {name.strip() for name in opened.headers["access-control-allow-headers"].lower().split(",")}
+            assert allowed >= set(SENT_BY_CLIENTS.split(","))
+            assert method in opened.headers["access-control-allow-methods"]
+        foreign = {**asked, "Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        refused = server.http.options("/v1/chat/completions", headers=foreign)
+        assert refused.status_code == 400
+        assert "access-control-allow-origin" not in refused.headers
+        answer = server.http.get("/v1/models", headers={"Origin": "https://app.example"})
+        exposed = {name.strip() for name in answer.headers["access-control-expose-headers"].split(",")}
+        assert {"x-request-id", "retry-after", "x-should-retry"} <= exposed
+
+
+def test_a_head_is_answered_as_a_get_is_without_a_body(server: LiveServer) -> None:
+    documented = server.http.get("/openapi.json").json()["paths"]
+    for path in [path for path, methods in documented.items() if "get" in methods] + ["/docs", "/openapi.json"]:
+        path = path.replace("{name}", MODEL)
+        got, headed = server.http.get(path), server.http.head(path)
+        assert headed.status_code == got.status_code, path
+        assert headed.content == b""
+        for name in ("content-type", "content-length"):
+            if path != "/metrics" or name != "content-length":
+                assert headed.headers.get(name) == got.headers.get(name), (path, name)
+    assert server.http.head("/v1/completions").status_code == 405
 
 
 def test_tls(make_server: Callable[..., LiveServer], certificate: tuple[Path, Path]) -> None:

@@ -37,6 +37,8 @@ from tests.server.api.test_chat import TEMPLATE
 SOAK_CASES = os.environ.get("LONGREACH_SCHEMA_CASES")
 CASES = int(SOAK_CASES or "20")
 RESULT = os.environ.get("LONGREACH_SCHEMA_RESULT")
+# Bodies of these have so many members that one takes as long to make up as several of the others.
+SLOW = ("/v1/messages", "/v1/messages/count_tokens")
 CHECKS = [
     schemathesis.checks.not_a_server_error,  # pyright: ignore[reportAttributeAccessIssue]
     status_code_conformance,
@@ -48,8 +50,16 @@ OPERATIONS = [
     "POST /v1/completions",
     "POST /v1/chat/completions",
     "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "POST /v1/responses/{response_id}/cancel",
+    "GET /v1/responses/{response_id}/input_items",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /tokenize",
     "POST /detokenize",
+    "GET /tokenizer_info",
     "GET /v1/attention/policies",
     "GET /v1/attention/mask",
     "GET /v1/models",
@@ -92,7 +102,7 @@ def test_every_operation_is_documented_with_its_body_and_answers(live: LiveServe
     assert sorted(f"{m.upper()} {path}" for path, methods in paths.items() for m in methods) == sorted(OPERATIONS)
     schemas = document(live)["components"]["schemas"]
     for name in ("CompletionRequest", "ChatRequest", "ResponseRequest", "TokenizeRequest", "DetokenizeRequest"):
-        assert schemas[name]["additionalProperties"] is False
+        assert schemas[name]["additionalProperties"] == {"type": "null"}
     assert {"prompt", "max_tokens", "stop", "logit_bias", "return_progress"} <= set(
         schemas["CompletionRequest"]["properties"]
     )
@@ -109,7 +119,7 @@ def test_every_reference_resolves(live: LiveServer | EmbeddedServer) -> None:
     assert names <= set(whole["components"]["schemas"])
 
 
-@pytest.mark.parametrize("operation", ["completions", "chat/completions", "responses", "tokenize"])
+@pytest.mark.parametrize("operation", ["completions", "chat/completions", "responses", "messages", "tokenize"])
 def test_a_null_is_taken_where_the_document_says_so(live: LiveServer | EmbeddedServer, operation: str) -> None:
     path = operation if operation == "tokenize" else f"v1/{operation}"
     whole = document(live)
@@ -119,6 +129,8 @@ def test_a_null_is_taken_where_the_document_says_so(live: LiveServer | EmbeddedS
     simple = {name: SIMPLE["messages"]["const"] if name == "messages" else "Hello"}
     if "model" in properties:
         simple["model"] = live.service.settings.name
+    if operation == "messages":
+        simple["max_tokens"] = 5
     validator = jsonschema.Draft202012Validator({**whole, **schema})
     for field in properties.keys() - simple.keys():
         body = {**simple, field: None}
@@ -137,8 +149,15 @@ EXCLUSIVE = {
     *("regex", "grammar", "response_format", "text", "tools", "tool_choice", "functions", "function_call"),
     *("min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "best_of", "logprobs", "top_logprobs"),
     *("stream_options", "return_progress", "reasoning", "reasoning_effort", "enable_thinking", "stop_token_ids"),
+    *("previous_response_id", "background"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
+    *("ebnf", "prompt_logprobs", "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "n_predict"),
+    *("thinking", "chat_template_kwargs", "documents", "verbosity", "continue_final_message"),
+    *("add_generation_prompt", "separate_reasoning", "include_reasoning"),
     "logit_bias",
     "attention",
+    "output_config",
+    "output_format",
 }
 ANY = {200, 400, 404, 413, 415}
 # Short enough for the soak's context of 96 tokens, whatever bytes the characters have.
@@ -154,8 +173,9 @@ def _passes(
     whole: dict[str, Any], method: str
 ) -> Iterator[tuple[schemathesis.GenerationMode, dict[str, Any], set[int]]]:
     """What is sent: anything that is described; for a body also what is not, and what must be answered."""
-    if method != "POST":
-        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{name}" in str(*whole["paths"]) else {200}
+    [operations] = whole["paths"].values()
+    if "requestBody" not in operations[method.lower()]:
+        yield schemathesis.GenerationMode.POSITIVE, whole, {200, 404} if "{" in str(*whole["paths"]) else {200}
         return
     yield schemathesis.GenerationMode.POSITIVE, whole, ANY
     yield schemathesis.GenerationMode.NEGATIVE, whole, ANY
@@ -179,7 +199,7 @@ def test_no_request_that_the_document_describes_goes_wrong(
     whole, name = document(live), live.service.settings.name
     for schema in whole["components"]["schemas"].values():
         properties = schema.get("properties", {})
-        if "model" in properties and schema.get("additionalProperties") is False:
+        if "model" in properties and schema.get("additionalProperties") == {"type": "null"}:
             # Any other is a 404, and says nothing of the rest.
             properties["model"] = {"enum": [name] if "model" in schema.get("required", []) else [name, None]}
     method, path = operation.split(" ")
@@ -197,12 +217,13 @@ def _send_many(
     allowed: set[int],
     answered: Counter[int],
 ) -> None:
-    """Send CASES requests of one mode to the one operation that is described, and check each answer."""
+    """Send CASES requests, or fewer, of one mode to the one operation that is described, and check each answer."""
     [result] = schemathesis.openapi.from_dict(described).get_all_operations()
     assert isinstance(result, Ok)
     chosen = result.ok()
+    cases = CASES // 4 if chosen.path in SLOW and SOAK_CASES is None else CASES
 
-    @hypothesis.settings(max_examples=CASES, deadline=None, suppress_health_check=[*hypothesis.HealthCheck])
+    @hypothesis.settings(max_examples=cases, deadline=None, suppress_health_check=[*hypothesis.HealthCheck])
     @hypothesis.given(case=chosen.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
         hypothesis.assume(not _has_whole_float(case.body))

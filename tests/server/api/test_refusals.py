@@ -20,11 +20,21 @@ from tests.server.api.fake_engine import EchoEngine
 from tests.server.api.told import error_of
 
 REFUSED_FIELDS: list[tuple[str, Any, str]] = [
-    ("max_tokens", -1, "invalid_value"),
+    ("max_tokens", -2, "invalid_value"),
+    ("n_predict", 0, "invalid_value"),
+    ("prompt_logprobs", 21, "invalid_value"),
+    ("truncate_prompt_tokens", 0, "invalid_value"),
+    ("request_id", "a b", "invalid_value"),
+    ("return_token_ids", 1, "invalid_type"),
+    ("allowed_token_ids", [], "invalid_value"),
+    ("allowed_token_ids", [400], "invalid_value"),
+    ("bad_words", "owl", "invalid_type"),
+    ("bad_words", [" "], "invalid_value"),
+    ("bad_words", ["x"] * 257, "invalid_value"),
     ("max_tokens", "7", "invalid_type"),
     ("max_tokens", True, "invalid_type"),
     ("max_tokens", 1.5, "invalid_type"),
-    ("max_tokens", 10**30, "invalid_type"),
+    ("max_tokens", 10**30, "invalid_value"),
     ("min_tokens", -1, "invalid_value"),
     ("temperature", -0.1, "invalid_value"),
     ("temperature", 2.1, "invalid_value"),
@@ -33,7 +43,8 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("top_p", 0, "invalid_value"),
     ("top_p", 1.1, "invalid_value"),
     ("top_k", -2, "invalid_value"),
-    ("top_k", 1.0, "invalid_type"),
+    ("top_k", 1.5, "invalid_type"),
+    ("top_k", 2.0**53, "invalid_type"),
     ("seed", 2**63, "invalid_value"),
     ("stream", 1, "invalid_type"),
     ("stream", "true", "invalid_type"),
@@ -46,7 +57,6 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("speculate", 33, "invalid_value"),
     ("speculate", True, "invalid_type"),
     ("stop", [""], "invalid_value"),
-    ("stop", "", "invalid_value"),
     ("stop", ["x"] * 17, "invalid_value"),
     ("stop", ["x" * 1025], "invalid_value"),
     ("stop", [1], "invalid_type"),
@@ -99,7 +109,15 @@ REFUSED_FIELDS: list[tuple[str, Any, str]] = [
     ("grammar", "start: nowhere", "invalid_grammar"),
     ("grammar", "x" * 1001, "grammar_too_large"),
     ("suffix", "end", "unsupported_value"),
-    ("user", "somebody", "unsupported_value"),
+    ("user", "x" * 513, "invalid_value"),
+    ("user", 7, "invalid_type"),
+    ("metadata", {"a": 1}, "invalid_type"),
+    ("metadata", {str(i): "" for i in range(17)}, "invalid_value"),
+    ("prompt_cache_retention", "for ever", "invalid_value"),
+    ("client_metadata", [], "invalid_type"),
+    ("use_beam_search", True, "unsupported_value"),
+    ("length_penalty", True, "unsupported_value"),
+    ("service_tier", "gold", "unsupported_value"),
     ("model", 5, "invalid_type"),
     ("model", "", "invalid_value"),
     ("frobnicate", 1, "unknown_parameter"),
@@ -122,7 +140,7 @@ NEUTRAL = {
     "min_p": 0,
     "user": None,
     "stream_options": None,
-    "stop": None,
+    "stop": "",
 }
 
 
@@ -280,7 +298,7 @@ def test_echoed_input_is_bounded(shared: LiveServer) -> None:
 def test_the_openai_client_raises_its_own_errors(server: LiveServer) -> None:
     client = server.openai
     with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model=MODEL, prompt="x", max_tokens=-1)
+        client.completions.create(model=MODEL, prompt="x", max_tokens=-2)
     assert bad.value.param == "max_tokens"
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="gpt-4", prompt="x")

@@ -62,7 +62,7 @@ def test_one_line_a_request_without_the_prompt(server: LiveServer, caplog: pytes
 
 
 def test_refusals_and_departures_are_logged_too(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
-    server.complete(max_tokens=-1)
+    server.complete(max_tokens=-2)
     eventually(lambda: any("status=400" in line and "finish=invalid_value" in line for line in request_lines(caplog)))
     server.engine.hold_decode_after = 2
     server.connect(orjson.dumps({"model": MODEL, "prompt": [5] * 9, "stream": True})).close()

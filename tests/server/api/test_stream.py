@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from longreach.api.http.race import race
 from tests.server.api.conftest import MODEL, LiveServer, eventually
 
 LONG = {"model": MODEL, "prompt": [5] * 100, "max_tokens": 50}
+COMMENTS = {"stream": True, "stream_options": {"progress_comments": True}}
 
 
 def read_until(sock: socket.socket, wanted: bytes) -> bytes:
@@ -29,7 +31,7 @@ def read_until(sock: socket.socket, wanted: bytes) -> bytes:
 
 def test_headers_come_at_once_and_comments_carry_the_progress(server: LiveServer) -> None:
     server.engine.hold_prefill = True
-    with server.connect(orjson.dumps({**LONG, "stream": True})) as sock:
+    with server.connect(orjson.dumps({**LONG, **COMMENTS})) as sock:
         data = read_until(sock, b"\r\n\r\n")
         head = data.partition(b"\r\n\r\n")[0].lower()
         assert head.startswith(b"http/1.1 200 ok")
@@ -38,8 +40,8 @@ def test_headers_come_at_once_and_comments_carry_the_progress(server: LiveServer
         assert b"x-accel-buffering: no" in head
         assert b"x-request-id: " in head
         assert b"data:" not in data
-        data = read_until(sock, b": prefill 8/100\n\n")
-        data += read_until(sock, b": prefill 8/100\n\n")
+        data = read_until(sock, b"\n: prefill 8/100\n")
+        data += read_until(sock, b"\n: prefill 8/100\n")
         assert b"data:" not in data
         server.engine.hold_prefill = False
         assert b'"text":' in read_until(sock, b"data: [DONE]\n\n")
@@ -47,16 +49,100 @@ def test_headers_come_at_once_and_comments_carry_the_progress(server: LiveServer
 
 def test_comments_also_bridge_a_pause_between_tokens(server: LiveServer) -> None:
     server.engine.hold_decode_after = 3
-    with server.connect(orjson.dumps({**LONG, "stream": True})) as sock:
-        read_until(sock, b": decode 3\n\n")
+    with server.connect(orjson.dumps({**LONG, **COMMENTS})) as sock:
+        read_until(sock, b": decode 3\n")
         server.engine.hold_decode_after = None
         read_until(sock, b"data: [DONE]\n\n")
 
 
-def test_a_stream_that_is_not_silent_gets_no_comment(make_server: Callable[..., LiveServer]) -> None:
+def test_a_stream_that_is_not_silent_gets_no_keep_alive(make_server: Callable[..., LiveServer]) -> None:
     with make_server(keep_alive_seconds=300) as server:
         text = server.complete(stream=True).text
         assert all(line.startswith("data: ") for line in text.split("\n\n") if line)
+
+
+def reads_of(server: LiveServer, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
+    """What a caller reads of a stream with silences before the first token and before the fourth, piece by piece."""
+    server.engine.hold_prefill, server.engine.hold_decode_after = True, 3
+    body = {**LONG, "stream": True, **fields}
+    pieces: list[bytes] = []
+    with server.http.stream("POST", path, json=body) as answer:
+        for piece in answer.iter_raw():
+            pieces.append(piece)
+            if pieces.count(SILENT) >= 2:
+                server.engine.hold_prefill = False
+            if pieces.count(SILENT) >= 4 and b'"text":' in b"".join(pieces):
+                server.engine.hold_decode_after = None
+    assert pieces.count(SILENT) >= 4
+    return pieces
+
+
+SILENT = b" \n"
+
+
+def by_stripped_reads(reads: list[bytes]) -> list[str]:
+    """A reader, as vLLM's benchmark has one, that strips each read before it joins them, and splits at empty lines."""
+    joined, found = "", []
+    for read in reads:
+        joined += read.decode().strip()
+        *whole, joined = joined.split("\n\n")
+        if joined.startswith("data: ") and joined.endswith(("}", "[DONE]")):
+            whole, joined = [*whole, joined], ""
+        found += [event.strip() for event in whole if not event.startswith(":")]
+    assert joined == ""
+    return [event.removeprefix("data: ") for event in found if event]
+
+
+def by_every_empty_line(reads: list[bytes]) -> list[str]:
+    """A reader, as older Go clients have one, for which each empty line ends an event, and an event has to be JSON."""
+    data, found = "", []
+    for line in b"".join(reads).decode().splitlines():
+        if line:
+            data += line.removeprefix("data: ") if line.startswith("data: ") else ""
+        else:
+            found.append(data)
+            data = ""
+    return found
+
+
+def by_key_and_value(reads: list[bytes]) -> list[str]:
+    """A reader for which every line that is not blank has a key and a value."""
+    lines = [line for line in b"".join(reads).decode().splitlines() if line.strip()]
+    assert all(": " in line for line in lines)
+    return [line.removeprefix("data: ") for line in lines]
+
+
+def by_the_standard(reads: list[bytes]) -> list[str]:
+    """The HTML standard's rules (section 9.2.6): fields by name, empty lines end events that have data."""
+    data: list[str] = []
+    found = []
+    for line in b"".join(reads).decode().splitlines():
+        name, _, value = line.partition(":")
+        if line == "" and data:
+            found.append("\n".join(data))
+            data = []
+        elif name == "data":
+            data.append(value.removeprefix(" "))
+    return found
+
+
+@pytest.mark.parametrize("reader", [by_stripped_reads, by_every_empty_line, by_key_and_value, by_the_standard])
+def test_keep_alives_disturb_no_reader(server: LiveServer, reader: Callable[[list[bytes]], list[str]]) -> None:
+    *events, done = reader(reads_of(server))
+    assert done == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == server.complete(**LONG).json()["choices"][0]["text"]
+    assert choices[-1]["finish_reason"] is not None
+
+
+def test_keep_alives_disturb_no_client(server: LiveServer) -> None:
+    whole = server.openai.completions.create(**LONG)
+    server.engine.hold_prefill = True
+    stream = server.openai.completions.create(**LONG, stream=True)
+    eventually(lambda: len(server.engine.running) == 1)
+    time.sleep(0.2)  # four keep-alives
+    server.engine.hold_prefill = False
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
 
 
 def test_events_have_openais_exact_form(server: LiveServer) -> None:
@@ -76,7 +162,7 @@ def test_a_disconnect_cancels_the_request(server: LiveServer, stage: str, stream
         server.engine.hold_prefill = True
     else:
         server.engine.hold_decode_after = 3
-    sock = server.connect(orjson.dumps({**LONG, "stream": stream}))
+    sock = server.connect(orjson.dumps(LONG | (COMMENTS if stream else {})))
     eventually(lambda: len(server.engine.running) == 1)
     if stream:
         read_until(sock, b": prefill" if stage == "prefill" else b": decode")

@@ -30,7 +30,7 @@ SOUND: list[tuple[type, dict[str, Any]]] = [
             "messages": [
                 {"role": "system", "content": LONG},
                 {"role": "user", "content": [{"type": "text", "text": LONG}], "name": "owl"},
-                {"role": "assistant", "content": None, "tool_calls": [CALL], "annotations": []},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
                 {"role": "tool", "content": LONG, "tool_call_id": "c1"},
             ],
             "tools": [TOOL],
@@ -42,6 +42,11 @@ SOUND: list[tuple[type, dict[str, Any]]] = [
     (ResponseRequest, {"input": [{"role": "user", "content": [{"type": "input_text", "text": LONG}]}]}),
     (TokenizeRequest, {"prompt": LONG, "parse_special": False}),
     (DetokenizeRequest, {"tokens": [*range(30_000)]}),
+    (
+        CompletionRequest,
+        {"prompt": LONG, "user": "me", "metadata": {"a": "b"}, "use_beam_search": False, "top_k": 20.0},
+    ),
+    (ChatRequest, {"messages": [{"role": "user", "content": LONG, "no_such": None}], "nor": None, "this_one": None}),
 ]
 
 
@@ -71,6 +76,15 @@ BOMBS = [
     (CompletionRequest, '{"prompt":"a"', " ", "", None, "invalid_json"),
     (CompletionRequest, '{"zz":[', "{},", "{}]}", "zz", "unknown_parameter"),
     (CompletionRequest, "{", '"zz":1,', '"z":1}', "zz", "unknown_parameter"),
+    (CompletionRequest, '{"a":null,', '"zz":1,', '"b":null}', "zz", "unknown_parameter"),
+    (
+        ChatRequest,
+        '{"messages":[',
+        '{"role":"user","zz":null},',
+        '{"role":"user","zz":1}]}',
+        "messages.",
+        "unknown_parameter",
+    ),
     (CompletionRequest, '{"stop":[', "{},", "{}]}", "stop.0", "invalid_type"),
     (CompletionRequest, '{"stop":[', '"",', '""]}', "stop", "invalid_value"),
     (CompletionRequest, '{"logit_bias":{', '"1":[],', '"1":[]}}', "logit_bias", "invalid_type"),
@@ -81,9 +95,11 @@ BOMBS = [
     (ChatRequest, IN_PARTS, "{},", "{}]}]}", "messages.0.content.0.type", MISSING),
     (ChatRequest, '{"messages":[', '{"role":"user","content":"a"},', '{"role":"user"}]}', "messages", "invalid_value"),
     (ChatRequest, '{"tools":[', "{},", "{}]}", "tools.0.type", MISSING),
-    (ChatRequest, '{"metadata":{"a":[', "[],", "[]]}}", "metadata", "invalid_value"),
+    (ChatRequest, '{"metadata":{"a":[', "[],", "[]]}}", "metadata", "invalid_type"),
     (ChatRequest, IN_FUNCTION, "{},", "{}]}}}]}", "tools.0.function.parameters", "invalid_value"),
-    (ResponseRequest, '{"input":[', "{},", "{}]}", "input.0.role", MISSING),
+    (ResponseRequest, '{"input":[', "{},", "{}]}", "input.0", "invalid_type"),
+    (ResponseRequest, '{"input":[', '{"id": null},', "{}]}", "input.0", "invalid_type"),
+    (ResponseRequest, '{"input":[{"content":[', "{},", "{}]}]}", "input.0.content.0.type", MISSING),
     (ResponseRequest, '{"input":[', "[],", "[]]}", "input.0", "invalid_type"),
     (TokenizeRequest, '{"messages":[', "[],", "[]]}", "messages.0", "invalid_type"),
     (DetokenizeRequest, '{"tokens":[', "[],", "[]]}", "tokens", "context_length_exceeded"),
@@ -104,10 +120,20 @@ def test_bombs_are_refused_before_they_are_objects(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (error.value.param, error.value.code) == (param, code)
+    assert error.value.code == code
+    assert error.value.param == param or (param == "messages." and str(error.value.param).endswith(".zz"))
     assert len(error.value.message) < 600
     # Copies of bytes, and pointers for lists whose elements are all sound; objects would be twenty times as much.
     assert peak < 8 * len(body)
+
+
+def test_null_is_taken_under_a_bounded_number_of_unknown_names() -> None:
+    strangers: dict[str, Any] = {f"stranger{number}": None for number in range(typed._MOST_STRANGERS)}
+    body = {"model": "tiny-owl", "prompt": LONG, **strangers}
+    assert parse(CompletionRequest, decode(CompletionRequest, body)).prompt == [LONG]
+    with pytest.raises(InvalidRequestError) as error:
+        decode(CompletionRequest, {**body, "one_more": None})
+    assert (error.value.param, error.value.code) == ("one_more", "unknown_parameter")
 
 
 def test_what_may_be_any_json_is_bounded_in_all() -> None:

@@ -48,10 +48,18 @@ def test_the_number_of_a_gpu_is_rays_to_give() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("header_timeout", 3.0), ("write_timeout", 5.0), ("max_header_bytes", 2048), ("port", 0)]
+    ("setting", "value"),
+    [
+        ("header_timeout", 3.0),
+        ("write_timeout", 5.0),
+        ("max_header_bytes", 2048),
+        ("port", 0),
+        ("responses_store", "responses.db"),
+    ],
 )
 def test_settings_without_an_effect_are_refused(setting: str, value: Any) -> None:
     refuse_unused(load_settings())
+    refuse_unused(load_settings(responses_store="none"))
     with pytest.raises(ConfigError, match="--" + setting.replace("_", "-")):
         refuse_unused(load_settings(**{setting: value}))
 

@@ -186,6 +186,41 @@ class _Mask:
         return False
 
 
+def test_only_allowed_tokens_are_drawn_and_other_rows_are_left_alone() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    few = requests(Sampling(allowed_token_ids=[3, 2]), 300)
+    plain = requests(Sampling(), 1)
+    drawn = draw(logits, [*few[:150], *plain, *few[150:]]).tolist()
+    assert drawn.pop(150) == draw(logits, plain).item()
+    assert {*drawn} == {2, 3}
+    assert abs(drawn.count(2) / 300 - 2 / 3) < 0.1
+    assert draw(logits, requests(Sampling(temperature=0, allowed_token_ids=[3]), 1)).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "drafts", "words", "forbidden"),
+    [
+        ([], (), [[0]], {0}),
+        ([], (), [[0, 1]], set()),
+        ([0], (), [[0, 1]], {1}),
+        ([0, 2], (), [[0, 1], [2, 2]], {2}),
+        ([2, 0], (), [[2, 0, 1], [1, 0, 3], [0, 0]], {1, 0}),
+        ([2], (0,), [[2, 0, 1]], {1}),
+        ([0], (2,), [[0, 1]], set()),
+        ([1], (), [[9, 1, 3]], set()),  # 9 is the end of the prompt
+        ([1], (), [[0, 1, 2, 3, 0], [3]], {3}),
+    ],
+)
+def test_a_bad_word_is_not_completed(
+    answer: list[int], drafts: tuple[int, ...], words: list[list[int]], forbidden: set[int]
+) -> None:
+    one = Request.of(Generate(request_id="a", prompt=[9], max_tokens=9, sampling=Sampling(bad_words=words)), seed=0)
+    one.tokens += answer
+    logits = Adjustments.of([Draw(one, drafts)]).apply(torch.zeros(1, 4))
+    assert {*(logits[0] == float("-inf")).nonzero().flatten().tolist()} == forbidden
+    assert one.needs_its_tokens == any(len(word) > 1 for word in words)
+
+
 def test_only_what_a_grammar_allows_is_drawn() -> None:
     logits = torch.arange(13.0).expand(3, 13)
     made = requests(Sampling(temperature=0), 3)

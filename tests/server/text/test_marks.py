@@ -38,7 +38,7 @@ def prompt(tokenizer: Tokenizer, template: str, *contents: str, tools: list | No
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text, **members} for i, text in enumerate(contents)]
     marks = tokenizer.marks
-    text = ChatTemplate({"default": template}, {}).render(marks.guard(messages), marks.guard(tools or []))
+    text = ChatTemplate({"default": template}, {}).fill(marks.guard(messages), marks.guard(tools or []))
     return tokenizer.encode_here(text, special=False)
 
 

@@ -11,13 +11,13 @@ texts = st.text(alphabet="ab🦉", max_size=24)
 stop_lists = st.lists(st.text(alphabet="ab🦉", min_size=1, max_size=5), max_size=4)
 
 
-def specified(text: str, stops: list[str]) -> tuple[str, bool]:
+def specified(text: str, stops: list[str]) -> tuple[str, str | None]:
     """The definition: the stop string that ends first, and of those the longest, ends the text before it."""
     found = [(text.find(stop) + len(stop), -len(stop)) for stop in stops if stop in text]
     if not found:
-        return text, False
+        return text, None
     end, length = min(found)
-    return text[: end + length], True
+    return text[: end + length], text[end + length : end]
 
 
 @given(text=texts, stops=stop_lists, cuts=st.lists(st.integers(1, 4), min_size=1))
@@ -44,7 +44,7 @@ def test_any_pieces_give_what_the_definition_says(text: str, stops: list[str], c
 def test_after_a_match_nothing_more_is_passed_on() -> None:
     matcher = StopStrings(Stops(["END"]))
     assert [matcher.push(piece) for piece in ("a E", "N", "Dxyz", "more")] == ["a ", "", "", ""]
-    assert matcher.matched
+    assert matcher.matched == "END"
     assert matcher.flush() == ""
 
 

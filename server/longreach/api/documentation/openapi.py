@@ -43,23 +43,25 @@ def documented(
     refusals: tuple[str, ...] | None = None,
     nested: tuple[type[BaseModel], ...] = (),
     also: dict[str, Any] | None = None,
+    error: type = ErrorBody,
 ) -> dict[str, Any]:
     """Arguments for a route with the types of its `body` and its `answer`, and of the `chunk`s of its stream.
 
     A chunk has the answer's type unless another is given. `refusals` are the statuses with an error object, `nested`
-    the models that the body's schema names beside its own, and `also` other answers by status.
+    the models that the body's schema names beside its own, `also` other answers by status, and `error` what refusals
+    answer.
     """
     answers = {"200": answer, **(also or {})}
-    _answer_types.extend([*answers.values(), *([chunk] if chunk is not None else [])])
+    _answer_types.extend([*answers.values(), error, *([chunk] if chunk is not None else [])])
     responses: dict[str, Any] = {
         status: {"description": _text(kind), "content": {_JSON: {"schema": _ref(kind)}}}
         for status, kind in answers.items()
     }
     if stream:
-        responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer)}
+        responses["200"]["content"]["text/event-stream"] = {"schema": _event(chunk or answer, error)}
     own = refusals if refusals is not None else _WITH_BODY if body is not None else _ALWAYS
     for status in sorted({*own, "421"}):
-        responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(ErrorBody)}}}
+        responses[status] = {"description": _REFUSALS[status], "content": {_JSON: {"schema": _ref(error)}}}
     extra: dict[str, Any] = {"responses": responses}
     if body is not None:
         _request_models.extend([body, *nested])
@@ -98,14 +100,17 @@ def _ref(kind: type) -> dict[str, str]:
     return {"$ref": _REF.format(kind.__name__)}
 
 
-def _event(chunk: type) -> dict[str, Any]:
+def _event(chunk: type, error: type) -> dict[str, Any]:
     """One event of a stream, as OpenAPI 3.2 describes them."""
-    pieces = [_ref(chunk), _ref(ErrorBody)]
-    json_text = {"type": "string", "contentMediaType": _JSON, "contentSchema": {"anyOf": pieces}}
-    data = {"anyOf": [{"const": "[DONE]"}, json_text]}
+    pieces = [_ref(chunk), _ref(error)]
+    data: dict[str, Any] = {"type": "string", "contentMediaType": _JSON, "contentSchema": {"anyOf": pieces}}
+    last = ""
+    if error is ErrorBody:
+        data = {"anyOf": [{"const": "[DONE]"}, data]}
+        last = "the last one's data is `[DONE]`, and "
     return {
         "type": "object",
-        "description": "An event; the last one's data is `[DONE]`, and that of a failure an error object.",
+        "description": f"An event; {last}that of a failure is an error object.",
         "properties": {"event": {"type": "string"}, "data": data},
         "required": ["data"],
     }

@@ -29,6 +29,12 @@ th { color: var(--soft); font-weight: normal } td:first-child, td:nth-child(3) {
 td, th { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line) }
 """
 
+ASKING_NOTHING = "Fields that ask for nothing"
+_ASKING_NOTHING_TEXT = (
+    "No answer depends on these. They are accepted with the values that are listed, and with null. So is null under "
+    "any other name."
+)
+
 router = APIRouter()
 
 
@@ -80,6 +86,28 @@ def sections(document: dict[str, Any]) -> Iterator[Section]:
         schema = schemas[left[0]]
         parts |= dict.fromkeys(_named(schema))
         yield Section(left[0], schema.get("description", ""), _fields(schema, schemas))
+    yield _asking_nothing(document)
+
+
+def _asking_nothing(document: dict[str, Any]) -> Section:
+    """The fields of all bodies that no answer depends on, each once, with where it may stand."""
+    schemas = document["components"]["schemas"]
+    fields: dict[str, Field] = {}
+    places: dict[str, list[str]] = {}
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if (body := operation.get("requestBody")) is None:
+                continue
+            schema = schemas[_name(body["content"]["application/json"]["schema"])]
+            for name, member in schema["properties"].items():
+                if "x-class" in member:
+                    fields.setdefault(name, Field(name, _type(member), "null", member["description"]))
+                    places.setdefault(name, []).append(f"`{path}`")
+    found = [
+        Field(name, one.type, one.default, f"{one.description} {', '.join(places[name])}.")
+        for name, one in fields.items()
+    ]
+    return Section(ASKING_NOTHING, _ASKING_NOTHING_TEXT, found)
 
 
 def as_html(document: dict[str, Any]) -> str:
@@ -91,7 +119,8 @@ def as_html(document: dict[str, Any]) -> str:
         "<meta name=viewport content='width=device-width, initial-scale=1'>",
         f"<title>longreach API</title><style>{_STYLE}</style><h1>longreach API</h1>",
         "<p>A client of OpenAI&rsquo;s API works here with another base URL, this server&rsquo;s and <code>/v1</code>.",
-        "What a field asks for is honoured, or refused by the field&rsquo;s name.</p>",
+        "What a field asks for is honoured, or refused by the field&rsquo;s name.",
+        f"<a href='#{_anchor(ASKING_NOTHING)}'>Some ask for nothing</a>.</p>",
         "<p>The same for programs: <a href=openapi.json>openapi.json</a></p>",
         "<nav aria-label=Contents><ul>",
         *(f"<li><a href='#{_anchor(s.title)}'><code>{html.escape(s.title)}</code></a>" for s in found),
@@ -145,10 +174,11 @@ def as_markdown(document: dict[str, Any]) -> str:
 
 
 def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> list[Field]:
-    """The members of an object, those first that are required."""
+    """The members of an object that mean something, those first that are required."""
     required = schema.get("required", [])
     found = []
-    for name, member in sorted(schema.get("properties", {}).items(), key=lambda item: item[0] not in required):
+    members = ((name, member) for name, member in schema.get("properties", {}).items() if "x-class" not in member)
+    for name, member in sorted(members, key=lambda item: item[0] not in required):
         default = None if name in required else json.dumps(member.get("default"))
         description = member.get("description") or schemas.get(_name(member), {}).get("description", "")
         found.append(Field(name, _type(member), default, description.partition("\n")[0]))

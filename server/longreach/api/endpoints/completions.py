@@ -10,18 +10,14 @@ from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
 from longreach.api.generation.completion_builder import CompletionBuilder, Echo
-from longreach.api.generation.encode_prompts import encode_text
-from longreach.api.generation.plan_answers import AnswerSpec, check_token_ids
+from longreach.api.generation.encode_prompts import encode_text, last_tokens
+from longreach.api.generation.plan_answers import AnswerSpec, check_scored, check_token_ids
 from longreach.api.schema.answers.completions import Completion
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
-from longreach.errors import InvalidRequestError
 from longreach.policies.schemas import SCHEMAS
 
 router = APIRouter()
-
-# Beyond this, a prompt's log-probabilities are told in a stream alone, piece by piece, so that none has to be kept.
-_MAX_WHOLE_SCORED = 65536
 
 
 @router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True, nested=SCHEMAS))
@@ -30,50 +26,53 @@ async def create_completion(request: Request) -> Response:
     call = await receive(request, CompletionRequest)
     body = call.body
     prompts = [await _encode(call, prompt) for prompt in body.prompt]
-    _check_scored(body, prompts)
+    of_echo = body.logprobs if body.echo else None
+    check_scored(None if body.stream else of_echo, prompts, "logprobs", body.n)
+    check_scored(body.prompt_logprobs, prompts, "prompt_logprobs", body.n)
     echoes = [await _echo(call, given, ids) for given, ids in zip(body.prompt, prompts, strict=True) if body.echo]
     grammar = await call.attend(call.service.compile_form(body, call.record.caller))
     choosing = body.candidates > body.n
     spec = AnswerSpec(
         prompts=prompts,
         param="prompt",
-        max_tokens=body.max_tokens,
+        max_tokens=body.limit,
         choices=body.candidates,
         grammar=grammar,
         grammar_field=body.form_field,
         logprobs=0 if choosing and body.logprobs is None else body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        prompt_logprobs=max((top for top in (of_echo, body.prompt_logprobs) if top is not None), default=None),
     )
     return await answer(call, CompletionBuilder(call, echoes), spec)
 
 
 async def _encode(call: Call[CompletionRequest], prompt: str | list[int]) -> list[int]:
+    body, info = call.body, call.engine.info
+    answer = max(body.limit or 0, 1)
     if isinstance(prompt, str):
-        answer = max(call.body.max_tokens, 1)
         return await encode_text(
-            call, prompt, param="prompt", answer_tokens=answer, parse_special=call.body.parse_special
+            call,
+            prompt,
+            param="prompt",
+            answer_tokens=answer,
+            special=body.add_special_tokens is not False,
+            parse_special=body.parse_special,
+            keep=body.truncate_prompt_tokens,
         )
-    check_token_ids(prompt, call.engine.info, "prompt")
-    return prompt
+    check_token_ids(prompt, info, "prompt")
+    return last_tokens(prompt, body.truncate_prompt_tokens, info.max_model_len - answer)
 
 
 async def _echo(call: Call[CompletionRequest], given: str | list[int], ids: list[int]) -> Echo:
-    """A prompt that is to be repeated. The text of token ids is found in a thread: there may be a million."""
+    """A prompt that is to be repeated. The text of token ids is found in a thread: there may be a million.
+
+    Of a prompt that may have been cut, what is left is repeated.
+    """
     tokenizer = call.tokenizer
 
     def text() -> str:
         detokenizer = tokenizer.detokenizer()
         return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
 
-    return Echo(given if isinstance(given, str) else await call.service.reading.call(text), ids, tokenizer)
-
-
-def _check_scored(body: CompletionRequest, prompts: list[list[int]]) -> None:
-    scored = body.n * sum(map(len, prompts))
-    if body.echo and body.logprobs is not None and not body.stream and scored > _MAX_WHOLE_SCORED:
-        raise InvalidRequestError(
-            f"`logprobs`: those of more than {_MAX_WHOLE_SCORED} prompt tokens, counted for each of `n` answers, are "
-            "only sent with `stream: true`.",
-            param="logprobs",
-            code="invalid_value",
-        )
+    if isinstance(given, str) and call.body.truncate_prompt_tokens is None:
+        return Echo(given, ids, tokenizer)
+    return Echo(await call.service.reading.call(text), ids, tokenizer)

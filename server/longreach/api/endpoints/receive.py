@@ -8,13 +8,13 @@ from starlette.requests import Request
 
 from longreach.api.http.body import read_json
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.schema.requests.sampling import ServingFields
-from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
-from longreach.api.service.call import Call
+from longreach.api.schema.requests.harmless import asker
+from longreach.api.schema.requests.tokenize import DetokenizeRequest
+from longreach.api.service.call import Body, Call
 from longreach.api.service.service import Service
 from longreach.sizes import MAX_PROMPT_TOKENS
 
-M = TypeVar("M", bound=ServingFields | TokenizeRequest | DetokenizeRequest)
+M = TypeVar("M", bound=Body)
 
 
 async def receive(request: Request, model: type[M]) -> Call[M]:
@@ -29,6 +29,7 @@ async def receive(request: Request, model: type[M]) -> Call[M]:
     most_tokens = MAX_PROMPT_TOKENS if model is DetokenizeRequest else engine.info.max_model_len
     limit = service.settings.body_limit(engine.info.max_model_len)
     body = await read_json(request, model, limit, most_tokens, service.reading, record.caller)
+    record.asked_by(asker(body))
     if body.model is not None:
         service.require_model(body.model)
     engine, tokenizer = service.require_ready()

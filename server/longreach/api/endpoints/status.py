@@ -8,7 +8,10 @@ from starlette.responses import Response
 
 from longreach import __version__
 from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.model_page import model_info, model_page
+from longreach.api.http.error_forms import speaks_anthropic
 from longreach.api.http.respond import json_response
+from longreach.api.schema.answers.messages import ModelInfo
 from longreach.api.schema.answers.status import Model, ModelList, SamplingDefaults, Status, Version
 from longreach.api.service.service import Phase, Service
 from longreach.metrics import CONTENT_TYPE
@@ -24,9 +27,12 @@ async def list_models(request: Request) -> Response:
 
     `sampling_defaults` has the values that requests get where they do not name `temperature`, `top_p`, `top_k`, `min_p`
     or `repetition_penalty`. `description` says what the embedded model can do, in a line for people; of other models it
-    is null.
+    is null. A request with the header `anthropic-version` gets Anthropic's list instead.
     """
     service: Service = request.app.state.service
+    if speaks_anthropic(request.scope):
+        infos = [_info(service, name) for name in service.settings.names]
+        return json_response(model_page(infos, request.query_params))
     return json_response(ModelList("list", [_model(service, name) for name in service.settings.names]))
 
 
@@ -35,7 +41,7 @@ async def retrieve_model(request: Request, name: str) -> Response:
     """The model by one of its names."""
     service: Service = request.app.state.service
     service.require_model(name)
-    return json_response(_model(service, name))
+    return json_response(_info(service, name) if speaks_anthropic(request.scope) else _model(service, name))
 
 
 @router.get("/health", **documented(None, Status, refusals=("500",), also={"503": Status}))
@@ -65,6 +71,11 @@ async def metrics(request: Request) -> Response:
 
 def _status(phase: Phase, *good: Phase) -> Response:
     return json_response(Status(phase.value), 200 if phase in good else 503)
+
+
+def _info(service: Service, name: str) -> ModelInfo:
+    engine, _ = service.require_ready()
+    return model_info(name, service.created, engine.info.max_model_len)
 
 
 def _model(service: Service, name: str) -> Model:

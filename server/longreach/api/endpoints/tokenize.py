@@ -1,7 +1,8 @@
-"""`POST /tokenize` and `POST /detokenize`: what the model reads, without asking it."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`: what the model reads, without asking it."""
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,8 +13,10 @@ from longreach.api.generation.encode_prompts import encode_chat, encode_text
 from longreach.api.generation.logprob_objects import token_text
 from longreach.api.generation.plan_answers import check_token_ids
 from longreach.api.http.respond import json_response
-from longreach.api.schema.answers.tokenize import Detokenized, Tokenized
+from longreach.api.schema.answers.tokenize import Detokenized, Tokenized, TokenizerInfo
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
+from longreach.api.service.service import Service
 
 router = APIRouter()
 
@@ -26,15 +29,22 @@ async def tokenize(request: Request) -> Response:
     call = await receive(request, TokenizeRequest)
     body, engine, tokenizer = call.body, call.engine, call.tokenizer
     if body.messages is not None:
-        _, ids = await encode_chat(
-            call, body.messages, param="messages", add_generation_prompt=body.add_generation_prompt
+        turn = ChatTurn(
+            messages=body.messages,
+            param="messages",
+            tools=body.tools or [],
+            variables=body.variables.values,
+            variable_fields=body.variables.fields,
+            opens_answer=body.opens_answer,
+            continues=body.continues,
         )
+        _, ids = await encode_chat(call, turn, special=body.add_special_tokens)
     else:
         ids = await encode_text(
             call,
             body.prompt or "",
             param="prompt",
-            special=body.add_special_tokens,
+            special=body.add_special_tokens is not False,
             parse_special=body.parse_special,
         )
     strings = None
@@ -57,3 +67,20 @@ async def detokenize(request: Request) -> Response:
         return "".join(map(detokenizer.push, body.tokens)) + detokenizer.flush()
 
     return json_response(Detokenized(await call.service.reading.call(join)))
+
+
+@router.get("/tokenizer_info", **documented(None, TokenizerInfo))
+async def tokenizer_info(request: Request) -> Response:
+    """What the tokenizer's files say, in vLLM's form: for clients that write prompts themselves."""
+    service: Service = request.app.state.service
+    _, tokenizer = service.require_ready()
+    template = service.chat.template
+    info = TokenizerInfo(
+        tokenizer_class=str(tokenizer.config.get("tokenizer_class") or "PreTrainedTokenizerFast"),
+        chat_template=template.source,
+        bos_token=template.tokens.get("bos_token"),
+        eos_token=template.tokens.get("eos_token"),
+        unk_token=template.tokens.get("unk_token"),
+        pad_token=template.tokens.get("pad_token"),
+    )
+    return json_response({**tokenizer.config, **msgspec.structs.asdict(info)})

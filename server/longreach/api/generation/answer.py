@@ -6,6 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from longreach.api.generation.choices import RunningAnswers, run_answers
 from longreach.api.generation.plan_answers import AnswerSpec, plan_answers
 from longreach.api.http.respond import json_response
-from longreach.api.http.sse import EventStream
+from longreach.api.http.sse import OPENAI_STREAM, EventStream, StreamForm
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
 
@@ -26,16 +27,25 @@ class AnswerBuilder(ABC, Generic[M]):
 
     Attributes:
         id: the answer's id, whose beginning is the endpoint's.
+        engine_id: what the ids of its requests to the engine begin with.
         finish: how the answers ended, as the log tells it; known when the last of them has ended.
     """
 
-    def __init__(self, call: Call[M], id_prefix: str) -> None:
-        self.id = f"{id_prefix}{uuid.uuid4().hex}"
+    def __init__(self, call: Call[M], id_prefix: str, name: str | None = None) -> None:
+        """`name` is what the caller wants the id to end in."""
+        self.id = f"{id_prefix}{name or uuid.uuid4().hex}"
+        # Two requests may come with one name.
+        self.engine_id = self.id if name is None else f"{self.id}-{uuid.uuid4().hex}"
         self.finish: str | None = None
         self._body = call.body
         self._record = call.record
         self._tokenizer = call.tokenizer
         self._created = int(time.time())
+
+    @property
+    def stream_form(self) -> StreamForm:
+        """What a stream has beside the builder's events."""
+        return OPENAI_STREAM
 
     @abstractmethod
     async def whole(self, answers: RunningAnswers) -> object:
@@ -63,11 +73,19 @@ async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> 
         ClientGoneError: the caller went away.
     """
     call.record.answering(builder.id, sum(map(len, spec.prompts)))
-    answers = run_answers(call, plan_answers(call, builder.id, spec))
+    if call.body.bad_words:
+        words = call.service.reading.call(call.tokenizer.bad_words, call.body.bad_words, caller=call.record.caller)
+        spec = replace(spec, bad_words=await call.attend(words))
+    answers = run_answers(call, plan_answers(call, builder.engine_id, spec))
     if call.body.stream:
         keep_alive = call.service.settings.keep_alive_seconds
         return EventStream(
-            builder.events(answers), call.record, keep_alive, call.service.until_cut, lambda: builder.finish
+            builder.events(answers),
+            call.record,
+            keep_alive,
+            call.service.until_cut,
+            lambda: builder.finish,
+            builder.stream_form,
         )
     response = json_response(await call.attend(builder.whole(answers)))
     call.record.finished(builder.finish)

@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import orjson
-
-from longreach.api.schema.requests.formats import Function
 from longreach.engine.messages import FinishReason
-from longreach.text.answer_format import AnswerReader, Part, ToolCall, new_tool_call_id
+from longreach.text.answer_reader import AnswerReader
+from longreach.text.parts import Part
 
 
-class PartReader(Protocol):
-    """Reads one answer.
+class PartReader:
+    """Reads one answer; with `only_one`, the answer is over after its first call.
 
     Attributes:
-        has_tool_calls: there was a call.
         is_over: nothing that follows is wanted.
-        tool_calls_sent: calls that have been sent; the sender's to count.
     """
 
-    has_tool_calls: bool
-    is_over: bool
-    tool_calls_sent: int
+    def __init__(self, reader: AnswerReader, only_one: bool = False) -> None:
+        self.is_over = False
+        self._reader = reader
+        self._only_one = only_one
+        self._begun = self._whole = 0
 
     def push(self, text: str) -> list[Part]:
         """The parts that are certain after another piece of text."""
-        ...
-
-    def flush(self, finish_reason: FinishReason) -> list[Part]:
-        """The text has ended."""
-        ...
-
-
-class ChatReader:
-    """Words, reasoning and calls as the model marks them; with `only_one`, the answer is over after its first call."""
-
-    def __init__(self, reader: AnswerReader | None = None, only_one: bool = False) -> None:
-        self.has_tool_calls = self.is_over = False
-        self.tool_calls_sent = 0
-        self._reader = AnswerReader(None) if reader is None else reader
-        self._only_one = only_one
-
-    def push(self, text: str) -> list[Part]:
-        """As `PartReader.push`."""
         return self._seen(self._reader.push(text))
 
     def flush(self, finish_reason: FinishReason) -> list[Part]:
-        """As `PartReader.flush`."""
-        return self._seen(self._reader.flush())
+        """The text has ended."""
+        return self._seen(self._reader.flush(cut=finish_reason != "stop"))
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether there were calls, and each of them is whole."""
+        return 0 < self._begun == self._whole
 
     def _seen(self, parts: list[Part]) -> list[Part]:
         wanted: list[Part] = []
@@ -56,57 +39,7 @@ class ChatReader:
             if self.is_over:
                 break
             wanted.append(part)
-            self.has_tool_calls |= part.kind == "tool_call"
-            self.is_over = self.has_tool_calls and self._only_one
+            self._begun += part.kind == "call"
+            self._whole += part.kind == "call_end"
+            self.is_over = self._only_one and self._whole > 0
         return wanted
-
-
-def tool_call_schema(functions: list[Function], named: bool, parallel: bool) -> dict[str, Any]:
-    """The JSON schema of an answer that has to call: one function's arguments, or a list of calls."""
-    if named:
-        return functions[0].parameters or {"type": "object"}
-    one_of = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": function.name}, "parameters": function.parameters or {"type": "object"}},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
-    return {"type": "array", "items": {"anyOf": one_of}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
-
-
-class ForcedToolCalls:
-    """An answer whose grammar makes it calls: the arguments of the function `name`, or a list of calls.
-
-    An answer that was cut short is no JSON, and so no call: its text is told as it is.
-    """
-
-    def __init__(self, name: str | None) -> None:
-        self.has_tool_calls = self.is_over = False
-        self.tool_calls_sent = 0
-        self._name = name
-        self._text = ""
-
-    def push(self, text: str) -> list[Part]:
-        """As `PartReader.push`."""
-        self._text += text
-        return []
-
-    def flush(self, finish_reason: FinishReason) -> list[Part]:
-        """As `PartReader.flush`."""
-        try:
-            value = orjson.loads(self._text)
-        except orjson.JSONDecodeError:
-            return [Part("content", self._text)] if self._text else []
-        self.has_tool_calls = True
-        if self._name is not None:
-            return [Part("tool_call", tool_call=ToolCall(self._name, self._text, new_tool_call_id()))]
-        return [
-            Part(
-                "tool_call",
-                tool_call=ToolCall(call["name"], orjson.dumps(call["parameters"]).decode(), new_tool_call_id()),
-            )
-            for call in value
-        ]

@@ -23,6 +23,7 @@ class FinishedAnswer:
     finish_reason: FinishReason | None = None
     logprobs: list[tuple[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
     def add(self, delta: TextDelta) -> None:
         """Append what has come."""
@@ -30,6 +31,7 @@ class FinishedAnswer:
         self.finish_reason = delta.finish_reason
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
+        self.tokens += delta.tokens
 
     @property
     def likelihood(self) -> float:

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from longreach.api.generation.answer import AnswerBuilder
 from longreach.api.generation.choices import FinishedAnswer, RunningAnswers, collect, likeliest
-from longreach.api.generation.logprob_objects import completion_logprobs
+from longreach.api.generation.logprob_objects import TokenNames, completion_logprobs, prompt_logprobs
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.generation.usage import StreamExtras, usage_of
 from longreach.api.http.sse import sse_data
@@ -25,9 +26,11 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
     """The objects of one completion's answers, with its prompts in front of them if those are to be echoed."""
 
     def __init__(self, call: Call[CompletionRequest], echoes: list[Echo]) -> None:
-        super().__init__(call, "cmpl-")
+        super().__init__(call, "cmpl-", call.body.answer_name)
         self._call = call
         self._echoes = echoes
+        self._untold: dict[int, list[int]] = {}  # ids of an answer's tokens that no chunk has told yet
+        self._names = TokenNames(call.tokenizer, call.body.return_tokens_as_token_ids)
 
     async def whole(self, answers: RunningAnswers) -> Completion:
         """As `AnswerBuilder.whole`."""
@@ -38,12 +41,15 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
         self.finish = chosen[0].finish_reason
 
         def choices() -> list[CompletionChoice]:
+            prompts = [answer.request.prompt for answer in answers.planned if answer.leads]
             return [
-                self._whole_choice(index, answer, of_prompts[index // body.n]) for index, answer in enumerate(chosen)
+                self._whole_choice(index, answer, of_prompts[index // body.n], prompts[index // body.n])
+                for index, answer in enumerate(chosen)
             ]
 
         # With log-probabilities of a prompt's tokens there may be a million numbers to put in their places.
-        made = await self._call.service.reading.call(choices) if self._echoes else choices()
+        many = self._echoes or body.prompt_logprobs is not None
+        made = await self._call.service.reading.call(choices) if many else choices()
         return self._object(made, usage_of(self._record))
 
     async def events(self, answers: RunningAnswers) -> AsyncGenerator[bytes, None]:
@@ -55,6 +61,8 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
                 if (progress := extras.new_progress()) is not None:
                     yield sse_data(self._object([], extras.usage, progress))
                 for choice in self._chunk_choices(index, delta, index in started):
+                    if self._body.return_token_ids and index not in started:
+                        choice = replace(choice, prompt_token_ids=answers.planned[index].request.prompt)
                     started.add(index)
                     self.finish = choice.finish_reason or self.finish
                     yield sse_data(self._object([choice], extras.usage))
@@ -71,23 +79,42 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
             yield CompletionChoice(index, "", self._logprobs(echo.place(delta.prompt_logprobs)), None)
         if delta.text or delta.logprobs or delta.finish_reason is not None:
             scores = [(base + offset, score) for offset, score in delta.logprobs]
-            yield CompletionChoice(index, delta.text, self._logprobs(scores), delta.finish_reason)
+            tokens = self._untold.pop(index, []) + delta.tokens
+            yield CompletionChoice(
+                index, delta.text, self._logprobs(scores), delta.finish_reason, token_ids=self._ids(tokens)
+            )
+        elif delta.tokens:
+            self._untold.setdefault(index, []).extend(delta.tokens)
 
-    def _whole_choice(self, index: int, answer: FinishedAnswer, prompt_logprobs: list[Logprob]) -> CompletionChoice:
+    def _ids(self, ids: list[int]) -> list[int] | UnsetType:
+        return ids if self._body.return_token_ids else UNSET
+
+    def _whole_choice(
+        self, index: int, answer: FinishedAnswer, of_prompt: list[Logprob], prompt: list[int]
+    ) -> CompletionChoice:
         text, scores = answer.text, list[tuple[int, Logprob | int]](answer.logprobs)
         if self._echoes:
             echo = self._echoes[index // self._body.n].again()
             text = echo.text + text
             scores = [
                 *echo.first,
-                *echo.place(prompt_logprobs),
+                *(echo.place(of_prompt) if self._body.logprobs is not None else []),
                 *((len(echo.text) + offset, score) for offset, score in answer.logprobs),
             ]
-        return CompletionChoice(index, text, self._logprobs(scores), answer.finish_reason)
+        top = self._body.prompt_logprobs
+        return CompletionChoice(
+            index,
+            text,
+            self._logprobs(scores),
+            answer.finish_reason,
+            token_ids=self._ids(answer.tokens),
+            prompt_logprobs=UNSET if top is None else prompt_logprobs(self._names, of_prompt, top),
+            prompt_token_ids=self._ids(prompt),
+        )
 
     def _logprobs(self, scores: list) -> CompletionLogprobs | None:
         top = self._body.logprobs
-        return None if top is None else completion_logprobs(self._tokenizer, scores, top)
+        return None if top is None else completion_logprobs(self._names, scores, top)
 
     def _object(
         self,
@@ -107,7 +134,7 @@ class Echo:
     def __init__(self, text: str, ids: list[int], tokenizer: Tokenizer) -> None:
         self.text = text
         self._ids, self._tokenizer = ids, tokenizer
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(special=True)
         self._offset = 0
         self.first: list[tuple[int, Logprob | int]] = [(self._next(ids[0]), ids[0])] if ids else []
 
@@ -120,6 +147,16 @@ class Echo:
         return [(self._next(score.token), score) for score in scores]
 
     def _next(self, token: int) -> int:
-        place = self._offset
-        self._offset += len(self._detokenizer.push(token))
+        place, piece = self._offset, self._detokenizer.push(token)
+        self._offset += self._length(token, piece)
         return place
+
+    def _length(self, token: int, piece: str) -> int:
+        """How much of the text a token is. The tokenizer may have put a special token, or a blank, into the prompt."""
+        if self.text.startswith(piece, self._offset):
+            return len(piece)
+        if self._tokenizer.is_special(token):
+            return 0
+        if piece.startswith(" ") and self.text.startswith(piece[1:], self._offset):
+            return len(piece) - 1
+        return min(len(piece), len(self.text) - self._offset)  # a normalizer has changed it

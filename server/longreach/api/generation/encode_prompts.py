@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from longreach.api.schema.requests.chat_messages import Message
-from longreach.api.schema.requests.formats import Tool
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from longreach.sizes import MAX_PROMPT_TOKENS
 from longreach.text.tokenizer import TooManyTokensError, UnbrokenTextError
 from longreach.util.work_pool import WorkPoolFullError
 
@@ -26,8 +25,11 @@ async def encode_text(
     answer_tokens: int = 0,
     special: bool = True,
     parse_special: bool = True,
+    keep: int | None = None,
 ) -> list[int]:
     """Token ids of a text that leaves room for so many tokens of an answer; see `Tokenizer.encoding`.
+
+    With `keep` the text may be longer, and only so many of its last tokens are kept; -1: as many as leave that room.
 
     Raises:
         ContextLengthError: it does not fit. Mostly that is known before anything is encoded, and else on the way.
@@ -36,7 +38,8 @@ async def encode_text(
         ClientGoneError: the caller went away.
     """
     info, tokenizer, service = call.engine.info, call.tokenizer, call.service
-    most = info.max_model_len - answer_tokens
+    room = info.max_model_len - answer_tokens
+    most = room if keep is None else MAX_PROMPT_TOKENS
     caller = call.record.caller
     if len(text) <= _SHORT_CHARACTERS:
         least = tokenizer.least_tokens(text) if len(text) > most // 4 else 0
@@ -46,7 +49,8 @@ async def encode_text(
         raise ContextLengthError(least, answer_tokens, info.max_model_len, param=param, at_least=True)
     work = tokenizer.encoding(text, special, parse_special, most)
     try:
-        return await call.attend(service.encoding.run(work, caller=caller, size=sys.getsizeof(text)))
+        ids = await call.attend(service.encoding.run(work, caller=caller, size=sys.getsizeof(text)))
+        return last_tokens(ids, keep, room)
     except TooManyTokensError as error:
         raise ContextLengthError(
             error.tokens,
@@ -64,27 +68,46 @@ async def encode_text(
         ) from None
 
 
+def last_tokens(ids: list[int], keep: int | None, room: int) -> list[int]:
+    """So many of the last tokens of a prompt: all if `keep` is None, as many as there is `room` for if it is -1."""
+    if keep is None:
+        return ids
+    most = max(room, 0) if keep < 0 else keep
+    return ids[max(len(ids) - most, 0) :]
+
+
 async def encode_chat(
     call: Call[Any],
-    messages: Sequence[Message],
-    tools: Sequence[Tool] = (),
+    turn: ChatTurn,
     *,
-    param: str,
     answer_tokens: int = 0,
-    add_generation_prompt: bool = True,
-    **variables: str | bool | None,
+    special: bool | None = None,
+    keep: int | None = None,
 ) -> tuple[str, list[int]]:
-    """A chat's prompt as text and as token ids; `variables` are given to the template, those that are None are not.
+    """The prompt of a turn as text and as token ids; `special` and `keep` as in `encode_text`.
+
+    By default special tokens are put around the text only where the model has no template.
 
     Raises:
         InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
         ApiError: as `encode_text`.
     """
     chat, marks = call.service.chat, call.tokenizer.marks
-    given = {name: value for name, value in variables.items() if value is not None}
-    work = call.service.reading.call(
-        chat.text, messages, tools, marks, add_generation_prompt, given, caller=call.record.caller
-    )
-    guarded, text = await call.attend(work)
-    special = chat.template.is_default
-    return text, await encode_text(call, guarded, param=param, answer_tokens=answer_tokens, special=special)
+    given = {name: value for name, value in turn.variables.items() if value is not None}
+
+    def write() -> tuple[str, str]:
+        return chat.text(
+            turn.messages,
+            turn.offered,
+            marks,
+            turn.opens_answer,
+            given,
+            fields=turn.variable_fields,
+            continues=turn.continues,
+            param=turn.param,
+        )
+
+    guarded, text = await call.attend(call.service.reading.call(write, caller=call.record.caller))
+    special = chat.template.is_default if special is None else special
+    ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
+    return text, ids

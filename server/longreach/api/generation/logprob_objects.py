@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from longreach.api.schema.answers.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from longreach.api.schema.answers.completions import CompletionLogprobs
+from longreach.api.schema.answers.usage import PromptLogprob, PromptLogprobs
 from longreach.engine.messages import Logprob
 from longreach.text.tokenizer import Tokenizer
 
@@ -18,14 +19,28 @@ def token_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def completion_logprobs(
-    tokenizer: Tokenizer, scores: Iterable[tuple[int, Logprob | int]], top: int
-) -> CompletionLogprobs:
+class TokenNames:
+    """What log-probabilities call a token: its text, or with `as_ids` its id, as in `token_id:7`."""
+
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def of(self, token: int) -> str:
+        """The name of a token."""
+        return f"token_id:{token}" if self._as_ids else token_text(self.bytes_of(token))
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token."""
+        return self._tokenizer.token_bytes(token)
+
+
+def completion_logprobs(names: TokenNames, scores: Iterable[tuple[int, Logprob | int]], top: int) -> CompletionLogprobs:
     """For `/v1/completions`: tokens with the places in the text where they begin; a bare id has no log-probability."""
     found = CompletionLogprobs([], [], [], [])
     for offset, score in scores:
         token = score if isinstance(score, int) else score.token
-        found.tokens.append(token_text(tokenizer.token_bytes(token)))
+        found.tokens.append(names.of(token))
         found.text_offset.append(offset)
         if isinstance(score, int):
             found.token_logprobs.append(None)
@@ -34,17 +49,32 @@ def completion_logprobs(
         found.token_logprobs.append(score.logprob)
         likeliest = zip(score.top_tokens[:top], score.top_logprobs[:top], strict=True)
         # As with OpenAI, the token itself is there even if it is not among the likeliest.
-        named = {token_text(tokenizer.token_bytes(other)): value for other, value in likeliest}
+        named = {names.of(other): value for other, value in likeliest}
         found.top_logprobs.append(named | {found.tokens[-1]: score.logprob} if top else {})
     return found
 
 
-def chat_logprobs(tokenizer: Tokenizer, scores: Iterable[tuple[int, Logprob]]) -> ChatLogprobs:
+def prompt_logprobs(names: TokenNames, scores: Iterable[Logprob], top: int) -> PromptLogprobs:
+    """A prompt's log-probabilities as vLLM shows them: the first token has none."""
+
+    def one(score: Logprob) -> dict[str, PromptLogprob]:
+        likeliest = [*zip(score.top_tokens[:top], score.top_logprobs[:top], strict=True)]
+        ranked: dict[int, tuple[int | None, float]] = {}
+        ranked |= {token: (rank, value) for rank, (token, value) in enumerate(likeliest, start=1)}
+        ranked.setdefault(score.token, (None, score.logprob))
+        return {
+            str(token): PromptLogprob(value, rank, token_text(names.bytes_of(token)))
+            for token, (rank, value) in ranked.items()
+        }
+
+    return [None, *map(one, scores)]
+
+
+def chat_logprobs(names: TokenNames, scores: Iterable[tuple[int, Logprob]]) -> ChatLogprobs:
     """For `/v1/chat/completions`."""
 
     def one(token: int, logprob: float) -> TopLogprob:
-        data = tokenizer.token_bytes(token)
-        return TopLogprob(token_text(data), logprob, list(data))
+        return TopLogprob(names.of(token), logprob, list(names.bytes_of(token)))
 
     found = []
     for _, score in scores:

@@ -18,6 +18,9 @@ from longreach.errors import ContextLengthError, InvalidRequestError
 from longreach.policies.values import AttentionPolicy
 from longreach.text.stop import Stops
 
+# Beyond this, a prompt's log-probabilities are told in a stream alone, piece by piece, so that none has to be kept.
+_MAX_WHOLE_SCORED = 65536
+
 
 def check_token_ids(ids: Sequence[int], info: Started, param: str) -> None:
     """Raise an InvalidRequestError if there is a token id beyond the vocabulary."""
@@ -35,6 +38,21 @@ def check_fit(prompt: Sequence[int], max_tokens: int, info: Started, param: str)
         raise InvalidRequestError(f"`{param}`: there is no token in it.", param=param, code="invalid_value")
     if len(prompt) + max_tokens > info.max_model_len:
         raise ContextLengthError(len(prompt), max_tokens, info.max_model_len, param=param)
+
+
+def check_scored(top: int | None, prompts: Sequence[Sequence[int]], param: str, copies: int = 1) -> None:
+    """Raise an InvalidRequestError if more tokens of prompts are to be scored than one object may tell of.
+
+    `top` is None where none are, and each prompt's are told `copies` times.
+    """
+    scored = copies * sum(map(len, prompts))
+    if top is not None and scored > _MAX_WHOLE_SCORED:
+        raise InvalidRequestError(
+            f"`{param}`: those of more than {_MAX_WHOLE_SCORED} prompt tokens, counted for each of `n` answers, are "
+            "only sent with `stream: true`, by `echo` and `logprobs` of /v1/completions.",
+            param=param,
+            code="invalid_value",
+        )
 
 
 def tokens_left(prompt: Sequence[int], limit: int | None, info: Started, param: str) -> int:
@@ -55,19 +73,20 @@ class AnswerSpec:
     Attributes:
         prompts: token ids of each prompt.
         param: the field that the prompts come from.
-        max_tokens: tokens that an answer may have; with 0, only the prompts are scored.
+        max_tokens: tokens that an answer may have; with 0, only the prompts are scored; None for what is left.
         choices: answers to each prompt.
         stops: strings that end an answer, beside those of the body.
         grammar: the grammar that answers follow, in llguidance's form.
         grammar_field: the field that the grammar comes from.
         logprobs: likeliest tokens that are told at each place of an answer; None for no log-probabilities.
         prompt_logprobs: the same, of the prompts.
-        special: special tokens are text.
+        special: special tokens are text, also where the body does not ask for them.
+        bad_words: token ids of the words that an answer must not have.
     """
 
     prompts: Sequence[list[int]]
     param: str
-    max_tokens: int
+    max_tokens: int | None
     choices: int = 1
     stops: Sequence[str] = ()
     grammar: str | None = None
@@ -75,6 +94,7 @@ class AnswerSpec:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     special: bool = False
+    bad_words: Sequence[list[int]] = ()
 
 
 def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
@@ -116,27 +136,52 @@ def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> Attentio
     check_token_ids(body.stop_token_ids, info, "stop_token_ids")
     check_token_ids([*body.logit_bias], info, "logit_bias")
     for prompt in spec.prompts:
-        check_fit(prompt, max(spec.max_tokens, 1), info, spec.param)
+        check_fit(prompt, max(spec.max_tokens or 0, 1), info, spec.param)
+    _check_drawable(body, spec, info)
     attention = settings.default_policy if body.attention is None else body.attention.resolve()
     _check_bounds(attention, info)
     return attention
+
+
+def _ends(body: SamplingFields, info: Started) -> list[int]:
+    """The tokens that end an answer."""
+    return [*body.stop_token_ids, *([] if body.ignore_eos else info.eos_token_ids)]
+
+
+def _check_drawable(body: SamplingFields, spec: AnswerSpec, info: Started) -> None:
+    """Refuse what may leave no token to be drawn."""
+    check_token_ids(body.allowed_token_ids, info, "allowed_token_ids")
+    asked = [name for name in ("allowed_token_ids", "bad_words") if getattr(body, name)]
+    if not asked:
+        return
+    if spec.grammar is not None:
+        why = f"cannot be set where a grammar (`{spec.grammar_field}`) says what may be drawn"
+    elif len(asked) > 1:
+        why = "cannot be set together with `bad_words`"
+    elif body.min_tokens and body.allowed_token_ids and {*body.allowed_token_ids} <= {*_ends(body, info)}:
+        why = "all of these end the answer, which `min_tokens` does not let end"
+    else:
+        return
+    raise InvalidRequestError(f"`{asked[0]}`: {why}.", param=asked[0], code="invalid_value")
 
 
 def _planned(
     call: Call[SamplingFields], answer_id: str, spec: AnswerSpec, attention: AttentionPolicy
 ) -> list[PlannedAnswer]:
     body, info, service = call.body, call.engine.info, call.service
-    ends = [*body.stop_token_ids, *([] if body.ignore_eos else info.eos_token_ids)]
-    stops = Stops([*body.stop, *spec.stops])
+    ends, bad_words = _ends(body, info), [*spec.bad_words]
+    strings = [*body.stop, *spec.stops]
+    stops = Stops(strings, call.tokenizer.special_ids(strings))
 
     def request(number: int, choice: int) -> Generate:
+        left = info.max_model_len - len(spec.prompts[number])
         return Generate(
             request_id=f"{answer_id}-{number * spec.choices + choice}",
             prompt=spec.prompts[number],
-            max_tokens=max(spec.max_tokens, 1),
+            max_tokens=left if spec.max_tokens is None else max(spec.max_tokens, 1),
             min_tokens=body.min_tokens,
             stop_token_ids=ends,
-            sampling=body.sampling(info.vocab_size, choice, service.sampling_defaults),
+            sampling=body.sampling(info.vocab_size, choice, service.sampling_defaults, bad_words),
             priority=body.priority,
             flexible=body.service_tier == "flex",
             cache_salt=call.record.cache_salt(body.cache_salt),
@@ -154,7 +199,7 @@ def _planned(
             stops=stops,
             include_stop=body.include_stop_str_in_output,
             stop_token_ids=body.stop_token_ids,
-            special=spec.special,
+            special=spec.special or not body.skip_special_tokens,
             prompt_only=spec.max_tokens == 0,
             leads=choice == 0,
             grammar_field=spec.grammar_field,

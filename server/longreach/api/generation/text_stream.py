@@ -47,9 +47,11 @@ class TextDelta:
     """Text that became certain, and the tokens that it is of; the last of an answer has the `finish_reason`.
 
     Attributes:
+        tokens: ids of the tokens that were drawn since the delta before, those that only end the answer included.
         logprobs: of tokens, if asked for, each once its text is certain, with the place in the text where it begins.
         prompt_logprobs: of further tokens of the prompt.
         reading: the prompt is still being read.
+        stop: of the last delta, the stop string that ended the answer.
     """
 
     text: str = ""
@@ -57,6 +59,8 @@ class TextDelta:
     logprobs: list[tuple[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     reading: bool = False
+    tokens: list[int] = field(default_factory=list)
+    stop: str | None = None
 
 
 async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerator[TextDelta, None]:
@@ -109,6 +113,7 @@ class _Writer:
         self._decoded = 0  # characters, passed on or held back
         self._written = 0
         self._logprobs: deque[tuple[int, Logprob]] = deque()
+        self._untold: list[int] = []
 
     def push(self, update: Update) -> TextDelta | None:
         """What an update adds, if anything."""
@@ -118,19 +123,20 @@ class _Writer:
         for i, token in enumerate(update.tokens):
             self._tokens += 1
             self._record.add_token()
+            self._untold.append(token)
             if self._is_end(update, i):
                 break
             if update.logprobs:
                 self._logprobs.append((self._decoded, update.logprobs[i]))
-            text += self._match(self._detokenizer.push(token))
-            if self._matcher.matched:
+            text += self._match(self._detokenizer.push(token), token)
+            if self._matcher.matched is not None:
                 return self._delta(text, update, "stop")
         if update.finish_reason is None:
             if text or update.prompt_logprobs or not update.tokens:
                 return self._delta(text, update, None)
             return None
         text += self._match(self._detokenizer.flush())
-        finish = "stop" if self._matcher.matched else update.finish_reason
+        finish = "stop" if self._matcher.matched is not None else update.finish_reason
         return self._delta(text + self._matcher.flush(), update, finish)
 
     def _is_end(self, update: Update, i: int) -> bool:
@@ -142,14 +148,27 @@ class _Writer:
             return False
         return token in self._planned.request.stop_token_ids
 
-    def _match(self, piece: str) -> str:
+    def _match(self, piece: str, token: int | None = None) -> str:
         self._decoded += len(piece)
+        if token is not None:
+            piece = self._planned.stops.searched(token, piece)
         return self._matcher.push(piece) if self._tokens > self._planned.request.min_tokens else piece
 
     def _delta(self, text: str, update: Update, finish: FinishReason | None) -> TextDelta:
+        text = self._shown(text)
         self._written += len(text)
+        tokens, self._untold = self._untold, []
         certain = []
         # A token whose text lies behind a stop string is no part of the answer.
-        while self._logprobs and (self._logprobs[0][0] < self._written or (finish and not self._matcher.matched)):
+        stop = self._matcher.matched
+        while self._logprobs and (self._logprobs[0][0] < self._written or (finish and stop is None)):
             certain.append(self._logprobs.popleft())
-        return TextDelta(text, finish, certain, update.prompt_logprobs, reading=not update.tokens)
+        named = None if stop is None else self._planned.stops.shown(stop, names=True)
+        return TextDelta(text, finish, certain, update.prompt_logprobs, not update.tokens, tokens, named)
+
+    def _shown(self, searched: str) -> str:
+        """The text without the signs of special tokens, whose names a stop string that stays in the text keeps."""
+        stops, matcher = self._planned.stops, self._matcher
+        kept = len(matcher.matched or "") if self._planned.include_stop else 0
+        before = searched[: len(searched) - kept]
+        return stops.shown(before, self._planned.special) + stops.shown(searched[len(before) :], names=True)

@@ -31,6 +31,8 @@ class StreamExtras:
         options = fields.stream_options
         self.last_usage = options is not None and options.include_usage
         self._continuous = options is not None and options.continuous_usage_stats
+        if options is not None and options.progress_comments:
+            call.record.show_progress()
         self._progress = fields.return_progress
         self._record = call.record
         self._engine = call.engine

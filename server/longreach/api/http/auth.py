@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,18 +63,29 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, authorization: bytes | None) -> ApiKey | None:
-        """The key in an Authorization header (`Bearer KEY`), or None if it is none of ours.
+    def find(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
+        """The key of a request, or None if it is none of ours, or the request names two.
 
         Compares with all keys, each in constant time.
         """
-        scheme, _, given = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(given.strip()).digest()
+        given = given_keys(headers)
+        if len(given) != 1:
+            return None
+        digest = hashlib.sha256(given.pop()).digest()
         found = None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
                 found = key
-        return found if scheme.lower() == b"bearer" else None
+        return found
+
+
+def given_keys(headers: Mapping[bytes, bytes]) -> set[bytes]:
+    """The keys that a request names, by `Authorization: Bearer KEY` or by Anthropic's `x-api-key: KEY`."""
+    scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+    keys = {headers.get(b"x-api-key", b"").strip()}
+    if scheme.lower() == b"bearer":
+        keys.add(bearer.strip())
+    return keys - {b""}
 
 
 def _lines(path: Path) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from longreach.api.schema.requests.parse import parse
 from longreach.api.schema.requests.typed_decoding import decode
 from longreach.errors import BodyTooLargeError, InvalidRequestError, MediaTypeError
+from longreach.util import exact_json
 from longreach.util.work_pool import WorkPool
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,7 +52,7 @@ def _decoded(model: type[M], body: bytearray, most_tokens: int) -> M:
 
 def _loaded(body: bytearray) -> object:
     try:
-        return orjson.loads(body)
+        return exact_json.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 

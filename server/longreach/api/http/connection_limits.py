@@ -19,6 +19,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.error_answers import error_response
+from longreach.api.http.error_forms import error_object
+from longreach.api.http.request_log import request_id_from
 from longreach.errors import ApiError, HttpError, RequestTimeoutError, UnavailableError
 
 # Beyond the limit, so that probes are answered whatever strangers hold. Such a connection is told that the server is
@@ -230,7 +232,8 @@ class LimitedProtocol(H11Protocol):
             await send(message)
 
         is_probe = scope["raw_path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
-        app = cast("ASGIApp", self.config.loaded_app) if is_probe else error_response(self._full())
+        refused = error_response(self._full(), scope, request_id_from(None))
+        app = cast("ASGIApp", self.config.loaded_app) if is_probe else refused
         await app(scope, receive, send_last)
 
     def _make_room(self) -> None:
@@ -255,7 +258,7 @@ class LimitedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = orjson.dumps(error.body())
+            body = orjson.dumps(error_object(error, cast("Scope | None", self.scope), request_id_from(None)))
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
             events = (

@@ -1,4 +1,4 @@
-"""Every way a request can fail becomes an OpenAI error object; nothing internal leaves the process."""
+"""Every way a request can fail becomes an error object of its protocol; nothing internal leaves the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from longreach.api.http.error_forms import error_object
 from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError
 from longreach.errors import (
     ApiError,
@@ -29,9 +31,9 @@ class ClientGoneError(Exception):
     """The caller closed the connection; nobody is left to answer."""
 
 
-def error_response(error: ApiError) -> Response:
-    """An error as an HTTP answer."""
-    body = orjson.dumps(error.body())
+def error_response(error: ApiError, scope: Scope, request_id: str) -> Response:
+    """An error as the HTTP answer to a request."""
+    body = orjson.dumps(error_object(error, scope, request_id))
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
@@ -94,4 +96,4 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     request.state.record.finished(error.code)
-    return error_response(error)
+    return error_response(error, request.scope, request.state.record.request_id)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from longreach.allowed_hosts import Hosts, host_of
 from longreach.api.http.auth import OPEN_PATHS
 from longreach.api.http.error_answers import error_response
+from longreach.api.http.error_forms import id_headers
 from longreach.api.http.request_log import RequestRecord, request_id_from
 from longreach.config import Settings
 from longreach.errors import ApiError, HttpError, quoted
@@ -68,10 +69,10 @@ class Door:
             scope = _in_origin_form(scope)
             self._check(scope)
         except ApiError as error:
-            await self._refuse(error_response(error), error.code, scope, receive, ends)
+            await self._refuse(error, scope, receive, ends)
             return
         if scope["raw_path"] == b"*":
-            await self._refuse(Response(status_code=204, headers={"Allow": _ALLOW}), None, scope, receive, ends)
+            await self._refuse(None, scope, receive, ends)
             return
         await self._app(scope, receive, ends)
 
@@ -87,22 +88,28 @@ class Door:
                     code="host_not_allowed",
                     status=421,
                 )
-        if len(values(headers, b"authorization")) > 1:
-            # Whoever stands in front may have looked at another one than we would.
-            raise HttpError("Send one Authorization header, not several.", code="invalid_http", status=400)
+        for name in ("Authorization", "x-api-key"):
+            if len(values(headers, name.lower().encode())) > 1:
+                # Whoever stands in front may have looked at another one than we would.
+                raise HttpError(f"Send one {name} header, not several.", code="invalid_http", status=400)
         expected = b",".join(values(headers, b"expect")).strip().lower()
         if expected not in (b"", b"100-continue"):
             raise HttpError("Expect may be 100-continue only.", code="expectation_failed", status=417)
 
-    async def _refuse(self, response: Response, code: str | None, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, error: ApiError | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with an error, or to `OPTIONS *`."""
         headers: Headers = scope["headers"]
         given = values(headers, b"x-request-id")
         path = (scope.get("raw_path") or scope["path"].encode())[:256].decode("ascii", "replace")
         record = RequestRecord(request_id_from(given[-1] if given else None), scope["method"][:16], path)
+        if error is None:
+            response = Response(status_code=204, headers={"Allow": _ALLOW})
+        else:
+            response = error_response(error, scope, record.request_id)
+            record.finished(error.code)
         record.answered(response.status_code)
-        record.finished(code)
         if self._echoes_id or given != [record.request_id.encode()]:
-            response.headers["x-request-id"] = record.request_id
+            response.raw_headers += id_headers(scope, record.request_id)
         await response(scope, receive, send)
         self._refused(record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import re
 import time
@@ -12,7 +13,11 @@ from dataclasses import dataclass, field
 from longreach.api.http.auth import ApiKey
 from longreach.engine.messages import AttentionUse, DecodeUse
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_DIGEST_CHARACTERS = 16
+# A line of one blank is no field of an event and no empty line: no reader in use counts it as the end of an event, and
+# one that strips what it reads before it joins it has nothing left of it.
+_SILENT_LINE = b" \n"
 
 
 @dataclass
@@ -23,6 +28,7 @@ class RequestRecord:
 
     Attributes:
         address: where the request came from, as `network_of` has it.
+        asker: whom the request says that it is from, as a word of the log.
         finish: how the request ended: stop, length, disconnected, or the code of an error.
         attention: what each prompt was computed with, unless that was dense.
         decode: what each answer has read so far under a decode budget, by its request to the engine.
@@ -36,6 +42,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     status: int | None = field(default=None, init=False)
     key: ApiKey | None = field(default=None, init=False)
+    asker: str | None = field(default=None, init=False)
     completion_id: str | None = field(default=None, init=False)
     prompt_tokens: int | None = field(default=None, init=False)
     computed_tokens: int = field(default=0, init=False)
@@ -46,6 +53,7 @@ class RequestRecord:
     attention: list[AttentionUse] = field(default_factory=list, init=False)
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+    _shows_progress: bool = field(default=False, init=False)
     _read: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
 
     @property
@@ -53,9 +61,20 @@ class RequestRecord:
         """Who shares what the server has to give: the key's name, else the address."""
         return self.address if self.key is None else self.key.name
 
+    @property
+    def owner(self) -> str:
+        """Whose the request is, as what it leaves behind is marked: the key's digest. Empty where there are no keys."""
+        return "" if self.key is None else self.key.digest.hex()
+
     def authenticated(self, key: ApiKey | None) -> None:
         """The request came with this key, or without a valid one."""
         self.key = key
+
+    def asked_by(self, name: str | None) -> None:
+        """The request says that it is from `name`; what is too long or too odd for the log is told by a digest."""
+        if name is not None and _PLAIN.fullmatch(name) is None:
+            name = f"sha256:{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:_DIGEST_CHARACTERS]}"
+        self.asker = name
 
     def answering(self, completion_id: str, prompt_tokens: int) -> None:
         """Answers to so many prompt tokens are wanted, and are to be sent under this id."""
@@ -93,11 +112,17 @@ class RequestRecord:
         """The caller went away."""
         self.finished("disconnected")
 
-    def progress(self) -> str:
-        """How far the answer is, in the words of a keep-alive comment."""
+    def show_progress(self) -> None:
+        """The caller reads the stream's comments."""
+        self._shows_progress = True
+
+    def keep_alive(self) -> bytes:
+        """What a silent stream sends: a line that says nothing, or a comment with the progress if that is wanted."""
+        if not self._shows_progress:
+            return _SILENT_LINE
         if self.output_tokens:
-            return f"decode {self.output_tokens}"
-        return f"prefill {self.computed_tokens}/{self.prompt_tokens}"
+            return f": decode {self.output_tokens}\n".encode()
+        return f": prefill {self.computed_tokens}/{self.prompt_tokens}\n".encode()
 
     def cache_salt(self, given: str) -> str:
         """The salt of the prefix cache: what the request gives, within its key."""
@@ -108,6 +133,8 @@ class RequestRecord:
         words = [f"id={self.request_id}", f"{self.method} {self.path}", f"status={self.status or '-'}"]
         if self.key is not None:
             words.append(f"key={self.key.name}")
+        if self.asker is not None:
+            words.append(f"user={self.asker}")
         if self.completion_id is not None:
             words += [
                 f"completion={self.completion_id}",
@@ -126,7 +153,7 @@ class RequestRecord:
 def request_id_from(header: bytes | None) -> str:
     """The caller's `X-Request-Id` if it is short and plain enough to be echoed and logged, else a fresh one."""
     given = "" if header is None else header.decode("latin-1")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _PLAIN.fullmatch(given) else uuid.uuid4().hex
 
 
 def network_of(client: tuple[str, int] | None) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -18,8 +19,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from longreach.api.http.error_answers import ClientGoneError, as_api_error
+from longreach.api.http.error_forms import anthropic_error
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
+from longreach.errors import ApiError
 
 Watcher = Callable[[], Coroutine[Any, Any, NoReturn]]
 
@@ -32,11 +35,38 @@ def sse_data(value: object, event: str | None = None) -> bytes:
     return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+@dataclass(frozen=True)
+class StreamForm:
+    """What a stream has beside the events of its answer, as its protocol has it.
+
+    Attributes:
+        keep_alive: what is sent when nothing else was for a while.
+        failure: the event that tells of an error; takes the request's id, too.
+        end: what follows the last event.
+    """
+
+    keep_alive: Callable[[RequestRecord], bytes]
+    failure: Callable[[ApiError, str], bytes]
+    end: bytes
+
+
+OPENAI_STREAM = StreamForm(
+    keep_alive=lambda record: record.keep_alive(),
+    failure=lambda error, _: sse_data(error.body()),
+    end=DONE,
+)
+ANTHROPIC_STREAM = StreamForm(
+    keep_alive=lambda _: sse_data({"type": "ping"}, event="ping"),
+    failure=lambda error, request_id: sse_data(anthropic_error(error, request_id), event="error"),
+    end=b"",
+)
+
+
 class EventStream(Response):
     """A `text/event-stream` answer whose headers go out before its first event is known.
 
-    Whatever happens after them, the caller reads an end: the events' own or `{"error": ...}`, then `[DONE]`. When
-    nothing was sent for `keep_alive_seconds`, a comment with the progress is, so that no proxy gives the connection up.
+    Whatever happens after them, the caller reads an end: the events' own or that of a failure, then what `form` ends
+    with. When nothing was sent for `keep_alive_seconds`, `form` says what is, so that no proxy gives the connection up.
     A caller that goes away closes `events`. When they have come to their end, `finish` says how the answer ended.
     """
 
@@ -49,6 +79,7 @@ class EventStream(Response):
         keep_alive_seconds: float,
         until_cut: Watcher,
         finish: Callable[[], str | None],
+        form: StreamForm = OPENAI_STREAM,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -59,6 +90,7 @@ class EventStream(Response):
         self._keep_alive_seconds = keep_alive_seconds
         self._until_cut = until_cut
         self._finish = finish
+        self._form = form
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +105,9 @@ class EventStream(Response):
         except Exception as error:  # noqa: BLE001 - the status is sent already: the stream itself has to say it
             api_error = as_api_error(error, self._record.request_id)
             self._record.finished(api_error.code)
-            await self._send(send, sse_data(api_error.body()))
-        await self._send(send, DONE)
+            await self._send(send, self._form.failure(api_error, self._record.request_id))
+        if self._form.end:
+            await self._send(send, self._form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pour(self, send: Send) -> None:
@@ -92,4 +125,4 @@ class EventStream(Response):
             silent = time.monotonic() - self._last_sent
             await asyncio.sleep(max(self._keep_alive_seconds - silent, 0.001))
             if time.monotonic() - self._last_sent >= self._keep_alive_seconds:
-                await self._send(send, f": {self._record.progress()}\n\n".encode())
+                await self._send(send, self._form.keep_alive(self._record))

@@ -10,13 +10,17 @@ from starlette.requests import Request
 
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
+from longreach.api.schema.requests.messages import CountTokensRequest
+from longreach.api.schema.requests.responses import InputTokensRequest
 from longreach.api.schema.requests.sampling import ServingFields
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.service import Service
 from longreach.text.tokenizer import Tokenizer
 
-M_co = TypeVar("M_co", bound=ServingFields | TokenizeRequest | DetokenizeRequest, covariant=True)
+Body = ServingFields | CountTokensRequest | InputTokensRequest | TokenizeRequest | DetokenizeRequest
+
+M_co = TypeVar("M_co", bound=Body, covariant=True)
 T = TypeVar("T")
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Tool
+from longreach.api.service.template_variables import read_by
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
-from longreach.text.chat_template import ChatTemplate
+from longreach.text.chat_template import ChatTemplate, RenderError
 from longreach.text.marks import Marks, unguarded
+from longreach.text.template_fit import TemplateFit
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,21 @@ class Chat:
     format: AnswerFormat
 
     @classmethod
-    def load(cls, model: str, chat_template: str | None = None) -> Chat:
-        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`.
+    def load(cls, model: str, chat_template: str | None = None, call_format: str | None = None) -> Chat:
+        """Read both of a model directory or hub id. `chat_template` goes before the model's, as in `ChatTemplate.load`;
+        `call_format` names the format of calls, as in `AnswerFormat.load`.
 
         Raises:
             TokenizerError: one cannot be used.
         """
         template = ChatTemplate.load(model, chat_template)
-        return cls(template, AnswerFormat.load(model, template.sources))
+        new_id = TemplateFit(template).new_id
+        return cls(template, AnswerFormat.load(model, template.sources, call_format, new_id))
+
+    @functools.cached_property
+    def fit(self) -> TemplateFit:
+        """How the template wants its conversations."""
+        return TemplateFit(self.template)
 
     def text(
         self,
@@ -36,24 +47,38 @@ class Chat:
         tools: Sequence[Tool],
         marks: Marks,
         add_generation_prompt: bool,
-        variables: Mapping[str, str | bool],
+        variables: Mapping[str, Any],
+        fields: Mapping[str, str] | None = None,
+        continues: bool = False,
+        param: str = "messages",
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 
+        Each message is seen in it. Where the template does not take them as they are, they are rearranged. `fields`
+        names the request's fields that `variables` come from. With `continues` the last message stays open.
+
         Raises:
-            InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
+            InvalidRequestError: the template refuses the messages or leaves one out, which names `param`; or it has no
+                place for tools or a variable.
         """
-        for name in variables:
-            if not self.template.reads(name):
-                raise _unsupported(name, f"this model's chat template does not read `{name}`")
+        variables = read_by(self.template, variables, fields or {})
         if tools and not self.template.reads("tools"):
             raise _unsupported("tools", "this model's chat template has no place for tools")
-        guarded = self.template.render(
-            marks.guard([message.for_template() for message in messages]),
-            marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
-            add_generation_prompt,
-            **marks.guard(dict(variables)),
-        )
+        as_text = any(message.tool_calls for message in messages) and self.fit.style.arguments_as_text
+        plain = self.fit.renamed([message.for_template(arguments_as_text=as_text) for message in messages])
+        try:
+            rendering = self.fit.rendering(
+                plain, tools=bool(tools), opens_answer=add_generation_prompt, variables=variables
+            )
+            guarded = self.template.fill(
+                marks.guard(rendering.arranged(plain)),
+                marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
+                add_generation_prompt,
+                continues,
+                **marks.guard(dict(variables)),
+            )
+        except RenderError as error:
+            raise InvalidRequestError(f"`{param}`: {error}.", param=param, code="invalid_value") from None
         return guarded, unguarded(guarded)
 
 

@@ -11,17 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import resource
 import signal
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import orjson
 
+from longreach.api.service.json_schema.document import SchemaError
+from longreach.api.service.json_schema.prepare import prepared
 from longreach.api.service.turns import TooManyWaitingError, Turns
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
 from longreach.util.descriptors import require_descriptors
@@ -32,7 +36,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["json_schema", "regex", "lark"]
+# `call_or_answer` is a `CallOrAnswer` as an object.
+Kind = Literal["json_schema", "regex", "lark", "ebnf", "call_or_answer"]
+
+
+class CallOrAnswer(TypedDict):
+    """A grammar of calls or of another answer.
+
+    Attributes:
+        main: Lark that names `@answer`, and `@arguments0` for the first function, over the model's vocabulary.
+        checked: the same without ids of tokens.
+        form: the kind and the source of the answer's grammar.
+        arguments: the JSON schemas of the functions' arguments.
+    """
+
+    main: str
+    checked: str
+    form: tuple[Kind, str | dict[str, Any]]
+    arguments: list[dict[str, Any]]
+
 
 # Grammars that are compiled at once, those that may wait for it, and as many of one caller.
 _AT_ONCE = 2
@@ -43,6 +65,8 @@ _REMEMBERED_BYTES = 8 << 20
 _ENTRY_BYTES = 256
 # JSON is written on one line, as `json.dumps` does: where blank space is free, a small model may go on in it for ever.
 _JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_TOOLS = "tools."
+_OF_TOOLS = f"at `{_TOOLS}"  # how an error in a schema of theirs begins
 _CHILD_MEMORY_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3  # exit status
 # A busy machine may take so many times the processor's time that is allowed.
@@ -78,14 +102,18 @@ class GrammarCompiler:
         self._known: OrderedDict[bytes, _Verdict] = OrderedDict()  # by the question's digest
         self._known_bytes = 0
 
-    async def compile(self, kind: Kind, source: str | dict[str, Any], field: str, caller: str) -> str:
+    async def compile(self, kind: Kind, source: str | Mapping[str, Any], field: str, caller: str) -> str:
         """The grammar in llguidance's form. Cancelling this ends the process, unless others wait for the same grammar.
 
         Raises:
-            InvalidRequestError: it is too large, takes too long, or is none; names `field`.
+            InvalidRequestError: it is too large, takes too long, or is none; names `field`, or `tools`.
             OverloadedError: too many wait, or the machine is too busy to compile it.
         """
-        question = orjson.dumps([kind, source])
+        try:
+            # Unlike orjson it writes integers of any size.
+            question = json.dumps([kind, source], ensure_ascii=False, separators=(",", ":")).encode()
+        except (RecursionError, ValueError) as error:
+            raise _refused(field, f"cannot be written as JSON ({error})", "invalid_value") from None
         if len(question) > self._max_bytes:
             raise _refused(field, f"must have at most {self._max_bytes} bytes", "grammar_too_large")
         name = hashlib.sha256(question).digest()
@@ -99,7 +127,8 @@ class GrammarCompiler:
                 message = "The server is busy: too many grammars wait to be compiled."
                 raise OverloadedError(message, self._seconds, code="grammar_queue_full") from None
         if verdict.error:
-            raise _refused(field, verdict.error, verdict.code)
+            blamed = "tools" if verdict.error.startswith(_OF_TOOLS) else field
+            raise _refused(blamed, verdict.error, verdict.code)
         return verdict.grammar
 
     async def stop(self) -> None:
@@ -154,25 +183,82 @@ def _refused(field: str, why: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{field}`: {why}.", param=field, code=code)
 
 
-def check_grammar(kind: Kind, source: str | dict[str, Any]) -> tuple[str, str]:
+def check_grammar(kind: Kind, source: Any) -> tuple[str, str]:
     """The grammar in llguidance's form, and what is wrong with it or the empty string.
 
     It is compiled over single bytes, up to the first mask: what fails at that fails over any vocabulary.
     """
+    try:
+        parts = _grammars(kind, source)
+    except SchemaError as error:
+        return "", str(error)
+    error = _error(parts)
+    if kind == "call_or_answer":
+        parts[0] = {"lark_grammar": source["main"]}
+    return _written(parts), error
+
+
+def _written(parts: list[dict[str, Any]]) -> str:
+    """llguidance's form; a Lark grammar alone is one as it is."""
+    return parts[0]["lark_grammar"] if [*map(list, parts)] == [["lark_grammar"]] else json.dumps({"grammars": parts})
+
+
+def _grammars(kind: Kind, source: Any) -> list[dict[str, Any]]:
+    """The grammars that one consists of, the main one first.
+
+    Raises:
+        SchemaError: a schema cannot be followed.
+    """
+    from llguidance import LLMatcher
+
+    if kind == "json_schema":
+        written = LLMatcher.grammar_from_json_schema(prepared(source), overrides=_JSON_STYLE)
+        return json.loads(written)["grammars"]
+    if kind == "regex":
+        return json.loads(LLMatcher.grammar_from_regex(source))["grammars"]
+    if kind == "lark":
+        return [{"lark_grammar": source}]
+    if kind == "ebnf":
+        return _of_known_dialect(source)
+    answer, *more = _grammars(*source["form"])
+    if more:
+        raise SchemaError("#", "a grammar of several parts cannot stand beside `tools`")
+    parts = [{"lark_grammar": source["checked"]}, {**answer, "name": "answer"}]
+    for index, schema in enumerate(source["arguments"]):
+        try:
+            [arguments] = _grammars("json_schema", schema)
+        except SchemaError as error:
+            raise SchemaError(f"{_TOOLS}{index}.function.parameters{error.where}", error.why) from None
+        parts.append({**arguments, "name": f"arguments{index}"})
+    return parts
+
+
+def _error(parts: list[dict[str, Any]]) -> str:
     from llguidance import LLMatcher, LLTokenizer
 
     from longreach.engine.sampling.grammar_limits import LIMITS, explained
 
-    if kind == "json_schema":
-        grammar = LLMatcher.grammar_from_json_schema(source, overrides=_JSON_STYLE)
-    elif kind == "regex":
-        grammar = LLMatcher.grammar_from_regex(str(source))
-    else:
-        grammar = LLMatcher.grammar_from_lark(str(source))
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=LIMITS)
+    matcher = LLMatcher(LLTokenizer("byte"), _written(parts), log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return grammar, explained(matcher.get_error()) if matcher.is_error() else ""
+    return explained(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _of_known_dialect(text: str) -> list[dict[str, Any]]:
+    """A grammar in GBNF, Lark or llguidance's JSON.
+
+    Raises:
+        SchemaError: it is in none of them.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    try:
+        if text.lstrip().startswith("{"):
+            return [{**grammar} for grammar in json.loads(text)["grammars"]]
+        return [{"lark_grammar": text if is_lark_syntax(text) or "::=" not in text else gbnf_to_lark(text)}]
+    except Exception as error:  # noqa: BLE001 - it follows the text's nesting, and says what it likes of a slip
+        why = f"it is neither GBNF, Lark nor llguidance's JSON: {type(error).__name__}: {str(error)[:200]}"
+        raise SchemaError("#", why) from None
 
 
 def main() -> None:
@@ -182,7 +268,7 @@ def main() -> None:
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_CHILD_MEMORY_BYTES, _CHILD_MEMORY_BYTES))
-    kind, source = orjson.loads(sys.stdin.buffer.read())
+    kind, source = json.loads(sys.stdin.buffer.read())
     try:
         answer = check_grammar(kind, source)
     except MemoryError:

@@ -15,9 +15,11 @@ import msgspec
 
 from longreach import gguf_source, hub
 from longreach.api.http.auth import ApiKeys
+from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
 from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
+from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.sampling_defaults import sampling_defaults
@@ -67,7 +69,7 @@ class Service:
     """One served model. Made before the model is loaded, so that the port can already answer that it is loading.
 
     Raises:
-        ConfigError: the API keys cannot be used.
+        ConfigError: the API keys or the store of responses cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -85,6 +87,8 @@ class Service:
         self._chat: Chat | None = None
         self.grammars = GrammarCompiler(settings.max_grammar_bytes, settings.max_grammar_seconds)
         self.masks = MaskPictures()
+        self.kept = KeptResponses(settings)
+        self.background = BackgroundRuns()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
@@ -116,9 +120,13 @@ class Service:
         if other is not None:
             spoken = await self.reading.call(hub.tokenizer_files, other)
         tokenizer = await self.reading.call(Tokenizer.load, str(spoken))
-        chat = await self.reading.call(Chat.load, str(spoken), self.settings.chat_template)
+        chat = await self.reading.call(
+            Chat.load, str(spoken), self.settings.chat_template, self.settings.tool_call_format
+        )
         if self.settings.chat_template is not None:
             log.info("chat template: that of --chat-template, instead of the model's")
+        if chat.format.calls is not None:
+            log.info("calls of tools: in the format %s", chat.format.calls.name)
         if other is not None:
             log.info("tokenizer: that of %s, with %d tokens", other, tokenizer.vocab_size)
         if self.settings.generation_config == "auto":
@@ -270,6 +278,8 @@ class Service:
 
     async def stop(self) -> None:
         """Stop the engine, if it was ever started, and whatever else was."""
+        await self.background.stop()
+        await self.kept.stop()
         self.masks.stop()
         self.reading.close()
         self.encoding.close()

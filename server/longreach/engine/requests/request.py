@@ -162,7 +162,7 @@ class Request:
     @property
     def needs_its_tokens(self) -> bool:
         """Whether its next step can be planned, or its next token drawn, only when all tokens before are known."""
-        return self.spec.speculate > 0 or self.constraint is not None or self.spec.sampling.penalizes
+        return self.spec.speculate > 0 or self.constraint is not None or self.spec.sampling.looks_back
 
     @property
     def max_length(self) -> int:

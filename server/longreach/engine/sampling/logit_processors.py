@@ -27,6 +27,19 @@ class Draw(NamedTuple):
         """How many tokens are not known yet."""
         return len(self.drafts)
 
+    def completable(self) -> Iterator[list[int]]:
+        """The bad words of which all but the last token are the end of the answer so far."""
+        words = self.request.spec.sampling.bad_words
+        if not words:
+            return
+        longest = max(map(len, words)) - 1
+        request = self.request
+        start = max(request.prompt_tokens, len(request.tokens) + len(self.drafts) - longest)
+        before = [*request.tokens[start:], *self.drafts][-longest:] if longest else []
+        for word in words:
+            if len(word) <= len(before) + 1 and word[:-1] == before[len(before) - len(word) + 1 :]:
+                yield word
+
 
 @dataclass(frozen=True)
 class Places:
@@ -67,12 +80,16 @@ class Adjustments:
         penalties: repetition penalty, frequency penalty times the count, and presence penalty at each place.
         bias: what is added.
         forbidden: pairs (row, token), (F, 2) int64, that may not be drawn.
+        allowed_rows: (A,) rows of which few tokens may be drawn, and `allowed`, (P, 2) int64, those tokens: pairs of a
+            place in `allowed_rows` and a token.
         grammar_rows: (G,) rows that follow a grammar, and `grammar_masks` (G, ceil(V / 8)) uint8 what it lets them be.
     """
 
     penalties: Places | None = None
     bias: Places | None = None
     forbidden: torch.Tensor | None = None
+    allowed_rows: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
     grammar_rows: torch.Tensor | None = None
     grammar_masks: torch.Tensor | None = None
 
@@ -85,6 +102,9 @@ class Adjustments:
             if not draw.request.may_stop(draw.after)
             for token in draw.request.spec.stop_token_ids
         ]
+        forbidden += [(row, word[-1]) for row, draw in enumerate(draws) for word in draw.completable()]
+        few = [(row, ids) for row, draw in enumerate(draws) if (ids := draw.request.spec.sampling.allowed_token_ids)]
+        allowed = [(place, token) for place, (_, ids) in enumerate(few) for token in ids]
         masks = [
             (row, mask)
             for row, draw in enumerate(draws)
@@ -94,6 +114,8 @@ class Adjustments:
             penalties=Places.of(list(_penalties(draws))),
             bias=Places.of(list(_biases(draws))),
             forbidden=torch.tensor(forbidden) if forbidden else None,
+            allowed_rows=torch.tensor([row for row, _ in few]) if few else None,
+            allowed=torch.tensor(allowed) if few else None,
             grammar_rows=torch.tensor([row for row, _ in masks]) if masks else None,
             grammar_masks=torch.from_numpy(np.stack([mask for _, mask in masks])) if masks else None,
         )
@@ -104,7 +126,7 @@ class Adjustments:
         A repetition penalty r divides a positive logit by r and multiplies a negative one (Keskar et al. 2019); then
         frequency and presence penalties are subtracted, as in OpenAI's API, and the bias is added.
         """
-        changes = (self.penalties, self.bias, self.forbidden, self.grammar_rows)
+        changes = (self.penalties, self.bias, self.forbidden, self.allowed_rows, self.grammar_rows)
         if all(change is None for change in changes):
             return logits
         logits = logits.clone()
@@ -118,6 +140,10 @@ class Adjustments:
             self.bias.update(logits, lambda old: old + bias)
         if self.forbidden is not None:
             logits[self.forbidden[:, 0], self.forbidden[:, 1]] = float("-inf")
+        if self.allowed_rows is not None and self.allowed is not None:
+            other = torch.ones(len(self.allowed_rows), logits.shape[1], dtype=torch.bool, device=logits.device)
+            other[self.allowed[:, 0], self.allowed[:, 1]] = False
+            logits[self.allowed_rows] = logits[self.allowed_rows].masked_fill(other, float("-inf"))
         if self.grammar_rows is not None and self.grammar_masks is not None:
             allowed = _unpack(self.grammar_masks, logits.shape[1])
             logits[self.grammar_rows] = logits[self.grammar_rows].masked_fill(~allowed, float("-inf"))

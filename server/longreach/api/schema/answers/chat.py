@@ -1,6 +1,7 @@
 """What `/v1/chat/completions` answers: OpenAI's objects, once for the wire and for the schema.
 
-A member that is `UNSET` is left out; `reasoning_content` is vLLM's and DeepSeek's.
+A member that is `UNSET` is left out; `reasoning_content` is vLLM's and DeepSeek's; `token_ids`, `prompt_token_ids` and
+`prompt_logprobs` are vLLM's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from longreach.api.schema.answers.usage import FinishReason, PromptProgress, ServiceTier, Usage
+from longreach.api.schema.answers.usage import FinishReason, PromptLogprobs, PromptProgress, ServiceTier, Usage
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -79,6 +80,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +90,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +103,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     service_tier: ServiceTier | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,3 +118,4 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     service_tier: ServiceTier | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

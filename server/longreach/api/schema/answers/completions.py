@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from longreach.api.schema.answers.usage import FinishReason, PromptProgress, ServiceTier, Usage
+from longreach.api.schema.answers.usage import FinishReason, PromptLogprobs, PromptProgress, ServiceTier, Usage
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -23,12 +23,15 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One text."""
+    """One text; the last three members are vLLM's."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,3 +18,14 @@ class Detokenized(msgspec.Struct, frozen=True):
     """A text."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The members of the model's `tokenizer_config.json`, with these: the chat template, and special tokens as text."""
+
+    tokenizer_class: str
+    chat_template: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None

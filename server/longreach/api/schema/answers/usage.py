@@ -95,6 +95,19 @@ class Usage(msgspec.Struct, frozen=True):
     attention: AttentionUsage | UnsetType = UNSET
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A token's log-probability at a place of the prompt, its place among the likeliest (null beyond those that were
+    asked for), and its text."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# One for each token of the prompt, by token ids; the first token has none.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class PromptProgress(msgspec.Struct, frozen=True):
     """How far the prompt has been read: tokens of all, of those from the cache, of those done, and milliseconds.
 

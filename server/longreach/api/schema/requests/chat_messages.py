@@ -1,24 +1,58 @@
-"""The messages of a chat."""
+"""The messages of a chat, and what clients keep in a history."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import orjson
-from pydantic import Field, PlainValidator, StringConstraints, model_validator
+from pydantic import Field, PlainValidator, StringConstraints, create_model, model_validator
 
 from longreach.api.schema.requests.fields import (
+    MAX_LEVELS,
     MAX_TOOLS,
     StrictModel,
-    check_levels,
     described,
     invalid,
-    neutral,
-    only,
+    is_deeper,
 )
+from longreach.util import exact_json
 
-TEXT_TYPES = {"text", "input_text", "output_text"}
+TEXT_TYPES = {"text", "input_text", "output_text", "refusal"}
 _MAX_PARTS = 65536
+
+# Members that clients keep in a history, from earlier answers of this and other servers or from libraries. They change
+# no prompt. The typed decoding of long bodies skips them unread.
+HARMLESS_OF_PARTS = ("annotations", "cache_control", "id", "logprobs", "phase", "provider_options")
+_HARMLESS_OF_CALLS = ("cache_control", "extra_content", "index", "provider_specific_fields", "status")
+_HARMLESS_OF_FUNCTIONS = ("parsed_arguments",)
+_HARMLESS_OF_MESSAGES = (
+    "annotations",
+    "cache_control",
+    "citations",
+    "id",
+    "metadata",
+    "opts",
+    "parsed",
+    "phase",
+    "provider_specific_fields",
+    "reasoning_details",
+    "reasoning_signature",
+    "status",
+    "thinking_blocks",
+    "timestamp",
+)
+_SKIPPED: dict[str, Any] = {"x-class": "harmless"}
+_Skipped = Annotated[None, PlainValidator(lambda _: None), described(_SKIPPED)]
+
+
+def _harmless(name: str, members: Sequence[str]) -> type[StrictModel]:
+    """A base class whose `members` are accepted with any value, which is forgotten."""
+    note = "Kept in histories; changes nothing."
+    fields: dict[str, Any] = {
+        member: (_Skipped, Field(None, description=note, json_schema_extra=_SKIPPED)) for member in members
+    }
+    return create_model(name, __base__=StrictModel, __module__=__name__, **fields)
 
 
 def _content(value: object) -> str | None:
@@ -27,22 +61,26 @@ def _content(value: object) -> str | None:
         return value
     if not isinstance(value, list):
         raise invalid("must be a string or a list of parts", "invalid_type")
-    if not 0 < len(value) <= _MAX_PARTS:
-        raise invalid(f"must have 1 to {_MAX_PARTS} parts")
-    return "\n".join(_text(part) for part in value)
+    if len(value) > _MAX_PARTS:
+        raise invalid(f"must have at most {_MAX_PARTS} parts")
+    return "\n".join(_text(part, index) for index, part in enumerate(value))
 
 
-def _text(part: object) -> str:
+def _text(part: object, index: int) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise invalid("each part must be an object with a `type`", "invalid_type")
-    if part["type"] not in TEXT_TYPES:
-        raise invalid("only parts of the type `text` are supported", "unsupported_value")
-    if not isinstance(part.get("text"), str):
-        raise invalid("a part's `text` must be a string", "invalid_type")
-    extra = part.keys() - {"type", "text"}
-    if extra - {"annotations", "logprobs"} or any(part[name] not in (None, []) for name in extra):
-        raise invalid("a text part has only `type` and `text`", "unsupported_value")
-    return part["text"]
+        raise invalid(f"part {index} must be an object with a `type`", "invalid_type")
+    kind = part["type"]
+    if kind not in TEXT_TYPES:
+        shown = f"part {index} has the type `{kind[:64]}`"
+        raise invalid(f"{shown}; only parts of the type `text` are supported", "unsupported_value")
+    member = "refusal" if kind == "refusal" else "text"
+    if not isinstance(part.get(member), str):
+        raise invalid(f"part {index}: its `{member}` must be a string", "invalid_type")
+    for name, value in part.items():
+        if name not in ("type", member, *HARMLESS_OF_PARTS) and value not in (None, []):
+            shown = f"part {index} has the member `{name[:64]}`"
+            raise invalid(f"{shown}; a text part has only `type` and `text`", "unsupported_value")
+    return part[member]
 
 
 _CONTENT_SCHEMA = {
@@ -50,18 +88,17 @@ _CONTENT_SCHEMA = {
         {"type": "string"},
         {
             "type": "array",
-            "minItems": 1,
             "maxItems": _MAX_PARTS,
             "items": {
                 "type": "object",
                 "properties": {
                     "type": {"enum": sorted(TEXT_TYPES)},
                     "text": {"type": "string"},
-                    "annotations": {"enum": [None, []]},
-                    "logprobs": {"enum": [None, []]},
+                    "refusal": {"type": "string"},
+                    **dict.fromkeys(HARMLESS_OF_PARTS, _SKIPPED),
                 },
-                "required": ["type", "text"],
-                "additionalProperties": False,
+                "required": ["type"],
+                "additionalProperties": {"type": "null"},
             },
         },
         {"type": "null"},
@@ -70,39 +107,52 @@ _CONTENT_SCHEMA = {
 Content = Annotated[str | None, PlainValidator(_content), described(_CONTENT_SCHEMA)]
 
 
-class CalledFunction(StrictModel):
-    """The function of a call in an earlier answer; `arguments` is a JSON object in a string."""
+class CalledFunction(_harmless("HarmlessOfFunction", _HARMLESS_OF_FUNCTIONS)):
+    """The function of a call in an earlier answer.
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    A model may have written a call badly, and its conversation has to go on: `arguments` may be any text, and `name`
+    may be empty. Arguments that are no JSON object reach the chat template as `{"arguments": TEXT}`.
+    """
+
+    name: Annotated[str, StringConstraints(max_length=1024)]
     arguments: str
 
-    @model_validator(mode="after")
-    def _check_arguments(self) -> CalledFunction:
-        self.parsed()
-        return self
-
     def parsed(self) -> dict[str, Any]:
-        """The arguments as chat templates want them."""
+        """The arguments as an object, whose integers are exact; NaN and Infinity are as the model wrote them."""
+        if not self.arguments.strip():
+            return {}
         try:
-            value = orjson.loads(self.arguments or "{}")
-        except orjson.JSONDecodeError:
-            value = None
-        if not isinstance(value, dict):
-            raise invalid("`arguments` must be a JSON object in a string")
-        check_levels(value)
+            value: object = exact_json.loads(self.arguments)
+        except ValueError:
+            value = self._with_constants()
+        return value if isinstance(value, dict) and not is_deeper(value, MAX_LEVELS) else {"arguments": self.arguments}
+
+    def object_text(self) -> str:
+        """The arguments as the text of a JSON object: as they came, where they are one."""
+        value = self.parsed()
+        if value == {} or (value.keys() == {"arguments"} and value["arguments"] == self.arguments):
+            return json.dumps(value, ensure_ascii=False)
+        return self.arguments
+
+    def _with_constants(self) -> object:
+        try:
+            value = json.loads(self.arguments)
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
+        except (ValueError, RecursionError):
+            return None
         return value
 
 
-class ToolCall(StrictModel):
-    """A call in an earlier answer."""
+class ToolCall(_harmless("HarmlessOfCall", _HARMLESS_OF_CALLS)):
+    """A call in an earlier answer. Some servers give it no `id`."""
 
-    id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
-    type: Literal["function"]
+    id: Annotated[str, StringConstraints(max_length=256)] = ""
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(StrictModel):
-    """One message. `refusal`, `audio`, `annotations` and `function_call` may come back empty from an earlier answer."""
+class Message(_harmless("HarmlessOfMessage", _HARMLESS_OF_MESSAGES)):
+    """One message. `reasoning` is another name of `reasoning_content`; a `refusal` is what the assistant said."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
@@ -110,34 +160,43 @@ class Message(StrictModel):
     tool_calls: Annotated[list[ToolCall] | None, Field(max_length=MAX_TOOLS)] = None
     tool_call_id: Annotated[str | None, Field(max_length=256)] = None
     reasoning_content: str | None = None
-    refusal: Annotated[None, only(None)] = neutral(None)
-    audio: Annotated[None, only(None)] = neutral(None)
-    function_call: Annotated[None, only(None)] = neutral(None)
-    annotations: Annotated[list[Any] | None, only(None, [])] = neutral(None, [])
+    reasoning: str | None = None
+    refusal: str | None = None
+    prefix: Annotated[bool | None, Field(description="True on the last message: the answer goes on with it.")] = None
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
-        of_assistant = self.tool_calls is not None or self.reasoning_content is not None
-        if of_assistant and self.role != "assistant":
-            raise invalid("`tool_calls` and `reasoning_content` belong to messages of the assistant")
+        if self.role != "assistant" and self._of_assistant():
+            raise invalid("`tool_calls`, `reasoning_content` and `refusal` belong to messages of the assistant")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise invalid("`tool_call_id` belongs to messages of a tool, and each of them needs one")
-        if self.content is None and not self.tool_calls:
+        if self.prefix and self.role != "assistant":
+            raise invalid("`prefix` belongs to messages of the assistant")
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise invalid("`content` is missing")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: absent members are absent, arguments are objects."""
-        plain: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        for member in ("name", "tool_call_id", "reasoning_content"):
+    def _of_assistant(self) -> bool:
+        return bool(self.tool_calls) or any((self.reasoning_content, self.reasoning, self.refusal))
+
+    def for_template(self, *, arguments_as_text: bool = False) -> dict[str, Any]:
+        """The message as chat templates read it: absent members are absent, arguments are objects or their text."""
+        said = "\n".join(text for text in (self.content, self.refusal) if text)
+        plain: dict[str, Any] = {"role": self.role, "content": said}
+        for member in ("name", "tool_call_id"):
             if (value := getattr(self, member)) is not None:
                 plain[member] = value
+        if (reasoning := self.reasoning_content or self.reasoning) is not None:
+            plain["reasoning_content"] = reasoning
         if self.tool_calls:
             plain["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.parsed()},
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": call.function.object_text() if arguments_as_text else call.function.parsed(),
+                    },
                 }
                 for call in self.tool_calls
             ]

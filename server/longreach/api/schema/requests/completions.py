@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, model_validator
 
@@ -14,13 +14,14 @@ from longreach.api.schema.requests.fields import (
     TOKEN_IDS_SCHEMA,
     described,
     invalid,
-    neutral,
-    only,
     or_default,
+    strings,
     token_ids,
 )
 from longreach.api.schema.requests.formats import FormFields
+from longreach.api.schema.requests.harmless import harmless
 from longreach.api.schema.requests.sampling import ChoiceFields, SamplingFields
+from longreach.api.schema.requests.token_fields import UNLIMITED, TokenFields
 
 Prompts = list[str] | list[list[int]]
 
@@ -32,13 +33,13 @@ def _prompts(value: object) -> Prompts:
     batch: list[Any] = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
     if len(batch) > MAX_PROMPTS:
         raise invalid(f"must have at most {MAX_PROMPTS} prompts")
-    if not all(batch):
-        raise invalid("must not be empty")
+    of_many = batch is value
+    for index, prompt in enumerate(batch):
+        if not prompt:
+            raise invalid("must not be empty", at=index if of_many else None)
     if isinstance(batch[0], str):
-        if not all(isinstance(prompt, str) for prompt in batch):
-            raise invalid("prompts must be all strings or all lists of token ids", "invalid_type")
-        return batch
-    return [token_ids(prompt) for prompt in batch]
+        return strings(batch, "all strings or all lists of token ids")
+    return [token_ids(prompt, index if of_many else None) for index, prompt in enumerate(batch)]
 
 
 _PROMPT_SCHEMA = {
@@ -51,11 +52,11 @@ _PROMPT_SCHEMA = {
 }
 
 
-class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
+class CompletionRequest(SamplingFields, ChoiceFields, FormFields, TokenFields, harmless("completions")):
     """Continue one or several prompts.
 
-    What OpenAI does not have is vLLM's, but for `return_progress` and `parse_special` (llama.cpp's), `speculate`,
-    `regex` and `grammar`.
+    What OpenAI does not have is vLLM's, but for `return_progress`, `parse_special` and `n_predict` (llama.cpp's),
+    `speculate`, `regex`, `grammar` and `ebnf`.
     """
 
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
@@ -63,8 +64,11 @@ class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
     prompt: Annotated[Prompts, PlainValidator(_prompts), described(_PROMPT_SCHEMA)] = Field(
         description="A string, token ids, or a batch of either."
     )
-    max_tokens: Annotated[int, or_default(DEFAULT_MAX_TOKENS)] = Field(
-        DEFAULT_MAX_TOKENS, ge=0, le=MAX_PROMPT_TOKENS, description="0 only with `echo`: nothing is generated."
+    max_tokens: int | None = Field(
+        None,
+        ge=UNLIMITED,
+        le=MAX_PROMPT_TOKENS,
+        description="16 by default; -1: whatever the context has left; 0 only with `echo`: nothing is generated.",
     )
     best_of: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description="Answer each prompt so often and return the `n` likeliest a token."
@@ -78,21 +82,28 @@ class CompletionRequest(SamplingFields, ChoiceFields, FormFields):
     parse_special: Annotated[bool, or_default(True)] = Field(
         True, description="Read special tokens that are written in the prompt as such; false: as plain text."
     )
-    suffix: Annotated[Literal[""] | None, only(None, "")] = neutral(None, "")
-    user: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionRequest:
-        if self.max_tokens == 0 and not self.echo:
+        if self.limit == 0 and not self.echo:
             raise invalid("`max_tokens` must be at least 1 without `echo`")
-        if self.min_tokens > self.max_tokens:
-            raise invalid(f"`min_tokens` ({self.min_tokens}) is greater than `max_tokens` ({self.max_tokens})")
+        if self.limit is not None and self.min_tokens > self.limit:
+            raise invalid(f"`min_tokens` ({self.min_tokens}) is greater than `max_tokens` ({self.limit})")
         if self.candidates < self.n:
             raise invalid(f"`best_of` ({self.best_of}) is less than `n` ({self.n})")
         if self.candidates > self.n and self.stream:
             raise invalid("`best_of` cannot choose among answers that are streamed; leave it out or set it to `n`")
         check_stream_fields(self)
+        self.check_prompt_logprobs(self.stream)
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that an answer may have, or None for what the context has left."""
+        limit = self.n_predict if self.max_tokens is None else self.max_tokens
+        if limit is None:
+            return self.DEFAULT_MAX_TOKENS
+        return None if limit == UNLIMITED else limit
 
     @property
     def candidates(self) -> int:

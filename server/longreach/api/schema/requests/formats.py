@@ -12,12 +12,14 @@ from longreach.api.schema.requests.fields import (
     check_levels,
     described,
     invalid,
-    neutral,
-    only,
     or_default,
 )
+from longreach.api.schema.requests.structured_outputs import Form, GuidedFields, guided_forms
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+# OpenAI allows 64 characters, Anthropic 128: the names of an MCP server and of its tool together.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+# Agents explain some of their tools on several pages.
+MAX_DESCRIPTION = 64 * 1024
 
 
 def _json_object(value: object) -> dict[str, Any]:
@@ -56,7 +58,7 @@ class Function(StrictModel):
     """A function that the model may call; `parameters` is the JSON schema of its arguments."""
 
     name: Name
-    description: Annotated[str | None, Field(max_length=16384)] = None
+    description: Annotated[str | None, Field(max_length=MAX_DESCRIPTION)] = None
     parameters: Annotated[JsonSchema, or_default({})] = Field({}, validate_default=False)
     strict: bool | None = None
 
@@ -81,8 +83,8 @@ class NamedTool(StrictModel):
     function: NamedFunction
 
 
-class FormFields(StrictModel):
-    """The form that the answer must have. At most one of these may be set."""
+class FormFields(GuidedFields):
+    """The form that the answer must have. Those of these that are set must ask for the same."""
 
     response_format: ResponseFormat | None = Field(None, description="text, json_object, or json_schema.")
     regex: Annotated[str | None, Field(min_length=1)] = Field(
@@ -94,34 +96,37 @@ class FormFields(StrictModel):
 
     @model_validator(mode="after")
     def _check_one_form(self) -> FormFields:
-        if self.form is not None:
-            given = [name for name in ("response_format", "regex", "grammar") if getattr(self, name) is not None]
-            if len(given) > 1 and not (given[0] == "response_format" and self.response_format == _TEXT):
-                raise invalid(f"`{given[0]}` and `{given[1]}` cannot both be set")
-            if getattr(self, "min_tokens", 0):
-                raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
+        forms = self._forms()
+        for name, form in forms[1:]:
+            if form != forms[0][1]:
+                raise invalid(f"`{forms[0][0]}` and `{name}` cannot both be set")
+        if forms and getattr(self, "min_tokens", 0):
+            raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
         return self
 
     @property
-    def form(self) -> tuple[Literal["json_schema", "regex", "lark"], str | dict[str, Any]] | None:
-        """The kind of grammar (`json_schema`, `regex` or `lark`) and its text; None for free text."""
-        if self.regex is not None:
-            return "regex", self.regex
-        if self.grammar is not None:
-            return "lark", self.grammar
-        if self.response_format is None or self.response_format.type == "text":
-            return None
-        if self.response_format.json_schema is None:
-            return "json_schema", {"type": "object"}
-        return "json_schema", self.response_format.json_schema.schema_
+    def form(self) -> Form | None:
+        """The kind of grammar and its text; None for free text."""
+        forms = self._forms()
+        return forms[0][1] if forms else None
 
     @property
     def form_field(self) -> str:
         """The field that `form` comes from."""
-        return "regex" if self.regex is not None else "grammar" if self.grammar is not None else "response_format"
+        forms = self._forms()
+        return forms[0][0] if forms else "response_format"
 
-
-_TEXT = ResponseFormat(type="text")
+    def _forms(self) -> list[tuple[str, Form]]:
+        """All forms that are asked for, by the fields' names."""
+        found: list[tuple[str, Form]] = []
+        if self.response_format is not None and self.response_format.type != "text":
+            named = self.response_format.json_schema
+            found.append(("response_format", ("json_schema", {"type": "object"} if named is None else named.schema_)))
+        if self.regex is not None:
+            found.append(("regex", ("regex", self.regex)))
+        if self.grammar is not None:
+            found.append(("grammar", ("lark", self.grammar)))
+        return [*found, *guided_forms(self)]
 
 
 class ToolFields(StrictModel):
@@ -136,8 +141,6 @@ class ToolFields(StrictModel):
     parallel_tool_calls: Annotated[bool, or_default(True)] = Field(
         True, description="False: the answer ends after its first call."
     )
-    functions: Annotated[None, only(None)] = neutral(None)
-    function_call: Annotated[None, only(None)] = neutral(None)
 
     @model_validator(mode="after")
     def _check_choice(self) -> ToolFields:
@@ -147,19 +150,6 @@ class ToolFields(StrictModel):
         if isinstance(self.tool_choice, NamedTool):
             if self.tool_choice.function.name not in names:
                 raise invalid("`tool_choice`: there is no such function in `tools`")
-        elif self.tool_choice in ("auto", "required") and not names:
+        elif self.tool_choice == "required" and not names:
             raise invalid("`tool_choice` is only allowed with `tools`")
         return self
-
-    @property
-    def offered(self) -> list[Tool]:
-        """The functions that may be called in this answer."""
-        return [] if self.tool_choice == "none" else self.tools or []
-
-    @property
-    def forced(self) -> list[Function] | None:
-        """The functions of which one must be called, or None if the model may choose to answer in words."""
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            return [tool.function for tool in self.offered if tool.function.name == name]
-        return [tool.function for tool in self.offered] if self.tool_choice == "required" else None

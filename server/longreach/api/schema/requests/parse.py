@@ -32,7 +32,10 @@ def as_api_error(problems: Sequence[Any]) -> InvalidRequestError:
     OpenAI reports one field at a time; an unknown field comes first, being the likelier slip.
     """
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    param = ".".join(str(part)[:64] for part in problem["loc"])[:256] or None
+    where = [*problem["loc"]]
+    if problem["type"] == "longreach" and problem["ctx"].get("at") is not None:
+        where.append(problem["ctx"]["at"])
+    param = ".".join(str(part)[:64] for part in where)[:256] or None
     if problem["type"] == "extra_forbidden":
         shown = quoted(".".join(map(str, problem["loc"])))
         return InvalidRequestError(f"Unrecognized request argument: {shown}.", param=param, code="unknown_parameter")

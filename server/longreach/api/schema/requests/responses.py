@@ -1,71 +1,48 @@
-"""The body of `POST /v1/responses`, for text."""
+"""The body of `POST /v1/responses`, for text, and that of `POST /v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator, StringConstraints, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from longreach.api.schema.requests.chat_messages import Content, Message
+from longreach.api.schema.requests.chat_messages import Message
+from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.fields import (
-    MAX_MESSAGES,
     MAX_PROMPT_TOKENS,
+    MAX_TOP_LOGPROBS,
     StrictModel,
-    described,
     invalid,
-    neutral,
-    only,
     or_default,
 )
-from longreach.api.schema.requests.formats import JsonSchema, Name
+from longreach.api.schema.requests.formats import JsonSchema, Name, NamedFunction, NamedTool
+from longreach.api.schema.requests.harmless import Metadata, harmless
+from longreach.api.schema.requests.response_items import Input, InputItem
+from longreach.api.schema.requests.response_tools import (
+    Choice,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    OfferedTool,
+    ToolChoice,
+    Tools,
+    ToolSet,
+    check_choice,
+)
 from longreach.api.schema.requests.sampling import SamplingFields
 
-_MAX_METADATA = 16
-
-
-class InputMessage(StrictModel):
-    """A message of the input; `id` and `status` may come back with an earlier answer, and mean nothing here."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    id: Annotated[str | None, Field(max_length=256)] = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> InputMessage:
-        if self.content is None:
-            raise invalid("`content` is missing")
-        return self
-
-
-def _input(value: object) -> list[Message]:
-    if isinstance(value, str):
-        if not value:
-            raise invalid("must not be empty")
-        return [Message(role="user", content=value)]
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
-        raise invalid(f"must be a string or a list of 1 to {MAX_MESSAGES} messages", "invalid_type")
-    found = []
-    for item in value:
-        if isinstance(item, dict) and item.get("type", "message") != "message":
-            raise invalid("only items of the type `message` are supported", "unsupported_value")
-        one = InputMessage.model_validate(item)
-        found.append(Message(role=one.role, content=one.content))
-    return found
-
-
-_INPUT_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {
-            "type": "array",
-            "items": {"$ref": "#/components/schemas/InputMessage"},
-            "minItems": 1,
-            "maxItems": MAX_MESSAGES,
-        },
-    ]
-}
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 
 
 class TextFormat(StrictModel):
@@ -85,69 +62,61 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """`text`: the answer's form."""
+    """`text`: the answer's form, and its `verbosity` for chat templates that read it. A forced call leaves no text."""
 
     format: TextFormat | None = None
-    verbosity: Annotated[Literal["medium"] | None, only(None, "medium")] = neutral(None, "medium")
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(StrictModel):
-    """`reasoning`: how much of it, for models whose chat template reads that."""
+    """`reasoning`: how much of it, for models whose chat template reads that. It comes whole, and without a summary."""
 
     effort: Annotated[str | None, Field(max_length=32)] = None
-    summary: Annotated[None, only(None)] = neutral(None)
-    generate_summary: Annotated[None, only(None)] = neutral(None)
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-Metadata = dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]]
+class ResponseStreamOptions(StrictModel):
+    """`stream_options` of a response. Events are never padded, whatever `include_obfuscation` says."""
 
-
-class ResponseRequest(SamplingFields):
-    """Answer a text or a chat. Nothing is stored; earlier turns are given in `input`."""
-
-    NESTED: ClassVar = (InputMessage,)  # what the schema of `input` names
-
-    input: Annotated[list[Message], PlainValidator(_input), described(_INPUT_SCHEMA)] = Field(
-        description="A text, or the chat so far."
+    include_obfuscation: bool | None = None
+    progress_comments: Annotated[bool, or_default(False)] = Field(
+        False, description="Tell in comments how far the prompt has been read, while nothing else is to be told."
     )
-    instructions: str | None = Field(None, description="A system message before the input.")
-    max_output_tokens: int | None = Field(
-        None, ge=1, le=MAX_PROMPT_TOKENS, description="By default whatever the context has left."
+
+
+class ConversationFields(StrictModel):
+    """What a response answers: the conversation, and the tools that it may use."""
+
+    NESTED: ClassVar = (InputItem, FunctionTool, CustomTool, NamespaceTool)  # what the schemas of fields name
+
+    instructions: str | None = Field(None, description="A system message before everything else; not carried over.")
+    previous_response_id: Annotated[str | None, Field(max_length=256)] = Field(
+        None, description="Go on from this response: its input and output come before `input`."
     )
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    metadata: Annotated[Metadata | None, Field(max_length=_MAX_METADATA)] = Field(
-        None, description="Returned as it is."
+    tools: Tools = Field(
+        default_factory=ToolSet,
+        description="Functions, custom tools, and namespaces of them. Other types are left out, and reported.",
+        json_schema_extra={"default": None},
     )
-    background: Annotated[Literal[False] | None, only(None, False)] = neutral(None, False)
-    include: Annotated[list[Any] | None, only(None, [])] = neutral(None, [])
+    tool_choice: ToolChoice = Field(
+        None, description="none, auto (the default), required, one tool by its name, or `allowed_tools`."
+    )
     parallel_tool_calls: Annotated[bool, or_default(True)] = Field(
-        True, description="Without tools it asks for nothing."
+        True, description="False: the answer ends after its first call."
     )
-    previous_response_id: Annotated[None, only(None)] = neutral(None)
-    store: Annotated[Literal[False] | None, only(None, False)] = neutral(None, False)
-    tool_choice: Annotated[str | None, only(None, "auto", "none")] = neutral(None, "auto", "none")
-    tools: Annotated[list[Any] | None, only(None, [])] = neutral(None, [])
-    top_logprobs: Annotated[Literal[0] | None, only(None, 0)] = neutral(None, 0)
-    truncation: Annotated[Literal["disabled"] | None, only(None, "disabled")] = neutral(None, "disabled")
-    user: Annotated[None, only(None)] = neutral(None)
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: leave out the oldest turns of a conversation that does not fit."
+    )
 
-    @model_validator(mode="after")
-    def _check_together(self) -> ResponseRequest:
-        if self.max_output_tokens is not None and self.min_tokens > self.max_output_tokens:
-            raise invalid(
-                f"`min_tokens` ({self.min_tokens}) is greater than `max_output_tokens` ({self.max_output_tokens})"
-            )
-        if self.form is not None and self.min_tokens:
-            raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
-        return self
-
-    @property
-    def messages(self) -> list[Message]:
-        """The whole chat."""
-        if self.instructions is None:
-            return self.input
-        return [Message(role="system", content=self.instructions), *self.input]
+    @field_validator("tool_choice", mode="after")
+    @classmethod
+    def _check_choice(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
+        if (tools := info.data.get("tools")) is not None:  # else they are what is wrong
+            check_choice(choice, tools)
+        return choice
 
     @property
     def form(self) -> tuple[Literal["json_schema"], dict[str, Any]] | None:
@@ -161,3 +130,93 @@ class ResponseRequest(SamplingFields):
     def form_field(self) -> str:
         """The field that `form` comes from."""
         return "text.format"
+
+    @property
+    def offered(self) -> list[OfferedTool]:
+        """The tools that may be called in this answer."""
+        choice = self.tool_choice
+        if choice is None or choice.names is None:
+            return [*self.tools.offered]
+        return [tool for tool in self.tools.offered if tool.shown in choice.names]
+
+    def turn(self, messages: Sequence[Message]) -> ChatTurn:
+        """What is asked of the model, where `messages` are the whole conversation without the instructions."""
+        first = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
+        choice = self.tool_choice
+        named = None
+        if choice is not None and choice.single and choice.names:
+            [name] = choice.names
+            named = NamedTool(type="function", function=NamedFunction(name=name))
+        return ChatTurn(
+            messages=[*first, *messages],
+            param="input",
+            tools=[tool.tool for tool in self.offered],
+            tool_choice=named or (None if choice is None or not self.tools else choice.mode),
+            parallel_tool_calls=self.parallel_tool_calls,
+            form=self.form,
+            form_field=self.form_field,
+            variables={
+                "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+                "verbosity": None if self.text is None else self.text.verbosity,
+            },
+            variable_fields={"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"},
+        )
+
+
+class ResponseRequest(SamplingFields, ConversationFields, harmless("responses")):
+    """Answer a text or a conversation. It is kept for later requests unless `store` is false."""
+
+    input: Input = Field(default_factory=list, description="A text, or the items of the conversation so far.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, le=MAX_PROMPT_TOKENS, description="By default whatever the context has left."
+    )
+    max_tool_calls: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="Of tools that OpenAI runs; here there are none."
+    )
+    store: bool | None = Field(
+        None, description="Keep the response for `previous_response_id` and GET; null and true: if the server does."
+    )
+    background: Annotated[bool, or_default(False)] = Field(
+        False, description="Answer at once, and go on without the caller: GET has the rest."
+    )
+    include: Annotated[list[_INCLUDABLE] | None, Field(max_length=32)] = Field(
+        None,
+        description="`message.output_text.logprobs`: log-probabilities. For the others there is no data.",
+    )
+    stream_options: ResponseStreamOptions | None = Field(None, description="What a stream tells beside its events.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="Log-probabilities with so many of the likeliest tokens."
+    )
+    metadata: Metadata | None = Field(None, description="Returned as it is.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ResponseRequest:
+        if self.max_output_tokens is not None and self.min_tokens > self.max_output_tokens:
+            raise invalid(
+                f"`min_tokens` ({self.min_tokens}) is greater than `max_output_tokens` ({self.max_output_tokens})"
+            )
+        required = self.tool_choice is not None and self.tool_choice.mode == "required"
+        if (self.form is not None or required) and self.min_tokens:
+            raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
+        return self
+
+    @field_validator("background", mode="after")
+    @classmethod
+    def _check_background(cls, background: bool, info: ValidationInfo) -> bool:
+        if background and info.data.get("store") is False:
+            raise invalid("needs `store`: what goes on without its caller is fetched later")
+        return background
+
+    @property
+    def logprobs(self) -> int | None:
+        """Likeliest tokens that are told at each place; None for no log-probabilities."""
+        if not self.top_logprobs and LOGPROBS not in (self.include or ()):
+            return None
+        return self.top_logprobs or 0
+
+
+class InputTokensRequest(ConversationFields):
+    """Count the tokens of the prompt that a response would read."""
+
+    model: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    input: Input = Field(default_factory=list, description="As in a response.")

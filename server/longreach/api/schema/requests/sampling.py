@@ -8,7 +8,10 @@ from pydantic import AfterValidator, Field, PlainValidator
 
 from longreach.api.schema.requests.attention_field import Attention
 from longreach.api.schema.requests.fields import (
+    MAX_ALL_STOP_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_CHOICES,
+    MAX_LOGIT_BIASES,
     MAX_PROMPT_TOKENS,
     MAX_SPECULATE,
     MAX_STOPS,
@@ -18,8 +21,10 @@ from longreach.api.schema.requests.fields import (
     StrictModel,
     described,
     invalid,
+    neutral,
     only,
     or_default,
+    strings,
     token_ids,
 )
 from longreach.engine.messages import Sampling
@@ -32,15 +37,43 @@ def _stop_token_ids(value: object) -> list[int]:
     return ids
 
 
-_TIERS = (None, "auto", "default", "flex")
+def _allowed_token_ids(value: object) -> list[int]:
+    ids = [] if value is None else token_ids(value)
+    if value is not None and not ids:
+        raise invalid("must have at least one token id")
+    if len(ids) > MAX_LOGIT_BIASES:
+        raise invalid(f"must have at most {MAX_LOGIT_BIASES} token ids")
+    return ids
+
+
+def _bad_words(value: object) -> list[str]:
+    words = [] if value is None else strings(value, "a list of strings")
+    if len(words) > MAX_BAD_WORDS:
+        raise invalid(f"must have at most {MAX_BAD_WORDS} words")
+    for index, word in enumerate(words):
+        if not word.strip(" "):
+            raise invalid("must have a character that is no blank", at=index)
+    if sum(map(len, words)) > MAX_ALL_STOP_CHARACTERS:
+        raise invalid(f"the words must have at most {MAX_ALL_STOP_CHARACTERS} characters together")
+    return words
+
+
+# `flex` is served as such. The others buy a better place elsewhere, and are served as `default`.
+_TIERS = (None, "auto", "default", "flex", "priority", "scale")
 AskedTier = Annotated[
     Literal["default", "flex"] | None,
     only(*_TIERS),
-    AfterValidator(lambda tier: "default" if tier == "auto" else tier),
+    AfterValidator(lambda tier: tier if tier in (None, "flex") else "default"),
 ]
 
 _MODELS_DEFAULT = "By default the model's, or else"
 
+_BAD_WORDS_SCHEMA = {
+    "type": ["array", "null"],
+    "items": {"type": "string", "minLength": 1, "pattern": "[^ ]"},
+    "maxItems": MAX_BAD_WORDS,
+}
+_ALLOWED_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "maxItems": MAX_LOGIT_BIASES}
 _STOP_IDS_SCHEMA = {**TOKEN_IDS_SCHEMA, "type": ["array", "null"], "minItems": 0, "maxItems": MAX_STOPS}
 
 
@@ -54,7 +87,10 @@ class ServingFields(StrictModel):
     )
     service_tier: AskedTier = Field(
         None,
-        description="`flex`, for batches: read after all other prompts, and no step is kept short for its answer.",
+        description=(
+            "`flex`, for batches: read after all other prompts, and no step is kept short for its answer. All others "
+            "are `default`."
+        ),
         json_schema_extra={"enum": [*_TIERS]},
     )
     cache_salt: Annotated[str, or_default("")] = Field(
@@ -122,6 +158,12 @@ class SamplingFields(ServingFields):
         ),
     )
     logit_bias: LogitBias = Field({}, description="Added to the logits of these token ids.")
+    allowed_token_ids: Annotated[list[int], PlainValidator(_allowed_token_ids), described(_ALLOWED_IDS_SCHEMA)] = Field(
+        [], description="Draw from these tokens alone; one that ends the answer must be among them to do so."
+    )
+    bad_words: Annotated[list[str], PlainValidator(_bad_words), described(_BAD_WORDS_SCHEMA)] = Field(
+        [], description="Draw no token that completes one of these words in the answer."
+    )
     seed: int | None = Field(
         None, ge=-(2**63), le=2**63 - 1, description="The same seed, the same answer; choice i uses seed + i."
     )
@@ -139,8 +181,14 @@ class SamplingFields(ServingFields):
         False, description="Leave the stop string, or the text of the stop token, in the answer."
     )
 
-    def sampling(self, vocab_size: int, choice: int, defaults: Sampling) -> Sampling:
-        """What the engine is told for one choice; `defaults` are those of the server.
+    skip_special_tokens: Annotated[bool, or_default(True)] = Field(
+        True, description="False: special tokens of the answer are text."
+    )
+
+    def sampling(
+        self, vocab_size: int, choice: int, defaults: Sampling, bad_words: list[list[int]] | None = None
+    ) -> Sampling:
+        """What the engine is told for one choice; `defaults` are those of the server, `bad_words` token ids.
 
         With `generation_config` "openai" the defaults of this request are OpenAI's.
         """
@@ -157,15 +205,21 @@ class SamplingFields(ServingFields):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
             logit_bias=self.logit_bias,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=bad_words or [],
             seed=None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63,
         )
 
 
 class StreamOptions(StrictModel):
-    """`stream_options`: whether a last chunk with the usage is sent, and whether each chunk carries it."""
+    """`stream_options`: what a stream tells beside the answer."""
 
-    include_usage: Annotated[bool, or_default(False)] = False
-    continuous_usage_stats: Annotated[bool, or_default(False)] = False
+    include_usage: Annotated[bool, or_default(False)] = Field(False, description="A last chunk has the usage.")
+    continuous_usage_stats: Annotated[bool, or_default(False)] = Field(False, description="Each chunk has the usage.")
+    progress_comments: Annotated[bool, or_default(False)] = Field(
+        False, description="Keep-alives are comments with the progress, for people who read with curl."
+    )
+    include_obfuscation: Annotated[bool | None, only(None, False)] = neutral(None, False)
 
 
 class ChoiceFields(StrictModel):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +19,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from longreach.errors import ContextLengthError, InvalidRequestError, quoted
+from longreach.sizes import MAX_PROMPT_TOKENS
+from longreach.util import exact_json
 
 # Members up to this length are decoded at once: the model's checks then say what is wrong with them.
 _SHORT_BYTES = 16 * 1024
@@ -41,29 +43,62 @@ _WHERE = re.compile(r"(?s)(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
+_NEVER_EMPTY = "x-never-empty"
+
 Schema = dict[str, Any]
+_CUTS = "truncate_prompt_tokens"  # with it, a prompt may be longer than what is read of it
+Strangers = tuple[str, ...]  # names that no field has, under which null is taken, or that are skipped
+_MOST_STRANGERS = 32
+
+
+class _UnknownMemberError(InvalidRequestError):
+    """A member that its object does not have; `name` is the member's own."""
+
+    def __init__(self, param: str, name: str) -> None:
+        message = f"Unrecognized request argument: {quoted(param)}."
+        super().__init__(message, param=param[:256], code="unknown_parameter")
+        self.name = name
 
 
 def decode(model: type[BaseModel], body: bytes | bytearray, most_tokens: int) -> dict[str, Any]:
     """The members of a JSON object, decoded; those that `model` does not have, or has of another type, are refused.
 
-    Prompts of more than `most_tokens` token ids are refused before their ids are read.
+    Null is taken under names that no object has, and members that change nothing are skipped: up to 32 names together.
+    The body is read again for each of them. Prompts of more than `most_tokens` token ids are refused before their ids
+    are read.
 
     Raises:
         InvalidRequestError: as above, or it is no JSON object; names the member.
         ContextLengthError: as above.
     """
-    shape = _shape(model)
+    strangers: Strangers = ()
+    while True:
+        try:
+            return _decoded(_shape(model, strangers), body, most_tokens)
+        except _UnknownMemberError as error:
+            if error.name in strangers or len(strangers) == _MOST_STRANGERS:
+                raise
+            strangers = (*strangers, error.name)
+
+
+def _decoded(shape: _Shape, body: bytes | bytearray, most_tokens: int) -> dict[str, Any]:
     try:
         raws = shape.members.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _refused("", error) from None
-    budget = _Budget()
+        raise _refused("", error, shape.strangers) from None
+    budget = _Budget(shape.free_bytes)
     decoded = {}
-    for name in shape.schemas:
-        raw = getattr(raws, name)
-        if raw is not msgspec.UNSET:
+    names = zip(raws.__struct_encode_fields__, raws.__struct_fields__, strict=True)
+    given = {name: raw for name, member in names if (raw := getattr(raws, member)) is not msgspec.UNSET}
+    if bytes(given.get(_CUTS, b"null")) != b"null":
+        most_tokens = MAX_PROMPT_TOKENS
+    for name, raw in given.items():
+        if name in shape.schemas:
             decoded[name] = _member(shape, name, bytes(raw), budget, most_tokens)
+        elif bytes(raw) == b"null":
+            decoded[name] = None
+        else:
+            raise _UnknownMemberError(name, name)
     return decoded
 
 
@@ -74,30 +109,47 @@ class _Shape:
     members: msgspec.json.Decoder[Any]
     schemas: dict[str, Schema]
     definitions: dict[str, Schema]
+    free_bytes: int  # of what may be any JSON, together
+    strangers: Strangers = ()
+
+
+def _shape(model: type[BaseModel], strangers: Strangers = ()) -> _Shape:
+    shape = _own_shape(model)
+    if not strangers:
+        return shape
+    return replace(shape, members=_cutter([*shape.schemas], strangers), strangers=strangers)
 
 
 @functools.cache
-def _shape(model: type[BaseModel]) -> _Shape:
+def _own_shape(model: type[BaseModel]) -> _Shape:
     nested: tuple[type[BaseModel], ...] = getattr(model, "NESTED", ())
     models = [(one, "validation") for one in (model, *nested)]
     _, whole = models_json_schema(models, ref_template=_PREFIX + "{model}")  # pyright: ignore[reportArgumentType]
     definitions = whole["$defs"]
     schemas = definitions[model.__name__]["properties"]
-    fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in schemas]
-    members = msgspec.defstruct("Members", fields, forbid_unknown_fields=True, gc=False)
-    return _Shape(msgspec.json.Decoder(members), schemas, definitions)
+    return _Shape(_cutter([*schemas], ()), schemas, definitions, getattr(model, "FREE_BYTES", MAX_ALL_FREE_BYTES))
+
+
+def _cutter(names: list[str], strangers: Strangers) -> msgspec.json.Decoder[Any]:
+    """A decoder of an object's members that leaves their values as they are."""
+    known = dict.fromkeys([*names, *strangers])
+    rename = {f"field{number}": name for number, name in enumerate(known)}
+    fields = [(own, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for own in rename]
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Members", fields, rename=rename, forbid_unknown_fields=True, gc=False)
+    )
 
 
 class _Budget:
     """Decodes what may be any JSON, up to so many bytes together."""
 
-    def __init__(self) -> None:
-        self._left = MAX_ALL_FREE_BYTES
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
 
     def decode(self, raw: bytes, where: str) -> object:
         self._left -= len(raw)
         if len(raw) > MAX_FREE_BYTES or self._left < 0:
-            limit = MAX_FREE_BYTES if len(raw) > MAX_FREE_BYTES else MAX_ALL_FREE_BYTES
+            limit = MAX_FREE_BYTES if len(raw) > MAX_FREE_BYTES else self._most
             which = "must have at most" if limit == MAX_FREE_BYTES else "with others of its kind it must have at most"
             raise _invalid(where, f"{which} {limit} bytes of JSON", "invalid_value")
         return _loaded(raw)
@@ -123,7 +175,7 @@ def _member(shape: _Shape, name: str, raw: bytes, budget: _Budget, most_tokens: 
             return _ids(raw, name, most_tokens)
         if items[0]["type"] == "array":
             return _lists_of_ids(raw, name, schema, most_tokens)
-    value = _typed(raw, _type(schema, shape.definitions), name)
+    value = _typed(raw, _type(schema, shape.definitions, shape.strangers), name, shape.strangers)
     if isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
         raise _invalid(name, f"must have at most {schema['maxItems']} elements", "invalid_value")
     return _plain(value, name, budget)
@@ -144,11 +196,11 @@ def _lists_of_ids(raw: bytes, where: str, schema: Schema, most_tokens: int) -> o
     return [_ids(bytes(one), f"{where}.{index}", most_tokens) for index, one in enumerate(lists)]
 
 
-def _typed(raw: bytes, kind: Any, where: str) -> Any:
+def _typed(raw: bytes, kind: Any, where: str, strangers: Strangers = ()) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _refused(where, error) from None
+        raise _refused(where, error, strangers) from None
 
 
 def _plain(value: object, where: str, budget: _Budget) -> object:
@@ -159,14 +211,15 @@ def _plain(value: object, where: str, budget: _Budget) -> object:
         return [_plain(item, f"{where}.{index}", budget) for index, item in enumerate(value)]
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        members = ((encoded, getattr(value, name)) for name, encoded in names)
+        skipped: frozenset[str] = getattr(value, "skipped")  # noqa: B009 - `_struct` gives it
+        members = ((encoded, getattr(value, name)) for name, encoded in names if encoded not in skipped)
         return {name: _plain(v, f"{where}.{name}", budget) for name, v in members if v is not msgspec.UNSET}
     return value
 
 
 def _loaded(raw: bytes) -> object:
     try:
-        return orjson.loads(raw)
+        return exact_json.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
 
@@ -202,42 +255,70 @@ def _alternatives(schema: Schema, definitions: dict[str, Schema]) -> list[Schema
     return [schema]
 
 
-def _type(schema: Schema, definitions: dict[str, Schema]) -> Any:
+def _type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
     """The type that msgspec decodes a value as."""
     alternatives = _alternatives(schema, definitions)
     if alternatives is None:
         return msgspec.Raw
-    kinds = [_one_type(one, definitions) for one in alternatives]
+    kinds = [_one_type(one, definitions, strangers) for one in alternatives]
     lists = sum(one["type"] == "array" for one in alternatives)
     if msgspec.Raw in kinds or lists > 1:
         return msgspec.Raw
     return functools.reduce(lambda left, right: left | right, kinds)
 
 
-def _one_type(schema: Schema, definitions: dict[str, Schema]) -> Any:
+def _one_type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
     kind = schema["type"]
     if kind == "array":
-        return Annotated[list[_type(schema["items"], definitions)], msgspec.Meta(min_length=schema.get("minItems", 0))]
+        items = _type(_never_empty(schema["items"], definitions), definitions, strangers)
+        return Annotated[list[items], msgspec.Meta(min_length=schema.get("minItems", 0))]
     if kind == "object" and "properties" in schema:
-        return _struct(schema, definitions)
+        return _struct(schema, definitions, strangers)
     if kind == "object":
-        return dict[str, _type(schema["additionalProperties"], definitions)]
+        return dict[str, _type(schema["additionalProperties"], definitions, strangers)]
     return _PLAIN[kind]
 
 
-def _struct(schema: Schema, definitions: dict[str, Schema]) -> Any:
+def _struct(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
     required = set(schema.get("required", ()))
+    skipped = frozenset(name for name, one in schema["properties"].items() if _is_skipped(one))
     fields, names = [], {}
     for number, (name, one) in enumerate(schema["properties"].items()):
-        kind = _type(one, definitions)
+        if name in skipped and name not in strangers:  # it would take its place in millions of objects without it
+            continue
+        kind = _type(one, definitions, strangers)
         own = f"field{number}"  # a member may have a name that Python keeps for itself
         names[own] = name
         fields.append((own, kind) if name in required else (own, kind | msgspec.UnsetType, msgspec.UNSET))
     fields.sort(key=len)  # those without a default come first
-    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False)
+    for number, name in enumerate(name for name in strangers if name not in schema["properties"]):
+        names[f"stranger{number}"] = name
+        fields.append((f"stranger{number}", None | msgspec.UnsetType, msgspec.UNSET))
+    namespace: dict[str, Any] = {"skipped": skipped}
+    if schema.get(_NEVER_EMPTY):
+        namespace["__post_init__"] = _refuse_empty
+    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace=namespace)
 
 
-def _refused(where: str, error: Exception) -> InvalidRequestError:
+def _is_skipped(schema: Schema) -> bool:
+    """Whether a member may be anything, and is forgotten."""
+    return schema.get("x-class") == "harmless" and not schema.keys() & {"type", "anyOf", "enum"}
+
+
+def _never_empty(items: Schema, definitions: dict[str, Schema]) -> Schema:
+    """The schema of a list's elements. Millions of empty objects are small as text, and large in memory."""
+    if "$ref" in items:
+        items = definitions.get(items["$ref"].removeprefix(_PREFIX), items)
+    bare = items.get("type") == "object" and "properties" in items and not items.get("required")
+    return {**items, _NEVER_EMPTY: True} if bare else items
+
+
+def _refuse_empty(member: Any) -> None:
+    if all(getattr(member, name) in (msgspec.UNSET, None) for name in member.__struct_fields__):
+        raise ValueError("must have a member")  # msgspec adds where
+
+
+def _refused(where: str, error: Exception, strangers: Strangers = ()) -> InvalidRequestError:
     """What the caller is told of an error of msgspec's."""
     if not isinstance(error, msgspec.ValidationError):
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -247,9 +328,9 @@ def _refused(where: str, error: Exception) -> InvalidRequestError:
     path = ".".join(re.findall(r"[^.\[\]]+", found["path"] or ""))
     param = ".".join(part for part in (where, path) if part)
     if (unknown := _UNKNOWN.fullmatch(found["what"])) is not None:
-        name = ".".join(part for part in (param, unknown["name"]) if part)
-        message = f"Unrecognized request argument: {quoted(name)}."
-        return InvalidRequestError(message, param=name[:256], code="unknown_parameter")
+        return _UnknownMemberError(".".join(part for part in (param, unknown["name"]) if part), unknown["name"])
+    if found["what"].startswith("Expected `null`, got") and param.rpartition(".")[2] in strangers:
+        return _UnknownMemberError(param, param.rpartition(".")[2])
     if (missing := _MISSING.fullmatch(found["what"])) is not None:
         name = f"{param}.{missing['name']}"[:256]
         return InvalidRequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")

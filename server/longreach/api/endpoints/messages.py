@@ -1,0 +1,59 @@
+"""`POST /v1/messages` and its `count_tokens`: the same answers as a chat's, in Anthropic's protocol."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longreach.api.documentation.openapi import documented
+from longreach.api.endpoints.receive import receive
+from longreach.api.generation.answer import answer
+from longreach.api.generation.encode_prompts import encode_chat
+from longreach.api.generation.message_builder import MessageBuilder
+from longreach.api.generation.prepare_chat import prepare_chat
+from longreach.api.http.respond import json_response
+from longreach.api.schema.answers.messages import AnthropicErrorBody, MessageEvent, MessageObject, TokenCount
+from longreach.api.schema.requests.messages import CountTokensRequest, MessageRequest, PromptFields
+from longreach.policies.schemas import SCHEMAS
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/messages",
+    **documented(
+        MessageRequest,
+        MessageObject,
+        stream=True,
+        chunk=MessageEvent,
+        nested=(*PromptFields.NESTED, *SCHEMAS),
+        error=AnthropicErrorBody,
+    ),
+)
+async def create_message(request: Request) -> Response:
+    """Answer the last message of a conversation, in one answer or as a stream of events."""
+    call = await receive(request, MessageRequest)
+    body = call.body
+    # The context may have less left than is asked for: `max_tokens` bounds an answer, and reserves nothing.
+    prepared = await prepare_chat(call, body.turn(call.service.chat.template.reads), limit=None)
+    spec = prepared.spec
+    left = call.engine.info.max_model_len - len(spec.prompts[0])
+    spec = replace(spec, max_tokens=min(left, body.max_tokens), stops=[*spec.stops, *body.stop_sequences])
+    return await answer(call, MessageBuilder(call, prepared.reader(), fills_context=body.max_tokens > left), spec)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    **documented(CountTokensRequest, TokenCount, nested=PromptFields.NESTED, error=AnthropicErrorBody),
+)
+async def count_tokens(request: Request) -> Response:
+    """Count the tokens of the prompt that a message would have."""
+    call = await receive(request, CountTokensRequest)
+    turn = call.body.turn(call.service.chat.template.reads)
+    _, ids = await encode_chat(call, turn)
+    managed = UNSET if call.body.context_management is None else {"original_input_tokens": len(ids)}
+    return json_response(TokenCount(input_tokens=len(ids), context_management=managed))

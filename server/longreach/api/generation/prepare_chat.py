@@ -1,0 +1,101 @@
+"""From a turn of a conversation to what the engine is asked, and to what reads its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from longreach.api.generation.call_or_answer import call_or_answer_question
+from longreach.api.generation.call_schema import call_schema
+from longreach.api.generation.chat_answer import PartReader
+from longreach.api.generation.encode_prompts import encode_chat
+from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
+from longreach.api.schema.requests.chat_turn import ChatTurn
+from longreach.api.schema.requests.formats import NamedTool
+from longreach.api.service.call import Call
+from longreach.errors import InvalidRequestError
+from longreach.text.answer_reader import AnswerReader
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A turn that can be answered.
+
+    Attributes:
+        spec: what `answer` plans.
+        reader: makes what reads one answer; each answer has its own.
+    """
+
+    spec: AnswerSpec
+    reader: Callable[[], PartReader]
+
+
+async def prepare_chat(
+    call: Call[Any],
+    turn: ChatTurn,
+    *,
+    limit: int | None,
+    choices: int = 1,
+    logprobs: int | None = None,
+    special: bool | None = None,
+    keep: int | None = None,
+) -> PreparedChat:
+    """Encode the prompt of a turn, compile the grammar of its answer, and choose what reads it.
+
+    Arguments:
+        limit: tokens that an answer may have; None for what the context has left.
+        choices: answers that are wanted.
+        logprobs: as in `AnswerSpec`.
+        special, keep: as in `encode_chat`.
+
+    Raises:
+        InvalidRequestError: the model has no place for what the turn asks, or a grammar cannot be used.
+        ApiError: as `encode_chat`.
+    """
+    chat = call.service.chat
+    text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
+    max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
+    reader, grammar = await call.attend(_form(call, turn, text))
+    calls_or_answers = turn.forced is None and bool(turn.offered)
+    spec = AnswerSpec(
+        prompts=[prompt],
+        param=turn.param,
+        max_tokens=max_tokens,
+        choices=choices,
+        stops=chat.template.stops,
+        grammar=grammar,
+        grammar_field=turn.form_field if turn.forced is None else "tools",
+        logprobs=logprobs,
+        special=not chat.format.is_plain and (grammar is None or calls_or_answers),
+    )
+    return PreparedChat(spec, reader)
+
+
+async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[[], PartReader], str | None]:
+    """How the answer is to be read, and the grammar that it has to follow."""
+    service, caller = call.service, call.record.caller
+    form, forced, whole = service.chat.format, turn.forced, not call.body.stream
+    only_one = not turn.parallel_tool_calls
+    if forced is not None:
+        named = isinstance(turn.tool_choice, NamedTool)
+        schema = call_schema(forced, named, turn.parallel_tool_calls)
+        grammar = await service.grammars.compile("json_schema", schema, "tools", caller)
+        functions = [{"function": function.model_dump(exclude_none=True)} for function in forced]
+        return (lambda: PartReader(form.forced_reader(functions, named=named, whole=whole), only_one)), grammar
+    if turn.offered and not form.has_tool_calls:
+        raise InvalidRequestError(
+            "`tools`: how this model writes calls is not known, since its chat template shows none of the formats that "
+            "are; name one of them by --tool-call-format, or force a call by `tool_choice`.",
+            param="tools",
+            code="unsupported_value",
+        )
+    tools = [tool.model_dump(exclude_none=True) for tool in turn.offered]
+    if turn.form is not None and tools:
+        question = call_or_answer_question(turn, form, prompt, call.tokenizer.added_ids)
+        grammar = await service.grammars.compile("call_or_answer", question, turn.form_field, caller)
+        return (lambda: PartReader(form.call_or_answer_reader(prompt, tools, whole), only_one)), grammar
+    grammar = await service.compile_form(turn, caller)
+    if grammar is not None:
+        return (lambda: PartReader(AnswerReader())), grammar
+    return (lambda: PartReader(form.reader(prompt, tools, whole), only_one)), None

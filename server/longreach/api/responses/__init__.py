@@ -1,0 +1,1 @@
+"""Continues, keeps and runs the responses of `/v1/responses`."""

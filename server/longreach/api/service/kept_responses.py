@@ -1,0 +1,107 @@
+"""The responses that are kept, for the event loop: what the store does, done in its one thread."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from longreach.api.service.response_store import Item, Kept, ResponseStore, StoreFileError
+from longreach.config import Settings
+from longreach.errors import ConfigError, UnavailableError, quoted
+from longreach.util.work_pool import WorkPool
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SECONDS_A_DAY = 86400.0
+
+
+class KeptResponses:
+    """The store of `--responses-store`; nothing is kept where that is `none`.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._store: ResponseStore | None = None
+        self._pool = WorkPool("responses", 1)
+        if settings.responses_store == "none":
+            return
+        path = None if settings.responses_store == "memory" else Path(settings.responses_store)
+        seconds = settings.responses_store_days * _SECONDS_A_DAY
+        try:
+            self._store = ResponseStore(path, settings.responses_store_bytes, seconds)
+        except StoreFileError as error:
+            shown = quoted(settings.responses_store, 256)
+            raise ConfigError(f"--responses-store: {shown} cannot be used: {error}") from None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is kept."""
+        return self._store is not None
+
+    async def put(self, owner: str, response: msgspec.Struct, given: Sequence[Item], previous: str | None) -> bool:
+        """Keep a response, in place of what is kept under its id; False if there is no room for it."""
+
+        def put(store: ResponseStore) -> bool:
+            body = msgspec.to_builtins(response)
+            return store.put(owner, body, given, body["output"], previous)
+
+        kept = await self._do(put, owner)
+        if not kept:
+            log.warning("a response is not kept: it alone is larger than --responses-store-bytes")
+        return kept
+
+    async def update(self, owner: str, response: msgspec.Struct) -> bool:
+        """Keep another state of a response, whose own input stays; False if it is not kept any more."""
+
+        def update(store: ResponseStore) -> bool:
+            body = msgspec.to_builtins(response)
+            return store.update(owner, body, body["output"])
+
+        return await self._do(update, owner)
+
+    async def get(self, owner: str, response_id: str) -> Kept | None:
+        """A response by its id."""
+        return await self._do(lambda store: store.get(owner, response_id), owner)
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        """Forget a response; False if there is none."""
+        return await self._do(lambda store: store.delete(owner, response_id), owner)
+
+    async def conversation(self, owner: str, response_id: str, most_bytes: int, newest: bool) -> list[Item] | None:
+        """As `ResponseStore.conversation`."""
+        return await self._do(lambda store: store.conversation(owner, response_id, most_bytes, newest), owner)
+
+    async def items_named(self, owner: str, ids: Sequence[str], most_bytes: int) -> dict[str, Item]:
+        """As `ResponseStore.items_named`."""
+        return await self._do(lambda store: store.items_named(owner, ids, most_bytes), owner)
+
+    async def input_items(self, owner: str, response_id: str) -> list[Item] | None:
+        """As `ResponseStore.input_items`."""
+        return await self._do(lambda store: store.input_items(owner, response_id), owner)
+
+    async def stop(self) -> None:
+        """Close the store once what was begun has been written."""
+        if self._store is not None:
+            await self._do(lambda store: store.close(), "")
+            self._store = None
+        self._pool.close()
+
+    async def _do(self, function: Callable[[ResponseStore], T], owner: str) -> T:
+        store: Any = self._store
+        assert store is not None, "callers ask whether anything is kept"
+        try:
+            return await self._pool.call(function, store, caller=owner)
+        except sqlite3.Error as error:
+            log.error("the store of responses failed: %s", error)
+            raise UnavailableError(
+                "The store of responses cannot be read or written at this moment.", code="store_failed"
+            ) from None

@@ -1,0 +1,1 @@
+"""How models write calls of functions: one file for each format, and what they share."""

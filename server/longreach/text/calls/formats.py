@@ -1,0 +1,133 @@
+"""The formats in which models write calls, and how a chat template tells which is its model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from longreach.text.calls import deepseek, forced, glm, harmony, hermes, llama, mistral, xml_calls
+from longreach.text.calls.cursor import Cursor, Steps
+from longreach.text.calls.offered import Offered
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How calls are written in the text of an answer.
+
+    Attributes:
+        name: as `--tool-call-format` has it.
+        models: that write so, for the documentation.
+        example: a call of `look` with the argument `city`.
+        opens: marks that begin calls.
+        read: reads what follows a mark; its last argument is the mark.
+        evidence: alternatives of texts that stand together in the chat templates of these models, and nowhere else.
+        unmarked: an answer may also begin with calls without any mark.
+        nests: what stands in a call may look like another one, as in the text of a file that is to be written. It may
+            not where quotes would end the string that it stands in.
+    """
+
+    name: str
+    models: str
+    example: str
+    opens: tuple[str, ...]
+    read: Callable[[Cursor, Offered, str], Steps[None]]
+    evidence: tuple[tuple[str, ...], ...] = ()
+    unmarked: bool = False
+    nests: bool = False
+
+    def is_seen_in(self, chat_template: str) -> bool:
+        """Whether a chat template is of a model that writes calls so."""
+        return any(all(text in chat_template for text in texts) for texts in self.evidence)
+
+
+# In the order in which they are looked for.
+MARKED = (
+    CallFormat(
+        "seed_oss",
+        "Seed-OSS",
+        "<seed:tool_call>\n<function=look>\n<parameter=city>Bonn</parameter>\n</function>\n</seed:tool_call>",
+        (xml_calls.SEED_OPEN,),
+        xml_calls.read,
+        evidence=(("<seed:tool_call>",),),
+        nests=True,
+    ),
+    CallFormat(
+        "qwen3_coder",
+        "Qwen3-Coder, Qwen 3.5, Nemotron 3 Nano",
+        "<tool_call>\n<function=look>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
+        (hermes.OPEN,),
+        xml_calls.read,
+        evidence=(("<tool_call>", "<function="),),
+        nests=True,
+    ),
+    CallFormat(
+        "glm",
+        "GLM 4.5, 4.6, 4.7",
+        "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>",
+        (hermes.OPEN,),
+        glm.read,
+        evidence=(("<tool_call>", "<arg_key>"),),
+        nests=True,
+    ),
+    CallFormat(
+        "hermes",
+        "Hermes 2 and 3, Qwen 2.5, Qwen 3, QwQ, SmolLM3, Granite 4",
+        '<tool_call>\n{"name": "look", "arguments": {"city": "Bonn"}}\n</tool_call>',
+        (hermes.OPEN,),
+        hermes.read,
+        evidence=(("<tool_call>",),),
+    ),
+    CallFormat(
+        "deepseek",
+        "DeepSeek V3, R1, V3.1",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"city": "Bonn"}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+        (deepseek.OPEN,),
+        deepseek.read,
+        evidence=((deepseek.OPEN,),),
+    ),
+    CallFormat(
+        "mistral",
+        "Mistral 7B v0.3, Nemo, Large, Small 3, Devstral, Magistral, Ministral 3",
+        '[TOOL_CALLS]look[ARGS]{"city": "Bonn"}',
+        (mistral.OPEN,),
+        mistral.read,
+        evidence=((mistral.OPEN,),),
+    ),
+    CallFormat(
+        "llama3_json",
+        "Llama 3.1, 3.2, 3.3",
+        '{"name": "look", "parameters": {"city": "Bonn"}}',
+        (llama.OPEN,),
+        llama.read,
+        evidence=(('"parameters": ', "<|start_header_id|>"), ('"parameters": ', llama.OPEN)),
+        unmarked=True,
+    ),
+)
+
+HARMONY = CallFormat(
+    "harmony",
+    "gpt-oss",
+    '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"city": "Bonn"}<|call|>',
+    (harmony.CHANNEL, harmony.START),
+    harmony.read,
+    evidence=((harmony.CHANNEL, harmony.MESSAGE),),
+    nests=True,
+)
+FORMATS = (HARMONY, *MARKED)
+
+# Answers whose grammar makes them calls.
+NAMED = CallFormat("named", "", "", (), forced.read_named, unmarked=True)
+LISTED = CallFormat("listed", "", "", (), forced.read_list, unmarked=True)
+
+
+def format_named(name: str) -> CallFormat:
+    """The format of this name.
+
+    Raises:
+        ValueError: there is none; names those that there are.
+    """
+    found = next((one for one in FORMATS if one.name == name), None)
+    if found is None:
+        raise ValueError(f"there is no such format; those that are known: {', '.join(one.name for one in FORMATS)}")
+    return found

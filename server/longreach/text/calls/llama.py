@@ -1,0 +1,25 @@
+"""`{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or as a whole answer: Llama 3.1 and later."""
+
+from __future__ import annotations
+
+from longreach.text.calls.cursor import Cursor, Steps
+from longreach.text.calls.json_calls import told_call
+from longreach.text.calls.offered import Offered
+from longreach.text.parts import Part
+
+OPEN = "<|python_tag|>"
+
+
+def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
+    """Read calls, between which a semicolon may stand, from behind the mark or from the beginning of the answer."""
+    yield from cursor.blank()
+    if not mark:
+        yield from cursor.accept(OPEN)
+        yield from cursor.blank()
+    while True:
+        yield from told_call(cursor, offered, marked=False)
+        yield Part("call_end")
+        yield from cursor.blank()
+        if not (yield from cursor.accept(";")):
+            return
+        yield from cursor.blank()

@@ -1,0 +1,45 @@
+"""How models mark their reasoning before an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_PROMPT_END = 256  # characters, which hold any mark and the blank space behind it
+
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """The marks around reasoning, each with its spellings.
+
+    Attributes:
+        models: that write them, for the documentation.
+        opens: begin it; the prompt may already end with one.
+        closes: end it.
+    """
+
+    models: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether the answer begins inside of reasoning."""
+        return prompt[-_PROMPT_END:].rstrip().endswith(self.opens)
+
+
+# The first whose mark stands in the chat template is the model's.
+REASONING: Sequence[ReasoningMarks] = (
+    ReasoningMarks("Seed-OSS", ("<seed:think>",), ("</seed:think>",)),
+    ReasoningMarks("Magistral, Ministral 3", ("[THINK]",), ("[/THINK]",)),
+    ReasoningMarks("DeepSeek R1 and V3.1, Qwen 3, GLM 4.5, SmolLM3 and most others", ("<think>",), ("</think>",)),
+    ReasoningMarks(
+        "Granite 3.2",
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
+)
+
+
+def reasoning_marks(chat_template: str) -> ReasoningMarks | None:
+    """The marks that a chat template is seen to use."""
+    return next((marks for marks in REASONING if any(mark in chat_template for mark in marks.opens)), None)

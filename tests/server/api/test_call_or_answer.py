@@ -1,0 +1,111 @@
+"""Tools together with a form of the answer: one of the two, and never an invented answer in place of a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+from longreach.text.tokenizer import Tokenizer
+
+from tests.server.api.conftest import LiveServer
+from tests.server.api.test_chat import HELLO, TEMPLATE, WEATHER, ask, says
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}
+FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>'
+INSIDE = json.dumps({"n": CALL})
+
+
+@pytest.fixture
+def chat(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    with make_server(template=TEMPLATE) as live:
+        yield live
+
+
+@pytest.mark.parametrize("thought", ["", "<think>Hm, <tool_call>.</think>\n\n"])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"n": "1"}', '{"n": "1"}', []),
+        (CALL, None, ["Bonn"]),
+        (f"{CALL}\n{CALL.replace('Bonn', 'Köln')}", None, ["Bonn", "Köln"]),
+        (INSIDE, INSIDE, []),
+        ("<tool_", "<tool_", []),
+    ],
+)
+def test_an_answer_is_a_call_or_the_form(
+    chat: LiveServer, tokenizer: Tokenizer, text: str, content: str | None, calls: list[str], thought: str
+) -> None:
+    says(chat, tokenizer, thought + text)
+    [choice] = ask(chat, tools=[WEATHER], response_format=FORM).choices
+    assert choice.message.content == content
+    assert choice.finish_reason == ("tool_calls" if calls else "stop")
+    told = [json.loads(call.function.arguments)["city"] for call in choice.message.tool_calls or []]  # type: ignore[union-attr]
+    assert told == calls
+    reasoning = choice.message.to_dict().get("reasoning_content")
+    assert reasoning == ("Hm, <tool_call>." if thought else None)
+
+
+def test_the_grammar_has_both(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    says(chat, tokenizer, '{"n": "1"}')
+    ask(chat, tools=[WEATHER], response_format=FORM)
+    grammar = json.loads(chat.engine.requests[0].grammar or "")
+    main, answer, arguments = grammar["grammars"]
+    assert "calls | @answer" in main["lark_grammar"]
+    assert answer["json_schema"]["properties"] == SCHEMA["properties"]
+    assert arguments["json_schema"]["required"] == ["city"]
+    for fields in ({"extra_body": {"regex": "[a-z]+"}}, {"extra_body": {"grammar": 'start: "a"'}}):
+        ask(chat, tools=[WEATHER], **fields)
+        assert "@answer" in (chat.engine.requests[-1].grammar or "")
+    ask(chat, tools=[WEATHER], response_format=FORM, tool_choice="none")
+    assert "@answer" not in (chat.engine.requests[-1].grammar or "")
+
+
+def test_reasoning_that_the_prompt_begins_is_part_of_the_answer(
+    make_server: Callable[..., LiveServer], tokenizer: Tokenizer
+) -> None:
+    with make_server(template=TEMPLATE.replace("<think></think>", "<think>\n")) as chat:
+        says(chat, tokenizer, f"Hm.</think>\n{CALL}")
+        [choice] = ask(chat, tools=[WEATHER], response_format=FORM, reasoning_effort="low").choices
+        assert choice.message.to_dict()["reasoning_content"] == "Hm."
+        assert choice.finish_reason == "tool_calls"
+        main = json.loads(chat.engine.requests[0].grammar or "")["grammars"][0]["lark_grammar"]
+        assert main.startswith("start: thought (calls | @answer)")
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ['<|start_header_id|> "parameters": ', "<|channel|><|message|>"],
+)
+def test_formats_that_no_grammar_can_tell_from_an_answer_are_refused(
+    make_server: Callable[..., LiveServer], shown: str
+) -> None:
+    template = TEMPLATE.replace("tool_call>", "call>")
+    with make_server(template=f"{template}{{# {shown} #}}") as chat:
+        with pytest.raises(openai.BadRequestError, match=r"cannot be set together with `tools`") as refused:
+            ask(chat, tools=[WEATHER], response_format=FORM)
+        assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_value")
+        assert not chat.engine.requests
+
+
+def test_a_schema_of_a_tool_that_cannot_be_followed_is_named(chat: LiveServer) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"uniqueItems": True}}}}
+    tools: list[Any] = [{"type": "function", "function": function}]
+    with pytest.raises(openai.BadRequestError, match=r"at `tools.0.function.parameters#/properties/a`") as refused:
+        ask(chat, HELLO, tools=tools, response_format=FORM)
+    assert refused.value.param == "tools"
+
+
+def test_arguments_in_tags_are_free_and_their_schemas_are_not_looked_at(
+    make_server: Callable[..., LiveServer], tokenizer: Tokenizer
+) -> None:
+    with make_server(template=f"{TEMPLATE}{{# <function= #}}") as chat:
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}, "b": {"uniqueItems": True}}}
+        tools: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+        text = "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>"
+        says(chat, tokenizer, text)
+        [choice] = ask(chat, tools=tools, response_format=FORM).choices
+        assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"city": "Bonn"}']  # type: ignore[union-attr]
