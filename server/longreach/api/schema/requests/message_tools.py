@@ -151,7 +151,8 @@ def _known(kind: object, value: dict[str, Any]) -> MessageTool:
         raise invalid("`name` must be a string of 1 to 128 characters", "invalid_type")
     for beginning, (description, parameters) in _RUN_BY_CALLER.items():
         if kind.startswith(beginning):
-            return MessageTool(name, kind, Function(name=name, description=description, parameters=parameters))
+            function = Function(name=name, description=description, parameters=parameters, strict=None)
+            return MessageTool(name, kind, function)
     return MessageTool(name, kind, None)
 
 
