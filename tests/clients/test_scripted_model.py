@@ -39,7 +39,7 @@ TOOLS = [
 def reading(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Conversation:
     """What the model reads of a chat that the template has written; characters stand for tokens."""
     template = ChatTemplate({"default": TEMPLATE}, {})
-    prompt = template.render(messages, tools or [], True)
+    prompt = template.fill(messages, tools or [], True)
     start = 0x110000
     tokens: list[int] = []
     for number, piece in enumerate(prompt.split("<|im_start|>")):
