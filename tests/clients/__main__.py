@@ -36,13 +36,13 @@ def main() -> int:
     for name in arguments.names:
         if name not in CLIENTS:
             parser.error(f"{name!r} is no client; there are {', '.join(CLIENTS)}")
-    before = results.load()
     found: dict[str, list[Outcome]] = {}
     chosen = {name: CLIENTS[name] for name in arguments.names or CLIENTS}
     for kind in ("scripted", "embedded"):
         mine = {name: client for name, client in chosen.items() if client.server == kind}
         if mine:
             found |= _run_all(mine, kind)
+    before = results.load()  # now, since another run may have ended meanwhile
     versions = {name: CLIENTS[name].version for name in found}
     after = results.merged(before, found, versions, datetime.date.today().isoformat(), __version__)
     worse = results.worse(before, after)
