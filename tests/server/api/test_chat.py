@@ -272,7 +272,7 @@ def test_a_model_without_a_template_reads_plain_words(server: LiveServer, tokeni
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
         ({"messages": [{"role": "user", "content": "x", "frob": 1}]}, "messages.0.frob"),
         ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages.0"),

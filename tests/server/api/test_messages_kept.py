@@ -105,18 +105,18 @@ def test_what_is_refused_is_named(message: dict[str, Any], param: str, words: st
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"type": "image_url", "image_url": {"url": "x"}}, "part 1 has the type `image_url`"),
-        ({"type": "input_audio", "input_audio": {}}, "part 1 has the type `input_audio`"),
-        ({"type": "text", "text": "a", "frob": 1}, "part 1 has the member `frob`"),
-        ({"type": "text"}, "part 1: its `text` must be a string"),
-        ({"text": "a"}, "part 1 must be an object with a `type`"),
-        ("a", "part 1 must be an object with a `type`"),
+        ({"type": "image_url", "image_url": {"url": "x"}}, "not `image_url`"),
+        ({"type": "input_audio", "input_audio": {}}, "not `input_audio`"),
+        ({"type": "text", "text": "a", "frob": 1}, "no member `frob`"),
+        ({"type": "text"}, "`text` must be a string"),
+        ({"text": "a"}, "must be an object with a `type`"),
+        ("a", "must be an object with a `type`"),
     ],
 )
 def test_a_part_that_is_refused_is_named_by_its_place(part: object, words: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         read({"role": "user", "content": [{"type": "text", "text": "a"}, part]})
-    assert refused.value.param == "messages.1.content"
+    assert refused.value.param == "messages.1.content.1"
     assert words in str(refused.value)
 
 

@@ -68,18 +68,17 @@ def _content(value: object) -> str | None:
 
 def _text(part: object, index: int) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise invalid(f"part {index} must be an object with a `type`", "invalid_type")
+        raise invalid("a part must be an object with a `type`", "invalid_type", at=index)
     kind = part["type"]
     if kind not in TEXT_TYPES:
-        shown = f"part {index} has the type `{kind[:64]}`"
-        raise invalid(f"{shown}; only parts of the type `text` are supported", "unsupported_value")
+        shown = f"only parts of the type `text` are supported, not `{kind[:64]}`"
+        raise invalid(shown, "unsupported_value", at=index)
     member = "refusal" if kind == "refusal" else "text"
     if not isinstance(part.get(member), str):
-        raise invalid(f"part {index}: its `{member}` must be a string", "invalid_type")
+        raise invalid(f"a part's `{member}` must be a string", "invalid_type", at=index)
     for name, value in part.items():
         if name not in ("type", member, *HARMLESS_OF_PARTS) and value not in (None, []):
-            shown = f"part {index} has the member `{name[:64]}`"
-            raise invalid(f"{shown}; a text part has only `type` and `text`", "unsupported_value")
+            raise invalid(f"a text part has no member `{name[:64]}`", "unsupported_value", at=index)
     return part[member]
 
 
