@@ -84,15 +84,28 @@ class AnswerFormat:
         """Whether calls of functions can be told from words."""
         return self.calls is not None or (self.template is not None and has_calls(self.template))
 
-    def reader(self, prompt: str, tools: Sequence[Mapping[str, Any]] = (), whole: bool = False) -> AnswerReader:
-        """A reader for one answer to `prompt`, which may call `tools`; `whole` as in `AnswerReader`."""
-        offered = Offered(tools, self.new_id)
+    def reads_marks(self, with_tools: bool) -> bool:
+        """Whether marks are looked for in an answer that may call tools, or may not."""
+        only_calls = self.reasoning is None and self.template is None and self.calls is not HARMONY
+        return not self.is_plain and (with_tools or not only_calls)
+
+    def reader(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]] = (), whole: bool = False, begun: str | None = None
+    ) -> AnswerReader:
+        """A reader for one answer to `prompt`, which may call `tools`.
+
+        Arguments:
+            whole: as in `AnswerReader`.
+            begun: what the message already says that the answer goes on with; None if it begins one.
+        """
+        offered, continues = Offered(tools, self.new_id), begun is not None
         if self.template is not None:
-            return TemplateReader(self.template, beginning(self.template, prompt), offered, whole=whole)
+            template = self.template
+            return TemplateReader(template, beginning(template, prompt), offered, whole=whole, continues=continues)
         if self.calls is HARMONY:
-            return HarmonyReader(prompt, offered, whole=whole)
-        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
-        return AnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole)
+            return HarmonyReader(prompt, offered, whole=whole, continues=continues)
+        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt, begun)
+        return AnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole, continues=continues)
 
     def call_or_answer_reader(
         self, prompt: str, tools: Sequence[Mapping[str, Any]], whole: bool = False

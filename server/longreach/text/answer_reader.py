@@ -23,6 +23,7 @@ class AnswerReader:
         reasons: the answer begins inside of reasoning.
         whole: calls are told once they are whole, for answers that are not sent before they end. Otherwise their
             arguments are told as they are written, and a call that then breaks off has no `call_end`.
+        continues: the answer goes on with a message, so that the blank space at its beginning stands between words.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class AnswerReader:
         *,
         reasons: bool = False,
         whole: bool = False,
+        continues: bool = False,
     ) -> None:
         self._cursor = Cursor()
         self._reasoning = reasoning
@@ -40,7 +42,7 @@ class AnswerReader:
         self._calls = calls if self._offered.names else None
         self._reasons = reasons
         self._whole = whole
-        self._trims = reasoning is not None or (calls is not None and bool(calls.opens))
+        self._trims = not continues and (reasoning is not None or (calls is not None and bool(calls.opens)))
         self._spoke = False  # blank space before the first word is not passed on
         self._silent = True  # no word has come since the beginning, or the last reasoning or call
         self._fresh = True  # nothing has been looked for since the beginning or the last reasoning

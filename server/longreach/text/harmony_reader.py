@@ -16,10 +16,10 @@ class HarmonyReader(AnswerReader):
     """Reads one answer to `prompt`: reasoning in the channel `analysis`, calls by their recipient, and words in all
     other channels. What is no message, and a call that cannot be read, is words to the character."""
 
-    def __init__(self, prompt: str, offered: Offered, *, whole: bool = False) -> None:
-        super().__init__(None, HARMONY, offered, whole=whole)
+    def __init__(self, prompt: str, offered: Offered, *, whole: bool = False, continues: bool = False) -> None:
+        super().__init__(None, HARMONY, offered, whole=whole, continues=continues)
         self._calls = HARMONY
-        self._trims = True
+        self._trims = not continues
         self._begun = prompt.rpartition(START)[2]  # of the message that the answer goes on with
 
     def _read(self) -> Steps[None]:

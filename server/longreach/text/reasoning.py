@@ -22,8 +22,12 @@ class ReasoningMarks:
     opens: tuple[str, ...]
     closes: tuple[str, ...]
 
-    def opened_by(self, prompt: str) -> bool:
-        """Whether the answer begins inside of reasoning."""
+    def opened_by(self, prompt: str, begun: str | None = None) -> bool:
+        """Whether the answer begins inside of reasoning: by the end of the prompt, or by what has `begun`, the message
+        that the answer goes on with."""
+        if begun is not None:
+            opened, closed = (max(map(begun.rfind, marks)) for marks in (self.opens, self.closes))
+            return opened > closed
         return prompt[-_PROMPT_END:].rstrip().endswith(self.opens)
 
 

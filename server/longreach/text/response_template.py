@@ -58,9 +58,17 @@ def beginning(template: ResponseTemplate, prompt: str) -> str:
 class TemplateReader(AnswerReader):
     """Reads one answer by a `response_template`; `begun` is what the prompt already holds of it."""
 
-    def __init__(self, template: ResponseTemplate, begun: str, offered: Offered, *, whole: bool = False) -> None:
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        begun: str,
+        offered: Offered,
+        *,
+        whole: bool = False,
+        continues: bool = False,
+    ) -> None:
         calls = CallFormat("response_template", "", "", ("declared",), self._read_call, nests=True)
-        super().__init__(None, calls, offered, whole=whole)
+        super().__init__(None, calls, offered, whole=whole, continues=continues)
         self._fields = [field for field in template.fields.values() if field.open_re is not None]
         if self._calls is None:
             self._fields = [field for field in self._fields if field.name != _CALLS]

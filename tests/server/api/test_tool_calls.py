@@ -185,3 +185,21 @@ def test_a_template_may_want_arguments_as_text(make_server: Callable[..., LiveSe
         call = {"id": "c", "type": "function", "function": {"name": "other", "arguments": '{"n":  1.0}'}}
         ask(live, [*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}])
         assert '[TOOL_CALLS]other{"n":  1.0}' in prompt_of(live, tokenizer)
+
+
+def test_a_forced_call_leaves_nothing_for_a_format_to_shape(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    says(chat, tokenizer, '{"city": "Bonn"}')
+    [choice] = ask(chat, tools=TOOLS, tool_choice=NAMED, response_format=form).choices
+    [call] = choice.message.tool_calls or []
+    assert (call.function.arguments, choice.finish_reason) == ('{"city": "Bonn"}', "tool_calls")  # type: ignore[union-attr]
+
+
+def test_an_answer_that_goes_on_keeps_its_first_blank(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    says(chat, tokenizer, " and more")
+    messages = [*HELLO, {"role": "assistant", "content": "Some"}]
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+    [choice] = ask(chat, messages, extra_body=continued).choices
+    assert choice.message.content == " and more"
+    [choice] = ask(chat).choices
+    assert choice.message.content == "and more"

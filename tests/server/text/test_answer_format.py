@@ -66,6 +66,20 @@ def test_reasoning_may_have_been_opened_by_the_prompt() -> None:
     assert whole_and_written(form, "yes", [], PROMPT + "<think>\n\n</think>\n\n") == opened[1:]
 
 
+def test_an_answer_that_goes_on_with_a_message_keeps_its_first_blank() -> None:
+    for form in (QWEN, AnswerFormat(None, HARMONY), AnswerFormat(None, format_named("mistral"))):
+        assert read(form.reader(PROMPT + "Some", TOOLS, begun="Some"), " and more") == [("content", " and more")]
+    for begun, kind in (("<think>\nLet me", "reasoning"), ("<think>Let</think> me", "content")):
+        assert read(QWEN.reader(PROMPT + begun, begun=begun), "see")[0] == (kind, "see")
+
+
+def test_special_tokens_are_text_only_where_marks_are_looked_for() -> None:
+    for form, without in ((QWEN, True), (AnswerFormat(None, HARMONY), True), (AnswerFormat(None, MARKED[0]), False)):
+        assert form.reads_marks(True)
+        assert form.reads_marks(False) == without
+    assert not AnswerFormat().reads_marks(True)
+
+
 @each_format
 @given(cuts=CUTS)
 def test_each_format_is_read(form: CallFormat, cuts: list[int]) -> None:

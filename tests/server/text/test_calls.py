@@ -142,7 +142,8 @@ VARIANTS = {
     ],
     "glm": ["<tool_call>look</tool_call><tool_call>add\n</tool_call>"],
     "qwen3_coder": [
-        "<tool_call><function=look></function></tool_call>\n<tool_call>\n<function=add>\n</function>\n</tool_call>"
+        "<tool_call><function=look></function></tool_call>\n<tool_call>\n<function=add>\n</function>\n</tool_call>",
+        "<function=look>\n</function>\n</tool_call>\n<function=add></function>",
     ],
     "harmony": [
         (
@@ -177,6 +178,20 @@ def test_a_string_without_an_end_hides_no_later_call() -> None:
     escaped = json.dumps({"name": "look", "arguments": {"city": good}})
     assert told_whole("hermes", f"<tool_call>{escaped}</tool_call>")[0][0] == "call"
     assert told_whole("hermes", f"<tool_call>{escaped} oops</tool_call>")[0][0] == "content"
+
+
+AFTERWARDS = {
+    "qwen3_coder": "<function=look>\n</function>\n",
+    "llama3_json": '{"name": "look", "parameters": {}}\n',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n",
+}
+
+
+@pytest.mark.parametrize("form", AFTERWARDS)
+def test_words_behind_a_call_without_its_last_mark_are_all_kept(form: str) -> None:
+    assert told(form, AFTERWARDS[form] + "; so") == [("call", "look", "{}"), ("content", "; so")]
+    said = "Ok." if form != "llama3_json" else "Ok.<|python_tag|>"
+    assert told(form, said + AFTERWARDS[form] + "so\n")[1:] == [("call", "look", "{}"), ("content", "\nso\n")]
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:

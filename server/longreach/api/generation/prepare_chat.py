@@ -67,7 +67,7 @@ async def prepare_chat(
         grammar=grammar,
         grammar_field=turn.form_field if turn.forced is None else "tools",
         logprobs=logprobs,
-        special=not chat.format.is_plain and (grammar is None or calls_or_answers),
+        special=chat.format.reads_marks(bool(turn.offered)) and (grammar is None or calls_or_answers),
     )
     return PreparedChat(spec, reader)
 
@@ -98,4 +98,5 @@ async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[
     grammar = await service.compile_form(turn, caller)
     if grammar is not None:
         return (lambda: PartReader(AnswerReader())), grammar
-    return (lambda: PartReader(form.reader(prompt, tools, whole), only_one)), None
+    begun = turn.messages[-1].content or "" if turn.continues else None
+    return (lambda: PartReader(form.reader(prompt, tools, whole, begun), only_one)), None

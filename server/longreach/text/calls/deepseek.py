@@ -28,7 +28,7 @@ def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
         yield from cursor.closing(_END)
         yield Part("call_end")
         yield from cursor.blank()
-        if (yield from cursor.accept(_BEGIN, CLOSE)) != _BEGIN:
+        if (yield from cursor.expect(_BEGIN, CLOSE)) == CLOSE:
             return
 
 

@@ -55,7 +55,7 @@ MARKED = (
         "qwen3_coder",
         "Qwen3-Coder, Qwen 3.5, Nemotron 3 Nano",
         "<tool_call>\n<function=look>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
-        (hermes.OPEN,),
+        (hermes.OPEN, xml_calls.FUNCTION),
         xml_calls.read,
         evidence=(("<tool_call>", "<function="),),
         nests=True,

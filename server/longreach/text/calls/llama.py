@@ -11,7 +11,11 @@ OPEN = "<|python_tag|>"
 
 
 def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
-    """Read calls, between which a semicolon may stand, from behind the mark or from the beginning of the answer."""
+    """Read calls, between which semicolons stand, from behind the mark or from the beginning of the answer.
+
+    Raises:
+        UnreadableError: no further call follows. What has ended before is a call.
+    """
     yield from cursor.blank()
     if not mark:
         yield from cursor.accept(OPEN)
@@ -20,6 +24,5 @@ def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
         yield from told_call(cursor, offered, marked=False)
         yield Part("call_end")
         yield from cursor.blank()
-        if not (yield from cursor.accept(";")):
-            return
+        yield from cursor.expect(";")
         yield from cursor.blank()

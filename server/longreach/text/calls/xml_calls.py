@@ -1,6 +1,7 @@
 """Calls in tags: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
 
-Qwen3-Coder and its relatives put each value on lines of its own; Seed-OSS has other outer tags, and no newlines.
+Qwen3-Coder and its relatives put each value on lines of its own, and at times leave out the outer tag that opens.
+Seed-OSS has other outer tags, and no newlines.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Generator
 from typing import Any
 
 from longreach.text.calls.cursor import Cursor, Steps, UnreadableError
+from longreach.text.calls.hermes import CLOSE
 from longreach.text.calls.offered import Offered
 from longreach.text.calls.values import is_text, json_of, quoted
 from longreach.text.parts import Part
 
+FUNCTION = "<function="
 _LAST, _NEXT, _VALUE_END = "</function>", "<parameter=", "</parameter>"
 SEED_OPEN, SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
 
@@ -20,8 +23,9 @@ SEED_OPEN, SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
 def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
     """Read one call from behind its mark."""
     lines = mark != SEED_OPEN
-    yield from cursor.blank()
-    yield from cursor.expect("<function=")
+    if mark != FUNCTION:
+        yield from cursor.blank()
+        yield from cursor.expect(FUNCTION)
     name = yield from cursor.expect(*offered.names)
     yield from cursor.expect(">")
     yield from cursor.blank()
@@ -39,8 +43,12 @@ def read(cursor: Cursor, offered: Offered, mark: str) -> Steps[None]:
         yield from cursor.blank()
         tag = yield from cursor.expect(_NEXT, _LAST)
     yield Part("arguments", "}")
-    yield from cursor.closing(mark.replace("<", "</"))
+    if mark != FUNCTION:
+        yield from cursor.closing(mark.replace("<", "</"))
     yield Part("call_end")
+    if mark == FUNCTION:
+        yield from cursor.blank()
+        yield from cursor.expect(CLOSE)
 
 
 def told_value(

@@ -45,7 +45,7 @@ class ChatRequest(SamplingFields, ChoiceFields, FormFields, ToolFields, Template
         if self.top_logprobs and not self.logprobs:
             raise invalid("`top_logprobs` is only allowed with `logprobs: true`")
         forced = self.turn.forced is not None
-        if forced and self.form is not None:
+        if forced and self.form is not None and self.form_field != "response_format":  # OpenAI lets the call win there
             raise invalid(f"`{self.form_field}` and a `tool_choice` that forces a call cannot both be set")
         if forced and self.min_tokens:
             raise invalid("`min_tokens` cannot be set where a grammar decides when the answer may end")
