@@ -30,7 +30,7 @@ MODEL = "longreach-scripted"
 MAX_MODEL_LEN = 1 << 20  # an agent's first prompt has a hundred thousand tokens of a tokenizer as small as this one
 START, END = "<|im_start|>", "<|im_end|>"
 PREFILL_CHUNK = 4096
-# A prompt of so many tokens, without tools, is read so slowly that keep-alives go before its answer.
+# A prompt of so many tokens, without tools, is read so slowly that a keep-alive comes before its answer.
 LONG_PROMPT, LONG_SECONDS = 6000, 12.0
 
 
