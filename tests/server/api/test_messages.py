@@ -459,3 +459,19 @@ def test_an_answer_goes_on_with_the_last_message(live: LiveServer, tokenizer: To
     whole = ask(live, messages=begun)
     assert whole["content"] == [{"type": "text", "text": "is 4."}]
     assert prompt_of(live, tokenizer).endswith("<|im_start|>assistant\nThe answer ")
+
+
+def test_a_later_system_message_stays_behind_what_was_said_before(
+    make_server: Callable[..., LiveServer], tokenizer: Tokenizer
+) -> None:
+    strict = (
+        "{%- for m in messages[1:] if m.role == 'system' %}{{ raise_exception('at the beginning only') }}{% endfor %}"
+    )
+    with make_server(template=strict + TEMPLATE, max_model_len=4096) as server:
+        turns = [*HELLO, {"role": "system", "content": "Mind the time."}]
+        ask(server, system="Be brief", messages=turns[:1])
+        before = prompt_of(server, tokenizer).removesuffix("<|im_end|>\n<|im_start|>assistant\n")
+        ask(server, system="Be brief", messages=turns)
+        after = prompt_of(server, tokenizer)
+        assert after.startswith(before)
+        assert "Mind the time." in after

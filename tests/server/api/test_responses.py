@@ -230,7 +230,7 @@ def test_the_oldest_turns_are_left_out_where_that_is_asked_for(
         ({"input": [{"role": "user", "content": "a"}, {"role": "tool", "content": "x"}]}, "input.1.role"),
         ({"input": [{"role": "user"}]}, "input.0"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]}, "input.0"),
         ({"tools": [{"type": "function"}]}, "tools.name"),
         ({"tools": [{"name": "x"}]}, "tools"),

@@ -16,9 +16,9 @@ from typing import Any
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import MODEL, LiveServer
-from tests.server.api.test_chat import TEMPLATE, prompt_of, says
+from tests.server.api.test_chat import prompt_of, says
 from tests.server.api.test_responses import WEATHER
-from tests.server.api.test_responses_tools import PATCH, PATCHING
+from tests.server.api.test_responses_tools import PATCH, PATCHING, TOOLS_TEMPLATE
 
 RECORDED = Path(__file__).parent / "recorded" / "responses.txt"
 _ID = re.compile(r"\b([a-z]+)_[0-9a-f]{24,32}\b")
@@ -39,7 +39,7 @@ def test_a_recorded_conversation_is_replayed_to_the_byte(
     turn: list[Any] = [{"role": "user", "content": "Hello"}]
     fields = {"model": MODEL, "tools": [WEATHER, PATCH], "stream": True, "temperature": 0, "store": False}
     told: list[str] = []
-    with make_server(template=TEMPLATE) as server:
+    with make_server(template=TOOLS_TEMPLATE) as server:
         for words in (f"<think>Hm.</think>I look. {call}{PATCHING}", "Cold."):
             says(server, tokenizer, words)
             response = server.http.post("/v1/responses", json={**fields, "input": turn})

@@ -21,6 +21,8 @@ NOTES: Any = {
     "description": "Notes",
     "tools": [{**WEATHER, "name": "find"}, {"type": "custom", "name": "write"}],
 }
+# Shows all arguments of a call.
+TOOLS_TEMPLATE = TEMPLATE.replace("call.function.arguments.city", "call.function.arguments | tojson")
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
 
 
@@ -38,7 +40,7 @@ PATCHING = call_of("patch", input="a\nb")
 
 @pytest.fixture
 def chat(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
-    with make_server(template=TEMPLATE) as live:
+    with make_server(template=TOOLS_TEMPLATE) as live:
         yield live
 
 
@@ -84,7 +86,8 @@ def test_what_was_answered_is_taken_back(chat: LiveServer, tokenizer: Tokenizer,
     second = chat.openai.responses.create(input=[*before, *said, *outputs], **fields)
     assert second.output_text == "It is cold."
     assert prompt_of(chat, tokenizer).endswith(
-        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nI look.[Oslo][]<|im_end|>\n"
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nI look."
+        '[{"city": "Oslo"}][{"input": "a\\nb"}]<|im_end|>\n'
         "<|im_start|>tool\ncold<|im_end|>\n<|im_start|>tool\ndone\nwell<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -101,18 +104,17 @@ def test_tools_of_a_namespace_are_told_apart(chat: LiveServer, tokenizer: Tokeni
         {"type": "function_call_output", "call_id": call.call_id, "output": "x"} for call in (first, second)
     ]
     chat.openai.responses.create(model=MODEL, tools=tools, input=[*answer.output, *outputs])
-    assert "[Oslo][Rome]" in prompt_of(chat, tokenizer)
+    assert '[{"city": "Oslo"}][{"city": "Rome"}]' in prompt_of(chat, tokenizer)
 
 
-@pytest.mark.parametrize("length", [64, 65])
-def test_a_long_name_is_cut_and_stays_one_name(chat: LiveServer, tokenizer: Tokenizer, length: int) -> None:
-    names = ["n" * (length - 3) + str(number) for number in range(2)]
-    space = {**NOTES, "name": "x" * 60, "tools": [{**WEATHER, "name": name[:63]} for name in names[:1]]}
-    told(chat, tools=[space, {**space, "name": "x" * 61}])
+def test_a_long_name_is_cut_and_stays_one_name(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    space = {**NOTES, "name": "x" * 100, "tools": [{**WEATHER, "name": "n" * 60}]}
+    told(chat, tools=[space, {**space, "name": "x" * 101}, {**NOTES, "name": "y" * 66, "tools": space["tools"]}])
     shown = [line for line in prompt_of(chat, tokenizer).splitlines() if line.startswith('{"type": "function"')]
     called = [json.loads(line)["function"]["name"] for line in shown]
-    assert len(set(called)) == 2
-    assert {len(name) for name in called} == {64}
+    assert len(set(called)) == 3
+    assert {len(name) for name in called} == {128}
+    assert called[2] == "y" * 66 + "__" + "n" * 60
 
 
 def test_tools_that_only_openai_runs_are_left_out_and_reported(chat: LiveServer, tokenizer: Tokenizer) -> None:

@@ -122,7 +122,7 @@ def test_variables_reach_a_template_that_reads_them(served: Callable[[str], Live
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
-        ({"documents": [1]}, "documents"),
+        ({"documents": [1]}, "documents.0"),
         ({"verbosity": "chatty"}, "verbosity"),
     ],
 )

@@ -325,3 +325,16 @@ def test_a_replica_without_an_engine_declines_and_another_is_asked(monkeypatch: 
     assert caller.text == EVENT + b"data: [DONE]\n\n"
     assert [asked.declined for asked in handle.asked] == [set(), {"a"}, {"a", "b"}, {"a", "b"}]
     assert {asked.body for asked in handle.asked} == {PROMPT}
+
+
+def test_anthropics_clients_are_let_in_and_told_in_their_form() -> None:
+    handle = Handle(fine)
+    assert run(Caller(PROMPT, path="/v1/messages", x_api_key="a-key-for-tests"), handle, api_key=KEY).status == 200
+    refused = run(Caller(PROMPT, path="/v1/messages", x_api_key="another-key"), handle, api_key=KEY)
+    error = json.loads(refused.text)
+    assert (refused.status, error["type"], error["error"]["type"]) == (401, "error", "authentication_error")
+    assert dict(refused.sent[0]["headers"])[b"request-id"] == error["request_id"].encode()
+    lost = run(Caller(PROMPT, path="/v1/messages"), Handle(lost_in_the_middle))
+    name, data = lost.text.decode().removesuffix("\n\n").rpartition("event: ")[2].split("\n")
+    assert name == "error"
+    assert json.loads(data.removeprefix("data: "))["error"]["code"] == "replica_lost"

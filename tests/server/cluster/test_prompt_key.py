@@ -27,6 +27,7 @@ FORMS = {
     "turns": lambda question: {
         "messages": [{"role": "user", "content": DOCUMENT}, {"role": "user", "content": question}]
     },
+    "system": lambda question: {"system": DOCUMENT, "messages": [{"role": "user", "content": question}]},
     "input": lambda question: {"input": DOCUMENT + question, "instructions": "Be short."},
 }
 

@@ -45,15 +45,16 @@ def _parts(value: object) -> str | list[Part] | None:
 
 def _part(number: int, part: object) -> Part:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise invalid(f"part {number} must be an object with a `type`", "invalid_type")
+        raise invalid("a part must be an object with a `type`", "invalid_type", at=number)
     if part["type"] not in _PART_TYPES:
-        raise invalid(f"part {number}: only parts with text are supported", "unsupported_value")
+        shown = part["type"][:64]
+        raise invalid(f"only parts with text are supported, not `{shown}`", "unsupported_value", at=number)
     member = "refusal" if part["type"] == "refusal" else "text"
     if not isinstance(part.get(member), str):
-        raise invalid(f"part {number}: `{member}` must be a string", "invalid_type")
+        raise invalid(f"a part's `{member}` must be a string", "invalid_type", at=number)
     extra = {name for name, inner in part.items() if inner is not None} - {"type", member} - _OF_PART.keys()
     if extra:
-        raise invalid(f"part {number} has only `type` and `{member}`", "unsupported_value")
+        raise invalid(f"a part has no member `{min(extra)[:64]}`", "unsupported_value", at=number)
     return {"type": part["type"], member: part[member]}
 
 

@@ -16,14 +16,14 @@ from longreach.api.schema.requests.fields import (
     invalid,
     or_default,
 )
-from longreach.api.schema.requests.formats import Function, JsonSchema, Name, Tool
+from longreach.api.schema.requests.formats import MAX_DESCRIPTION, Function, JsonSchema, Name, Tool
 
 _MOST_OFFERED = 512
-_MOST_SHOWN_CHARACTERS = 64
+_MOST_SHOWN_CHARACTERS = 128  # as of a name without a namespace
 
 # Members that OpenAI's tools have for its own services, and that change nothing here.
 _Ignored = Any
-_Description = Annotated[str | None, Field(max_length=16384)]
+_Description = Annotated[str | None, Field(max_length=MAX_DESCRIPTION)]
 
 
 class FunctionTool(StrictModel):
@@ -112,7 +112,7 @@ class ToolSet:
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """The name under which the model sees a tool, of at most 64 characters."""
+    """The name under which the model sees a tool, of at most 128 characters."""
     if namespace is None:
         return name
     whole = f"{namespace.replace('.', '_')}__{name}"
@@ -177,7 +177,7 @@ def _add(
         custom = _CUSTOM.validate_python(given)
         shown = shown_name(custom.name, namespace)
         parameters = custom_parameters(custom.format)
-        function = Function(name=shown, description=custom.description, parameters=parameters)
+        function = Function(name=shown, description=custom.description, parameters=parameters, strict=None)
         form = custom.format if custom.format is not None and custom.format.type == "grammar" else None
         offered.append(OfferedTool(shown, custom.name, namespace, "custom", function, form))
     elif kind == "namespace" and namespace is None:

@@ -85,6 +85,7 @@ class Closer:
                 why = "it cannot be followed beside `anyOf`, `oneOf`, or parts that allow more members"
                 raise SchemaError(f"{pointer}/unevaluatedProperties", why)
             del schema["unevaluatedProperties"]
+            names = {name: count for name, count in names.items() if count}  # `required` evaluates nothing
         self._part(schema, pointer, {name for name, count in names.items() if count > 1})
         if known and names and "additionalProperties" not in schema:
             own = schema.setdefault("properties", {})

@@ -42,7 +42,7 @@ def children(schema: Schema, pointer: str) -> Iterator[tuple[object, str]]:
                 yield one, f"{pointer}/{keyword}/{index}"
     for keyword in _MAP:
         if isinstance(schema.get(keyword), dict):
-            for name, one in schema[keyword].items():
+            for name, one in [*schema[keyword].items()]:  # `close` adds definitions meanwhile
                 yield one, f"{pointer}/{keyword}/{escaped(name)}"
 
 

@@ -41,7 +41,7 @@ def check_shapes(document: Document) -> None:
         _check_schemas(schema, pointer)
         types = schema.get("type")
         for name in [types] if isinstance(types, str) else types or []:
-            if name not in _TYPES:
+            if not isinstance(name, str) or name not in _TYPES:
                 raise SchemaError(f"{pointer}/type", f"there is no type {str(name)[:64]!r}")
         if not all(isinstance(name, str) for name in schema.get("required") or []):
             raise SchemaError(f"{pointer}/required", "it must be a list of strings")
