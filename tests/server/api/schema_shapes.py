@@ -422,6 +422,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "unevaluatedProperties": False},
         r"at `#/unevaluatedProperties`: it cannot be followed beside `anyOf`",
     ),
+    "required_is_not_evaluated": (
+        {"type": "object", "allOf": [{"properties": {"a": {}}}, {"required": ["b"]}], "unevaluatedProperties": False},
+        r"[Uu]nsatisfiable",
+    ),
     "self": ({"$ref": "#"}, r"it has no end: `#` -> `#` always leads back"),
     "cycle": (
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}},

@@ -12,6 +12,7 @@ from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api.conftest import LiveServer
 from tests.server.api.test_chat import HELLO, TEMPLATE, WEATHER, ask, says
+from tests.server.conftest import EOS
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}
 FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
@@ -34,6 +35,7 @@ def chat(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
         (f"{CALL}\n{CALL.replace('Bonn', 'Köln')}", None, ["Bonn", "Köln"]),
         (INSIDE, INSIDE, []),
         ("<tool_", "<tool_", []),
+        (f"Look: {CALL}", f"Look: {CALL}", []),
     ],
 )
 def test_an_answer_is_a_call_or_the_form(
@@ -47,6 +49,13 @@ def test_an_answer_is_a_call_or_the_form(
     assert told == calls
     reasoning = choice.message.to_dict().get("reasoning_content")
     assert reasoning == ("Hm, <tool_call>." if thought else None)
+
+
+def test_marks_that_are_special_tokens_are_seen(chat: LiveServer, tokenizer: Tokenizer) -> None:
+    says(chat, tokenizer, f"a{EOS}b")
+    more = {"regex": ".*", "ignore_eos": True}
+    [choice] = ask(chat, tools=[WEATHER], max_tokens=3, extra_body=more).choices
+    assert (choice.message.content or "").startswith(f"a{EOS}b")
 
 
 def test_the_grammar_has_both(chat: LiveServer, tokenizer: Tokenizer) -> None:

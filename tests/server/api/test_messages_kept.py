@@ -10,7 +10,7 @@ import openai
 import pytest
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.schema.requests.parse import parse
-from longreach.api.schema.requests.typed_decoding import decode
+from longreach.api.schema.requests.typed_decoding import MAX_FREE_BYTES, decode
 from longreach.errors import InvalidRequestError
 from longreach.text.tokenizer import Tokenizer
 
@@ -58,6 +58,11 @@ LONG = 70_000  # longer than a body that is read at once
 )
 def test_members_that_clients_keep_change_nothing(members: dict[str, Any], padding: int) -> None:
     assert read({"role": "assistant", "content": "s", **members}, padding) == {"role": "assistant", "content": "s"}
+
+
+def test_members_that_change_nothing_may_be_long() -> None:
+    message = {"role": "assistant", "content": "s", "parsed": ["x" * MAX_FREE_BYTES]}
+    assert read(message, LONG) == {"role": "assistant", "content": "s"}
 
 
 @pytest.mark.parametrize("padding", [0, LONG])
