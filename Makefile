@@ -60,7 +60,7 @@ faults: install ## plant faults into copies of the tree, and see that the tests 
 # Which of them: make clients CLIENTS="codex claude-code".
 CLIENTS ?=
 
-clients: install ## run real clients against the server, in environments of their own (npm, and 6 GB from PyPI and npm); writes docs/clients.md
+clients: install ## run real clients against the server, in environments of their own (npm, and 7 GB from PyPI and npm); writes docs/clients.md
 	$(BIN)/python -m tests.clients $(CLIENTS)
 
 test-training: install ## run the tests of the embedded model's training (minutes; `make test` has a short one)
