@@ -72,6 +72,7 @@ FLAGS = [
     "--step-timeout",
     "--tensor-parallel-size",
     "--tokenizer",
+    "--tool-call-format",
     "--write-timeout",
 ]
 
