@@ -99,8 +99,9 @@ def _borrow(package: str, folder: Path) -> None:
     """Let an environment use a large package of the server's own, by links: a second torch would be gigabytes."""
     theirs = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     ours = Path(sysconfig.get_paths()["purelib"])
-    for path in [*ours.glob(package), *ours.glob(f"{package}gen"), *ours.glob(f"{package}-*.dist-info")]:
-        (theirs / path.name).symlink_to(path)
+    (described,) = ours.glob(f"{package}-*.dist-info")
+    for name in [described.name, *(described / "top_level.txt").read_text().split()]:
+        (theirs / name).symlink_to(ours / name)
 
 
 def _run(command: list[str], folder: Path) -> None:
