@@ -13,7 +13,7 @@ RIGHT_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 
   { echo "longreach needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick dearest test-gpu test-training families faults loadtest soak check format lock docs docker-check clean
+.PHONY: help install serve test quick dearest test-gpu test-training families faults clients loadtest soak check format lock docs docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ families: install ## compare every model family with transformers' eager attenti
 faults: install ## plant faults into copies of the tree, and see that the tests catch each of them
 	$(BIN)/python -m tests.planted_faults
 
+# Which of them: make clients CLIENTS="codex claude-code".
+CLIENTS ?=
+
+clients: install ## run real clients against the server, in environments of their own (npm, and 7 GB from PyPI and npm); writes docs/clients.md
+	$(BIN)/python -m tests.clients $(CLIENTS)
+
 test-training: install ## run the tests of the embedded model's training (minutes; `make test` has a short one)
 	$(BIN)/python -m pytest training/tests
 
@@ -108,6 +114,7 @@ check-rest: install
 	$(BIN)/python docs/call_tables.py --check
 	$(BIN)/python docs/model_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
+	$(BIN)/python docs/client_tables.py --check
 	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json
 
 format: install ## put the code into its one format

@@ -13,6 +13,7 @@ from tests.documented import ROOT, script
 # A script, its page, a cell of the page and another in its place, and what the page follows.
 PAGES = [
     ("policy_tables", "attention-policies.md", ("| `4096` |", "| `4097` |"), "the schema says"),
+    ("client_tables", "clients.md", ("| LlamaIndex |", "| Llama |"), "the results say"),
     ("call_tables", "tool-calls.md", ("| `glm` |", "| `glm9` |"), "the server reads"),
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
 ]

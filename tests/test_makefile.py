@@ -130,7 +130,19 @@ def recipes(clone: Clone, *words: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "target",
-    ["check", "docs", "loadtest", "format", "docker-check", "soak", "quick", "test-gpu", "faults", "test-training"],
+    [
+        "check",
+        "docs",
+        "loadtest",
+        "format",
+        "docker-check",
+        "soak",
+        "quick",
+        "test-gpu",
+        "faults",
+        "clients",
+        "test-training",
+    ],
 )
 def test_other_targets_install_everything(clone: Clone, target: str) -> None:
     plan = subprocess.run(["make", "-n", target], cwd=clone.folder, capture_output=True, text=True, check=True).stdout

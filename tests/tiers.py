@@ -32,6 +32,7 @@ TIER_OF = {
     "tests/benchmarks/test_methods_command.py": "system",
     "tests/benchmarks/test_quality.py": "system",
     "tests/benchmarks/test_training_steps.py": "system",
+    "tests/clients": "unit",
     "tests/kernels": "kernel",
     "tests/kernels/test_block_rules.py": "unit",
     "tests/kernels/test_debug.py": "unit",

@@ -9,6 +9,7 @@ LongreachError
     │   └── ContextLengthError    400, `context_length_exceeded`
     ├── AuthenticationError       401, `invalid_api_key`
     ├── ModelNotFoundError        404, `model_not_found`
+    ├── ThreadNotFoundError       404, `thread_not_found`
     ├── RequestTimeoutError       408, the request did not arrive in time
     ├── BodyTooLargeError         413
     ├── MediaTypeError            415
@@ -152,6 +153,21 @@ class RequestTimeoutError(ApiError):
             f"The request's {part} did not arrive within {seconds:g} seconds.",
             code="request_timeout",
             headers={"x-should-retry": "false"},
+        )
+
+
+class ThreadNotFoundError(ApiError):
+    """A message would continue a thread, and none is kept here. Anthropic's SDKs then send the whole history."""
+
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No threads are kept here: send the whole conversation, with `thread` null or of the type `create`.",
+            param="thread",
+            code="thread_not_found",
+            extra={"details": {"error_code": "thread_not_found"}},
         )
 
 

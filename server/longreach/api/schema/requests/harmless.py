@@ -177,7 +177,6 @@ TABLE: tuple[Harmless | Neutral, ...] = (
     Neutral("container", (), _MESSAGES),
     Neutral("fallback_credit_token", (), _MESSAGES),
     Neutral("inference_geo", ("global",), _MESSAGES),
-    Neutral("thread", (), _MESSAGES),
     Neutral("billing_policy", (), _PROMPTS),
     # Other front-ends'.
     Neutral("extra_body", ({},)),

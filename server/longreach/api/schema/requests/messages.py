@@ -31,6 +31,7 @@ from longreach.api.schema.requests.message_tools import (
 )
 from longreach.api.schema.requests.message_turns import chat_messages
 from longreach.api.schema.requests.sampling import SamplingFields
+from longreach.errors import ThreadNotFoundError
 
 # What templates call the switch of reasoning, and the strongest effort that they know.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -53,7 +54,7 @@ class Thinking(StrictModel):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_PROMPT_TOKENS)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "updates", "omitted"] | None = None
 
 
 class MessageFormat(StrictModel):
@@ -75,6 +76,26 @@ class MessageMetadata(StrictModel):
     """`metadata`: who asks."""
 
     user_id: Annotated[str | None, Field(max_length=1024)] = None
+
+
+class Thread(StrictModel):
+    """`thread`: where Anthropic's servers keep a conversation between requests.
+
+    Nothing is kept here. `create` asks for nothing of the answer. `continue` is an error that Anthropic's SDKs know:
+    they send the whole conversation again.
+
+    Raises:
+        ThreadNotFoundError: `continue`. It goes before what else is wrong: such a request has a part of a conversation.
+    """
+
+    type: Literal["create", "continue"]
+    previous_message_id: Annotated[str | None, Field(max_length=256)] = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Thread:
+        if self.type == "continue":
+            raise ThreadNotFoundError
+        return self
 
 
 class PromptFields(StrictModel):
@@ -177,6 +198,9 @@ class MessageRequest(SamplingFields, PromptFields, harmless("messages")):
     )
     stop_sequences: Stops = Field([], description="Strings that end the answer; with `stop` together.")
     metadata: MessageMetadata | None = Field(None, description="`user_id` says who asks.")
+    thread: Thread | None = Field(
+        None, description="No threads are kept: `create` asks for nothing, `continue` is a 404 `thread_not_found`."
+    )
     service_tier: MessageTier = Field(
         None,
         description="`flex`, for batches: read after all other prompts, and no step is kept short for its answer.",

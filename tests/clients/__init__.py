@@ -1,0 +1,1 @@
+"""Real programs, unmodified, against this server: `python -m tests.clients` (see CONTRIBUTING.md)."""
