@@ -232,12 +232,21 @@ def test_deep_schemas_are_refused(server: LiveServer, levels: int, kind: str) ->
         assert "64 levels" in error["message"]
 
 
-def test_arguments_of_calls_may_not_be_deep_either(server: LiveServer) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":' * 900 + "1" + "}" * 900}}
+WITH_CALLS = (
+    "{% for m in messages %}[{{ m.content }}{% for c in m.tool_calls or [] %}<{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
+)
+
+
+def test_deep_arguments_of_calls_are_text(make_server: Callable[..., LiveServer], tokenizer: Tokenizer) -> None:
+    """An earlier answer had them, so the conversation goes on; nothing walks down 900 levels."""
+    arguments = '{"a":' * 900 + "1" + "}" * 900
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [USER, {"role": "assistant", "content": "So", "tool_calls": [call]}]
-    error = error_of(post(server, "/v1/chat/completions", {"messages": messages}), 400, "invalid_value")
-    assert error["param"] == "messages.1.tool_calls.0.function"
-    assert "64 levels" in error["message"]
+    with make_server(template=WITH_CALLS) as server:
+        tokens = post(server, "/tokenize", {"messages": messages}).json()["tokens"]
+        written = server.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert orjson.loads(written[written.index("<f") + 2 : written.rindex(">")]) == {"arguments": arguments}
 
 
 CHATML = "{% for m in messages %}<|begin|>{{ m.content }}<|end|>{% endfor %}"
