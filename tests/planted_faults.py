@@ -203,8 +203,8 @@ FAULTS = (
     Fault(
         "a stream ends without [DONE]",
         _SSE,
-        "        await self._send(send, DONE)\n",
-        "",
+        "    end=DONE,\n",
+        "    end=b\"\",\n",
         (f"{_API}/test_stream.py::test_events_have_openais_exact_form",),
     ),
     Fault(
