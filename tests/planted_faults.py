@@ -204,7 +204,7 @@ FAULTS = (
         "a stream ends without [DONE]",
         _SSE,
         "    end=DONE,\n",
-        "    end=b\"\",\n",
+        '    end=b"",\n',
         (f"{_API}/test_stream.py::test_events_have_openais_exact_form",),
     ),
     Fault(
