@@ -137,7 +137,7 @@ def test_a_prompt_longer_than_fits_is_refused_and_the_next_request_works(url: st
         ('{"prompt": "a",', 400, None, "JSON"),
         ('{"model": "MODEL", "prompt": 7}', 400, None, "prompt"),
         ('{"model": "MODEL", "prompt": "a", "max_tokens": "7"}', 400, None, "max_tokens"),
-        ('{"model": "MODEL", "prompt": "a", "max_tokens": -1}', 400, None, "max_tokens"),
+        ('{"model": "MODEL", "prompt": "a", "max_tokens": -2}', 400, None, "max_tokens"),
         ('{"model": "MODEL", "prompt": "a", "temperature": NaN}', 400, None, ""),
         ('{"model": "no-such-model", "prompt": "a"}', 404, "model_not_found", "no-such-model"),
         ('{"model": "MODEL", "prompt": "a", "temprature": 1}', 400, None, "temprature"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 from longreach_kernels import Backend
-from longreach_kernels.sizes import MAX_HOPPER_HEAD_DIM
+from longreach_kernels.sizes import MAX_HOPPER_DECODE_HEAD_DIM
 from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks, layer_masks, load_config
 
 from longreach import gguf_source, hub
@@ -117,12 +117,12 @@ def _started(state: RankState, config: EngineConfig) -> Started:
 
 def why_backend(backend: Backend, shape: PageShape) -> str:
     """Why a backend was chosen, and which of a model's layers its fastest kernels do not take."""
-    wide = [index for index, layer in enumerate(shape.layers) if layer.head_dim > MAX_HOPPER_HEAD_DIM]
+    wide = [index for index, layer in enumerate(shape.layers) if layer.head_dim > MAX_HOPPER_DECODE_HEAD_DIM]
     if backend.name != "hopper" or not wide:
         return backend.reason
     return (
-        f"{backend.reason}; portable ones in {len(wide)} of {shape.num_layers} layers, whose heads have "
-        f"{shape.layers[wide[0]].head_dim} channels"
+        f"{backend.reason}; portable ones for answers in {len(wide)} of {shape.num_layers} layers, whose heads "
+        f"have {shape.layers[wide[0]].head_dim} channels"
     )
 
 
