@@ -168,13 +168,13 @@ def _one_call_each(messages: list[Plain]) -> list[Plain]:
         while index < len(messages) and messages[index]["role"] == "tool":
             results.append(messages[index])
             index += 1
+        own: dict[str | None, list[Plain]] = {}
+        for result in results:
+            own.setdefault(result.get("tool_call_id"), []).append(result)
         for number, call in enumerate(message["tool_calls"]):
             words = {} if number == 0 else {"content": ""}
-            found.append({**message, **words, "tool_calls": [call]})
-            own = [result for result in results if result.get("tool_call_id") == call["id"]]
-            found += own
-            results = [result for result in results if result not in own]
-        found += results
+            found += [{**message, **words, "tool_calls": [call]}, *own.pop(call["id"], ())]
+        found += [result for result in results if result.get("tool_call_id") in own]
     return found
 
 

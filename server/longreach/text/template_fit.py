@@ -8,7 +8,9 @@ one is missing, or the template raises an exception, the conversation is rearran
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -21,6 +23,11 @@ from longreach.text.calls.offered import NewId, mistral_id, openai_id
 from longreach.text.chat_template import ChatTemplate, RenderError
 
 _KEPT_SHAPES = 1024
+# Messages that are rendered while a way is looked for. All ways are tried with up to 8,192 messages; with more, the
+# first ones, so that no conversation holds a thread for long.
+_MOST_RENDERED = 1 << 18
+_LEAST_TRIES = 4
+_MARK = re.compile("m[0-9a-f]{16}x[0-9]+e")
 _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 _STYLES = [
     CallStyle(arguments_as_text=text, no_words=words, short_ids=short)
@@ -108,14 +115,16 @@ class TemplateFit:
         marked, marks = _marked(messages, as_text=style.arguments_as_text)
         first: RenderError | None = None
         without_words: Rendering | None = None
-        for arrangement in arrangements(messages):
+        tries = max(_LEAST_TRIES, _MOST_RENDERED // max(1, len(messages)))
+        for arrangement in itertools.islice(arrangements(messages), tries):
             rendering = Rendering(style, arrangement)
             try:
                 text = self._template.fill(rendering.arranged(marked), tools, opens_answer, **variables)
             except RenderError as error:
                 first = first or error
                 continue
-            missing = [mark for mark in marks if mark.text not in text]
+            seen = set(_MARK.findall(text))
+            missing = [mark for mark in marks if mark.text not in seen]
             if not missing:
                 return rendering
             if all(mark.is_preamble for mark in missing) and without_words is None:

@@ -10,8 +10,9 @@ from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.formats import Function, Tool
 from longreach.api.service.chat_prompt import Chat
 from longreach.errors import InvalidRequestError
+from longreach.text import template_fit
 from longreach.text.answer_format import AnswerFormat
-from longreach.text.arrangement import Arrangement, arrangements, short_id
+from longreach.text.arrangement import Arrangement, Plain, arrangements, short_id
 from longreach.text.chat_template import ChatTemplate
 from longreach.text.marks import Marks
 
@@ -202,3 +203,29 @@ def test_a_conversation_that_a_template_takes_is_not_changed() -> None:
     messages: list[dict[str, Any]] = [user("u"), says("s"), user("v")]
     assert [*arrangements(messages)] == [Arrangement(), Arrangement(alternate=True)]
     assert Arrangement().apply(messages) == messages
+
+
+def test_results_that_share_an_id_all_stand_behind_its_call() -> None:
+    many = [{**result(1), "content": str(number)} for number in range(3)]
+    messages = [says("", call(1), call(2)), *many, result(2), result(3)]
+    [first, *own, second, last, stranger] = Arrangement(single_calls=True).apply(messages)
+    assert [one["id"] for one in first["tool_calls"] + second["tool_calls"]] == ["call_1", "call_2"]
+    assert (own, last, stranger) == (many, result(2), result(3))
+
+
+def test_long_conversations_are_not_tried_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    fill = ChatTemplate.fill
+
+    def counted(self: ChatTemplate, messages: list[Plain], *given: Any, **more: Any) -> str:
+        tried.append(len(messages))
+        return fill(self, messages, *given, **more)
+
+    monkeypatch.setattr(ChatTemplate, "fill", counted)
+    monkeypatch.setattr(template_fit, "_MOST_RENDERED", 60)
+    for length, least, most in ((4, 8, 8), (10, 6, 6), (50, 4, 4)):
+        tried.clear()
+        messages = [system("a"), user("u")] * (length // 2)
+        with pytest.raises(InvalidRequestError, match="leaves out message"):
+            prompt("{{ messages | length }}", *messages)
+        assert least <= len(tried) <= most
