@@ -11,8 +11,8 @@ import pytest
 from longreach.api.schema.requests.messages import MessageRequest
 from longreach.api.schema.requests.typed_decoding import decode
 
+from tests.server.api.anthropic_client import HELLO, TEMPLATE, WEATHER, ask, events_of, text
 from tests.server.api.conftest import MODEL, LiveServer
-from tests.server.api.test_messages import HELLO, TEMPLATE, WEATHER, ask, events_of, text
 from tests.server.api.test_messages_errors import anthropic_error_of
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
@@ -67,6 +67,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (user({"type": "text", "text": "a", "thinking": "b"}), "messages.0.content.0", "unknown_parameter"),
     (user({"type": "text", "text": "a", "foo": 1}), "messages.0.content.0.foo", "unknown_parameter"),
     (user(), "messages.0.content", "invalid_value"),
+    (assistant(*[CALL] * 129), "messages.1.content", "invalid_value"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "invalid_value"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content", "invalid_type"),

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from longreach.text.tokenizer import Tokenizer
 
+from tests.server.api.anthropic_client import CALL, TEMPLATE, WEATHER, events_of, told_by
 from tests.server.api.conftest import MODEL, LiveServer
 from tests.server.api.test_chat import says
-from tests.server.api.test_messages import CALL, TEMPLATE, WEATHER, events_of, told_by
 
 RECORDING = Path(__file__).parent / "recorded" / "messages.txt"
 RECORD = "LONGREACH_RECORD" in os.environ

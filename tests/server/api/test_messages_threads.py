@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.api.anthropic_client import HELLO
 from tests.server.api.conftest import MODEL, LiveServer
-from tests.server.api.test_messages import HELLO
 from tests.server.api.test_messages_errors import anthropic_error_of
 
 CONTINUE = {"type": "continue", "previous_message_id": "msg_1"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints, create_model, model_validator
@@ -19,7 +19,7 @@ from longreach.api.schema.requests.fields import (
 from longreach.util import exact_json
 
 TEXT_TYPES = {"text", "input_text", "output_text", "refusal"}
-_MAX_PARTS = 65536
+MAX_PARTS = 65536
 
 # Members that clients keep in a history, from earlier answers of this and other servers or from libraries. They change
 # no prompt. The typed decoding of long bodies skips them unread.
@@ -61,8 +61,8 @@ def _content(value: object) -> str | None:
         return value
     if not isinstance(value, list):
         raise invalid("must be a string or a list of parts", "invalid_type")
-    if len(value) > _MAX_PARTS:
-        raise invalid(f"must have at most {_MAX_PARTS} parts")
+    if len(value) > MAX_PARTS:
+        raise invalid(f"must have at most {MAX_PARTS} parts")
     return "\n".join(_text(part, index) for index, part in enumerate(value))
 
 
@@ -82,27 +82,23 @@ def _text(part: object, index: int) -> str:
     return part[member]
 
 
-_CONTENT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "maxItems": _MAX_PARTS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"enum": sorted(TEXT_TYPES)},
-                    "text": {"type": "string"},
-                    "refusal": {"type": "string"},
-                    **dict.fromkeys(HARMLESS_OF_PARTS, _SKIPPED),
-                },
-                "required": ["type"],
-                "additionalProperties": {"type": "null"},
-            },
+def parts_schema(types: Iterable[str], members: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of text, as a string or in parts of these types, which may have these members, too."""
+    part = {
+        "type": "object",
+        "properties": {
+            "type": {"enum": sorted(types)},
+            "text": {"type": "string"},
+            "refusal": {"type": "string"},
+            **members,
         },
-        {"type": "null"},
-    ]
-}
+        "required": ["type"],
+        "additionalProperties": {"type": "null"},
+    }
+    return {"anyOf": [{"type": "string"}, {"type": "array", "maxItems": MAX_PARTS, "items": part}, {"type": "null"}]}
+
+
+_CONTENT_SCHEMA = parts_schema(TEXT_TYPES, dict.fromkeys(HARMLESS_OF_PARTS, _SKIPPED))
 Content = Annotated[str | None, PlainValidator(_content), described(_CONTENT_SCHEMA)]
 
 

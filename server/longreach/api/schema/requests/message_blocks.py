@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from longreach.api.schema.requests.fields import StrictModel, check_levels, described, invalid, located
+from longreach.api.schema.requests.fields import MAX_TOOLS, StrictModel, check_levels, described, invalid, located
 
 MAX_BLOCKS = 65536
 
@@ -148,6 +148,8 @@ class TurnMessage(StrictModel):
                 raise located(error, "content", number) from None
         if not self.content and self.role != "assistant":
             raise located(invalid("must have at least one block"), "content")
+        if sum(block.type == "tool_use" for block in self.content) > MAX_TOOLS:
+            raise located(invalid(f"must have at most {MAX_TOOLS} blocks of the type `tool_use`"), "content")
         return self
 
 

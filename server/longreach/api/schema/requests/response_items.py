@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
+from longreach.api.schema.requests.chat_messages import MAX_PARTS, parts_schema
 from longreach.api.schema.requests.fields import MAX_MESSAGES, StrictModel, described, invalid
 
 Part = dict[str, Any]
@@ -16,7 +17,6 @@ OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _PART_TYPES = MESSAGE_TYPES | {"reasoning_text", "summary_text", "refusal"}
 # Members of a part that say nothing to a model.
 _OF_PART = {"annotations": {}, "logprobs": {}, "parsed": {}, "cache_control": {}, "prompt_cache_breakpoint": {}}
-_MAX_PARTS = 65536
 
 # The members that an item of each type needs, and those that it may have. Every item may have an `id` and a `status`.
 _MEMBERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -38,8 +38,8 @@ def _parts(value: object) -> str | list[Part] | None:
         return value
     if not isinstance(value, list):
         raise invalid("must be a string or a list of parts", "invalid_type")
-    if len(value) > _MAX_PARTS:
-        raise invalid(f"must have at most {_MAX_PARTS} parts")
+    if len(value) > MAX_PARTS:
+        raise invalid(f"must have at most {MAX_PARTS} parts")
     return [_part(number, part) for number, part in enumerate(value)]
 
 
@@ -58,27 +58,7 @@ def _part(number: int, part: object) -> Part:
     return {"type": part["type"], member: part[member]}
 
 
-_PARTS_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "maxItems": _MAX_PARTS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"enum": sorted(_PART_TYPES)},
-                    "text": {"type": "string"},
-                    "refusal": {"type": "string"},
-                    **_OF_PART,
-                },
-                "required": ["type"],
-                "additionalProperties": {"type": "null"},
-            },
-        },
-        {"type": "null"},
-    ]
-}
+_PARTS_SCHEMA = parts_schema(_PART_TYPES, _OF_PART)
 Parts = Annotated[str | list[Part] | None, PlainValidator(_parts), described(_PARTS_SCHEMA)]
 
 
