@@ -9,6 +9,10 @@ CORE     := $(VENV)/.core
 ALL      := $(VENV)/.installed
 PIP      := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock
 
+# What Python compiles is kept: torch and transformers take seven seconds to compile, and the tests start many processes.
+# Many containers set a variable that forbids it.
+unexport PYTHONDONTWRITEBYTECODE
+
 RIGHT_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
   { echo "longreach needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 

@@ -61,6 +61,7 @@ HERE = (
     "benchmarks.quality",
     "benchmarks.training_steps",
 )
+OWN_PATH = f"env PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}} "  # for the modules of `benchmarks`
 ALL = commands()
 MAKE = [command for command in ALL if command.text.startswith("make ")]
 RUN = [
@@ -93,7 +94,7 @@ def prepared(text: str, url: str, folder: Path) -> str:
         " MODEL ": f" {MODEL} ",
         "llama-8b": "tiny",
         "/run/secrets/longreach": str(keys),
-        "python -m benchmarks": f"env PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}} {sys.executable} -m benchmarks",
+        "python -m benchmarks": f"{OWN_PATH}{sys.executable} -m benchmarks",
         "aiperf-env/bin/aiperf": str(folder / "aiperf"),
     }
     text = re.sub("|".join(map(re.escape, here)), lambda match: here[match[0]], text)
@@ -114,12 +115,22 @@ def test_a_command_does_what_is_said(
     if any(name in text for name in HERE):
         run_here(text, tmp_path, monkeypatch)
     else:
+        arguments, environment = words(text)
         done = subprocess.run(
-            ["bash", "-ec", text], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+            arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     for written in re.findall(r"--(?:out|plot|heatmap) (\S+\.\w+)", text):
         assert (tmp_path / written).stat().st_size > 0
+
+
+def words(text: str) -> tuple[list[str], dict[str, str]]:
+    """What runs a command, and its environment: Python without a shell where it needs none, so that it is forked."""
+    before, _, module = text.partition(f"{sys.executable} -m ")
+    if not module or before not in ("", OWN_PATH) or re.search(r"[|&;<>$`\n]", module):
+        return ["bash", "-ec", text], dict(os.environ)
+    path = f"{ROOT}:{os.environ['PYTHONPATH']}" if "PYTHONPATH" in os.environ else str(ROOT)
+    return [sys.executable, "-m", *shlex.split(module)], os.environ | ({"PYTHONPATH": path} if before else {})
 
 
 def run_here(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ case "$*" in
     cp "$0" "$3/bin/python"
     printf '#!/bin/sh\\necho "longreach $*" >> "$NOTES"\\n' > "$3/bin/longreach"
     chmod +x "$3/bin/longreach" ;;
-  *) echo "python $*" >> "$NOTES" ;;
+  *) echo "python $*${PYTHONDONTWRITEBYTECODE:+ without a cache}" >> "$NOTES" ;;
 esac
 """
 CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
@@ -89,12 +89,17 @@ def test_serve_needs_nothing_after_test(clone: Clone) -> None:
 def test_tests_that_fail_end_the_others(clone: Clone) -> None:
     clone.make("install")
     python = clone.folder / ".venv" / "bin" / "python"
-    python.write_text(STUB.replace('echo "python $*" >> "$NOTES"', 'echo "python $*" >> "$NOTES"; exit 1'))
+    python.write_text(STUB.replace('cache}" >> "$NOTES"', 'cache}" >> "$NOTES"; exit 1'))
     environment = {"PATH": os.environ["PATH"], "NOTES": str(clone.folder / "notes")}
     (clone.folder / "notes").write_text("")
     done = subprocess.run(["make", "test"], cwd=clone.folder, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
     assert (clone.folder / "notes").read_text().splitlines() == [QUICK]
+
+
+def test_what_python_compiles_is_kept(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert clone.make("test") == [DEV, *TEST]
 
 
 def test_changed_dependencies_are_installed_again(clone: Clone) -> None:

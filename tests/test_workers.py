@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.workers import DEAREST, TOGETHER, GroupsStayTogether, group_of
+from tests.workers import DEAREST, TOGETHER, GroupsStayTogether, group_of, sort_dearest_first
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,6 +16,13 @@ def test_a_file_of_the_system_tier_is_a_group_and_a_kernels_test_is_one() -> Non
     assert group_of("tests/server/api/test_chat.py::test_x[a::b]") == "tests/server/api/test_chat.py"
     assert group_of("tests/kernels/test_fp8.py::test_x[1]") == "tests/kernels/test_fp8.py::test_x[1]"
     assert group_of("tests/server/api/test_embedded.py::test_x") == "embedded server"
+
+
+def test_the_dearest_begin_and_single_tests_end() -> None:
+    names = ["tests/kernels/test_fp8.py::test_x", "tests/server/api/test_chat.py::test_x", f"{DEAREST[1]}::test_x"]
+    items = [SimpleNamespace(nodeid=name) for name in (*names, f"{DEAREST[0]}::test_x")]
+    sort_dearest_first(items)  # pyright: ignore[reportArgumentType]
+    assert [item.nodeid for item in items] == [f"{DEAREST[0]}::test_x", *reversed(names)]
 
 
 @pytest.mark.parametrize("name", [*TOGETHER, *DEAREST])

@@ -27,12 +27,14 @@ DEAREST = (
     "tests/server/cluster/test_deploy.py",
     "tests/real/test_smollm2.py",
     "tests/server/playground/test_embedded.py",
+    "tests/server/api/test_openapi.py",
     "tests/server/engine/test_ranks.py",
     "tests/test_main_job.py",
     "tests/server/test_safe_path.py",
     "tests/server/playground/test_asking.py",
     "tests/server/engine/test_context_parallel.py",
     "tests/server/engine/test_embedded_model.py",
+    "tests/server/engine/test_process_start.py",
     "tests/server/engine/test_parallel_compile.py",
 )
 
@@ -47,9 +49,14 @@ def group_of(nodeid: str) -> str:
 
 
 def sort_dearest_first(items: list[pytest.Item]) -> None:
-    """Put the tests of the `DEAREST` files before all others, which stay in their order."""
+    """Put the tests of the `DEAREST` files first, and tests that are groups of their own last: they fill the rest."""
     places = {path: place for place, path in enumerate(DEAREST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(DEAREST)))
+
+    def place_of(item: pytest.Item) -> int:
+        path = item.nodeid.partition("::")[0]
+        return places.get(path, len(DEAREST) + (tier_of(path, set()) != "system"))
+
+    items.sort(key=place_of)
 
 
 class ByGroup(LoadScopeScheduling):

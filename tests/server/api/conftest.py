@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import httpx2
 import openai
 import pytest
+import uvicorn.server
 from longreach.api import server as server_module
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.service import Service
-from longreach.config import load_settings
+from longreach.config import ENV_PREFIX, Settings, load_settings
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate
 from longreach.text.template_fit import TemplateFit
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from tests.server.api.embedded import EmbeddedServer
 
 MODEL = "tiny-owl"
+# A client that is given none reads all certificates of the system, which takes 30 ms; here no server has one.
+NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
@@ -39,6 +46,12 @@ def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
+
+
+def openai_client(url: str, timeout: float, api_key: str = "none") -> openai.OpenAI:
+    """OpenAI's client of the server at `url`, which has no certificate."""
+    http = openai.DefaultHttpxClient(verify=NO_CERTIFICATES)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=timeout, http_client=http)
 
 
 class LiveServer:
@@ -50,8 +63,8 @@ class LiveServer:
         self._listener = server_module._bind(service.settings)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx2.Client(base_url=self.url, timeout=20)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+        self.http = httpx2.Client(base_url=self.url, timeout=20, verify=NO_CERTIFICATES)
+        self.openai = openai_client(self.url, timeout=20)
         self._server = server_module._Server(server_module._uvicorn_config(service))
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="live-server")
@@ -114,22 +127,63 @@ class LiveServer:
 
 def chat_of(template: str) -> Chat:
     """The chats of a model with this template."""
-    tokens = {"bos_token": BOS, "eos_token": EOS}
-    chats = ChatTemplate({"default": template}, tokens)
+    return _own(_read(template))
+
+
+@functools.cache
+def _read(template: str) -> Chat:
+    chats = ChatTemplate({"default": template}, {"bos_token": BOS, "eos_token": EOS})
     return Chat(chats, AnswerFormat.seen_in(template, TemplateFit(chats).new_id))
+
+
+def _own(read: Chat) -> Chat:
+    """Chats that share what was read of a template, but not what was seen of conversations."""
+    return Chat(read.template, read.format)
+
+
+@functools.cache
+def _settings(environment: tuple[tuple[str, str], ...], **flags: Any) -> Settings:
+    """Settings, which are frozen, made once; `environment` is what they depend on besides."""
+    return load_settings(**flags)
+
+
+def settings_of(**flags: Any) -> Settings:
+    """As `load_settings`; those that name no file are shared."""
+    if any(not isinstance(value, int | float) for name, value in flags.items() if name != "model"):
+        return load_settings(**flags)
+    return _settings(tuple(item for item in os.environ.items() if item[0].startswith(ENV_PREFIX)), **flags)
+
+
+class _OftenAwake:
+    """asyncio as uvicorn's server sees it: it looks each 5 ms, not each 100 ms, whether it is to end or has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.005))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end_at_once() -> Iterator[None]:
+    """Uvicorn sleeps twice a server, which is 0.2 s of nearly each test here."""
+    with patch.object(uvicorn.server, "asyncio", _OftenAwake()):
+        yield
 
 
 @pytest.fixture(scope="session")
 def make_server(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., LiveServer]:
     """Make a server (a context manager) with `settings` of choice; `max_model_len` is the engine's."""
+    read = Chat.load(str(model_dir))
 
     def make(
         max_model_len: int = 65536, ready: bool = True, template: str | None = None, **settings: Any
     ) -> LiveServer:
-        service = Service(load_settings(model=str(model_dir), port=0, **settings))
+        service = Service(settings_of(model=str(model_dir), port=0, **settings))
         engine = EchoEngine(started(max_model_len))
         if ready:
-            service.attach(engine, tokenizer, Chat.load(str(model_dir)) if template is None else chat_of(template))
+            service.attach(engine, tokenizer, _own(read) if template is None else chat_of(template))
         return LiveServer(service, engine)
 
     return make

@@ -7,14 +7,13 @@ import threading
 from typing import Any
 
 import httpx2
-import openai
 from longreach.api import server as server_module
 from longreach.api.service.service import Service
 from longreach.config import load_settings
 from longreach.engine.client import EngineClient
 from longreach.engine.messages import EngineConfig
 
-from tests.server.api.conftest import eventually
+from tests.server.api.conftest import NO_CERTIFICATES, eventually, openai_client
 
 
 class EmbeddedServer:
@@ -30,8 +29,8 @@ class EmbeddedServer:
         listener = server_module._bind(self.service.settings)
         self._server = server_module._Server(server_module._uvicorn_config(self.service))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.http = httpx2.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.http = httpx2.Client(base_url=self.url, timeout=60, verify=NO_CERTIFICATES)
+        self.openai = openai_client(self.url, timeout=60)
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, args=(listener,), name="embedded-server")
 

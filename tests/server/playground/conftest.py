@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.api.conftest import make_server, server  # noqa: F401 - fixtures
+from tests.server.api.conftest import _servers_end_at_once, make_server, server  # noqa: F401 - fixtures
 from tests.server.playground.policies import answer_policies
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
