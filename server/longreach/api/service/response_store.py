@@ -25,7 +25,7 @@ Side = Literal["input", "output"]
 # What a row takes beside its JSON, about.
 _ROW_BYTES = 256
 _LONGEST_CHAIN = 10_000
-_UNFINISHED = ("queued", "in_progress")
+UNFINISHED = ("queued", "in_progress")
 _INTERRUPTED = {
     "code": "server_error",
     "message": "The server ended before this response was finished.",
@@ -261,7 +261,7 @@ class ResponseStore:
 
     def _oldest(self, owner: str) -> int:
         """The response that was not used for longest; one that is being made only where there is no other."""
-        for which in (f"AND status NOT IN {_UNFINISHED}", ""):
+        for which in (f"AND status NOT IN {UNFINISHED}", ""):
             row = self._db.execute(
                 f"SELECT number FROM responses WHERE owner = ? {which} ORDER BY used, number LIMIT 1",  # noqa: S608
                 (owner,),
@@ -280,7 +280,7 @@ class ResponseStore:
 
     def _fail_unfinished(self) -> None:
         """Nobody will finish what was running when the server ended."""
-        rows = self._db.execute(f"SELECT number, body FROM responses WHERE status IN {_UNFINISHED}").fetchall()  # noqa: S608
+        rows = self._db.execute(f"SELECT number, body FROM responses WHERE status IN {UNFINISHED}").fetchall()  # noqa: S608
         with self._change():
             for number, body in rows:
                 failed = {**loaded(body, "status"), "status": "failed", "error": _INTERRUPTED}
