@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -82,7 +81,7 @@ def _reasoning(block: Block) -> str:
     try:
         hidden = base64.b64decode((block.signature or "")[len(SIGNATURE) :], validate=True)
         return hidden.decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no Base64, or no text
         return ""  # it was written by somebody else
 
 
