@@ -132,6 +132,33 @@ def test_numbers_are_kept_as_they_are(opened: Callable[..., ResponseStore]) -> N
     assert kept.whole == long
 
 
+def test_log_probabilities_are_no_part_of_a_conversation(opened: Callable[..., ResponseStore]) -> None:
+    """They are kept, but no prompt has them: they neither count as its bytes nor are read for it."""
+    store = opened()
+    scores = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}] * 50
+    parts = [{"type": "output_text", "text": "x", "logprobs": scores}, {"type": "refusal", "refusal": "no"}]
+    output = [
+        {"id": "r", "type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"id": "o", "type": "message", "content": parts},
+        {"id": "c", "type": "function_call", "arguments": "{}"},
+    ]
+    told = {**body("a"), "output": output}
+    store.put("ann", body("a", "queued"), [item("i")], [], None)
+    assert store.update("ann", told, output)
+    kept = store.get("ann", "a")
+    assert kept is not None
+    assert kept.whole == told
+    assert store.used_bytes > 50 * 50
+    read = store.conversation("ann", "a", 1_000)
+    assert read is not None
+    assert read[2]["content"] == [{**parts[0], "logprobs": []}, parts[1]]
+    assert store.items_named("ann", ["o"], 500)["o"] == read[2]
+    store.put("ann", told, [item("i")], output, None)
+    again = store.get("ann", "a")
+    assert again is not None
+    assert again.whole == told
+
+
 def test_one_id_of_many_items_costs_no_more_than_another(opened: Callable[..., ResponseStore]) -> None:
     """Ids of items are the callers' own: many items may have one, and nobody else's search passes them."""
     store = opened()

@@ -16,7 +16,8 @@ from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.response_items import InputItem
 from longreach.api.schema.requests.responses import InputTokensRequest, ResponseRequest
 from longreach.api.service.call import Call
-from longreach.api.service.response_store import BrokenChainError, ChainTooLongError, Item
+from longreach.api.service.kept import Item
+from longreach.api.service.response_store import BrokenChainError, ChainTooLongError
 from longreach.errors import ContextLengthError, InvalidRequestError, UnavailableError, quoted
 
 log = logging.getLogger(__name__)

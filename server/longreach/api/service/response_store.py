@@ -12,14 +12,13 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from longreach.api.service.kept import Item, Kept
 from longreach.api.service.store_database import StoreDatabase, file_error, loaded
 from longreach.util import exact_json
 
-Item = dict[str, Any]
 Side = Literal["input", "output"]
 
 # What a row takes beside its JSON, about.
@@ -38,19 +37,6 @@ class BrokenChainError(Exception):
 
 class ChainTooLongError(Exception):
     """A conversation is longer than was allowed; the message is what it may have."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A kept response: its JSON object without `output`, and the items of its output."""
-
-    body: dict[str, Any]
-    output: list[Item]
-
-    @property
-    def whole(self) -> dict[str, Any]:
-        """The response's JSON object."""
-        return {name: self.output if name == "output" else value for name, value in self.body.items()}
 
 
 class ResponseStore:
@@ -91,10 +77,11 @@ class ResponseStore:
 
         `body` is the response's object, `given` its own input. Both have ids.
         """
-        bare = exact_json.dumps({**body, "output": []})
+        parts = Kept.of(body, output)
+        bare = exact_json.dumps(parts.body)
         rows = [
             (side, place, item["id"], exact_json.dumps(item))
-            for side, items in (("input", given), ("output", output))
+            for side, items in (("input", given), ("output", parts.output))
             for place, item in enumerate(items)
         ]
         size = len(bare) + _ROW_BYTES + sum(len(row[3]) + _ROW_BYTES for row in rows)
@@ -120,8 +107,9 @@ class ResponseStore:
 
     def update(self, owner: str, body: dict[str, Any], output: Sequence[Item]) -> bool:
         """Keep another state of a response, whose own input stays; False if it is not kept."""
-        bare = exact_json.dumps({**body, "output": []})
-        rows = [(place, item["id"], exact_json.dumps(item)) for place, item in enumerate(output)]
+        parts = Kept.of(body, output)
+        bare = exact_json.dumps(parts.body)
+        rows = [(place, item["id"], exact_json.dumps(item)) for place, item in enumerate(parts.output)]
         with self._change():
             row = self._db.execute(
                 "SELECT number, bytes, length(body) FROM responses WHERE id = ? AND owner = ?", (body["id"], owner)
