@@ -41,6 +41,9 @@ _STOP = "server/longreach/text/stop.py"
 _SSE = "server/longreach/api/http/sse.py"
 _REQUEST_LOG = "server/longreach/api/http/request_log.py"
 _USAGE = "server/longreach/api/generation/usage.py"
+_RESPONSE_BUILDER = "server/longreach/api/responses/builder.py"
+_RESPONSE_STORE = "server/longreach/api/service/response_store.py"
+_MESSAGE_BUILDER = "server/longreach/api/generation/message_builder.py"
 
 _KERNELS, _PATCHES, _ENGINE, _API = "tests/kernels", "tests/patches", "tests/server/engine", "tests/server/api"
 
@@ -269,6 +272,27 @@ FAULTS = (
         "            self._unclean += sorted(unclean)\n",
         "",
         (f"{_ENGINE}/test_faults.py::test_a_row_that_is_no_number_fails_alone_and_leaves_no_trace_in_its_pages",),
+    ),
+    Fault(
+        "a call that was cut is told as finished",
+        _RESPONSE_BUILDER,
+        'yield from self._close(status if self._is_text else "incomplete")',
+        'yield from self._close(status if self._is_text else "completed")',
+        (f"{_API}/test_responses_tools.py::test_a_call_that_was_cut_is_never_a_finished_one",),
+    ),
+    Fault(
+        "a response of another key can be read",
+        _RESPONSE_STORE,
+        '"SELECT number, body FROM responses WHERE id = ? AND owner = ?", (response_id, owner)',
+        "\"SELECT number, body FROM responses WHERE id = ? AND owner >= ''\", (response_id,)",
+        (f"{_API}/test_response_store.py::test_a_response_comes_back_with_its_items",),
+    ),
+    Fault(
+        "Anthropic's usage tells no reads of the cache",
+        _MESSAGE_BUILDER,
+        "cache_read_input_tokens=record.cached_tokens,",
+        "cache_read_input_tokens=0,",
+        (f"{_API}/test_messages_answers.py::test_a_message_has_text_and_its_cost",),
     ),
 )
 

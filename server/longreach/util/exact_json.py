@@ -1,10 +1,11 @@
-"""JSON whose integers are exact, however long: orjson makes floats of those beyond 64 bits."""
+"""JSON whose integers are exact, however long: orjson makes floats of those beyond 64 bits, and writes none of them."""
 
 from __future__ import annotations
 
 import json
 import re
 
+import msgspec
 import orjson
 
 # The shortest integers that orjson may round have 19 digits. What looks like one may also stand in a string.
@@ -24,3 +25,8 @@ def loads(raw: bytes | bytearray | str) -> object:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise orjson.JSONDecodeError(str(error), "", 0) from None
+
+
+def dumps(value: object) -> bytes:
+    """Encode what `loads` gives, with integers as they are."""
+    return msgspec.json.encode(value)

@@ -219,3 +219,22 @@ def test_an_unexpected_exception_is_a_500_without_internals(
 def test_an_answer_that_never_finished_is_an_error(server: LiveServer) -> None:
     server.engine.answer = lambda request: []  # with ignore_eos: no token, no finish reason
     error_of(server.complete(ignore_eos=True), 500, "internal_error")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?stream=maybe", "stream"),
+        ("?starting_after=-1", "starting_after"),
+        (f"?starting_after={'9' * 5000}", "starting_after"),
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?limit=1.5", "limit"),
+        ("/input_items?order=up", "order"),
+        (f"/input_items?after={'x' * 300}", "after"),
+    ],
+)
+def test_a_parameter_of_a_query_that_is_wrong_is_named(server: LiveServer, query: str, param: str) -> None:
+    error = error_of(server.http.get(f"/v1/responses/resp_1{query}"), 400, "invalid_value")
+    assert error["param"] == param
+    assert error["message"].startswith(f"`{param}`: ")
+    assert ", got " in error["message"]

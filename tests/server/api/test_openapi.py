@@ -158,6 +158,7 @@ EXCLUSIVE = {
     "attention",
     "output_config",
     "output_format",
+    "thread",
 }
 ANY = {200, 400, 404, 413, 415}
 # Short enough for the soak's context of 96 tokens, whatever bytes the characters have.

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from longreach.api.service.response_store import (
-    BrokenChainError,
-    ChainTooLongError,
-    ResponseStore,
-    StoreFileError,
-)
+from longreach.api.service.response_store import BrokenChainError, ChainTooLongError, ResponseStore
 from longreach.api.service.service import Service
+from longreach.api.service.store_database import StoreFileError
 from longreach.config import load_settings
 from longreach.errors import ConfigError
 
@@ -111,6 +108,89 @@ def test_what_was_not_used_for_longest_is_dropped(opened: Callable[..., Response
     assert store.get("ann", "e") is not None
 
 
+def test_nobodys_many_responses_drive_out_the_few_of_others(opened: Callable[..., ResponseStore]) -> None:
+    clock = Clock()
+    store = opened(max_bytes=6000, clock=clock)
+    store.put("ann", body("a"), [item("i")], [], None)
+    store.put("bob", body("running", "in_progress"), [item("i")], [], None)
+    for number in range(50):
+        clock.now += 1
+        store.put("bob", body(f"b{number}"), [item("i", "x" * 300)], [], None)
+    assert store.get("ann", "a") is not None
+    assert store.get("bob", "running") is not None, "what is being made goes last"
+    assert [number for number in range(50) if store.get("bob", f"b{number}") is not None] == [*range(45, 50)]
+    assert store.used_bytes <= 6000
+
+
+def test_numbers_are_kept_as_they_are(opened: Callable[..., ResponseStore]) -> None:
+    store = opened()
+    long = {**body("a"), "tools": [{"maximum": 10**40, "minimum": -(2**63) - 1, "multipleOf": 0.5}]}
+    store.put("ann", long, [], [], None)
+    store.update("ann", long, [])
+    kept = store.get("ann", "a")
+    assert kept is not None
+    assert kept.whole == long
+
+
+def test_log_probabilities_are_no_part_of_a_conversation(opened: Callable[..., ResponseStore]) -> None:
+    """They are kept, but no prompt has them: they neither count as its bytes nor are read for it."""
+    store = opened()
+    scores = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}] * 50
+    parts = [{"type": "output_text", "text": "x", "logprobs": scores}, {"type": "refusal", "refusal": "no"}]
+    output = [
+        {"id": "r", "type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"id": "o", "type": "message", "content": parts},
+        {"id": "c", "type": "function_call", "arguments": "{}"},
+    ]
+    told = {**body("a"), "output": output}
+    store.put("ann", body("a", "queued"), [item("i")], [], None)
+    assert store.update("ann", told, output)
+    kept = store.get("ann", "a")
+    assert kept is not None
+    assert kept.whole == told
+    assert store.used_bytes > 50 * 50
+    read = store.conversation("ann", "a", 1_000)
+    assert read is not None
+    assert read[2]["content"] == [{**parts[0], "logprobs": []}, parts[1]]
+    assert store.items_named("ann", ["o"], 500)["o"] == read[2]
+    store.put("ann", told, [item("i")], output, None)
+    again = store.get("ann", "a")
+    assert again is not None
+    assert again.whole == told
+
+
+def test_one_id_of_many_items_costs_no_more_than_another(opened: Callable[..., ResponseStore]) -> None:
+    """Ids of items are the callers' own: many items may have one, and nobody else's search passes them."""
+    store = opened()
+    for number in range(20):
+        store.put("bob", body(f"b{number}"), [item("same", str(number))], [], None)
+    store.put("ann", body("a"), [item("same", "ann")], [], None)
+    assert store.items_named("bob", ["same"], 10**6) == {"same": item("same", "19")}
+    assert store.items_named("ann", ["same"], 10**6) == {"same": item("same", "ann")}
+    statement = "SELECT body FROM items WHERE owner = 'ann' AND id = 'same' ORDER BY response DESC LIMIT 1"
+    [(*_, plan)] = store._db.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
+    assert plan == "SEARCH items USING INDEX by_id (owner=? AND id=?)", "found and in order by the index alone"
+
+
+def test_a_chain_that_is_too_long_to_be_read_costs_no_more(
+    opened: Callable[..., ResponseStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longreach.api.service.response_store._LONGEST_CHAIN", 5)
+    clock = Clock()
+    store = opened(clock=clock)
+    for number in range(9):
+        clock.now += 1
+        store.put("ann", body(f"r{number}"), [item(f"i{number}")], [], f"r{number - 1}" if number else None)
+    with pytest.raises(ChainTooLongError, match="5 responses"):
+        store.conversation("ann", "r8", 10**6)
+    newest = store.conversation("ann", "r8", 10**6, newest=True)
+    assert newest is not None
+    assert [one["id"] for one in newest] == ["i4", "i5", "i6", "i7", "i8"]
+    used = dict(store._db.execute("SELECT id, used FROM responses").fetchall())
+    assert used["r3"] == used["r7"] == clock.now
+    assert used["r2"] < clock.now, "a use goes no further back than a conversation is read"
+
+
 def test_a_response_that_is_updated_is_counted_once(opened: Callable[..., ResponseStore]) -> None:
     store = opened()
     store.put("ann", body("a", "queued"), [item("i1")], [], None)
@@ -190,6 +270,60 @@ def test_prompts_are_for_nobody_elses_eyes_and_gone_when_deleted(tmp_path: Path)
     store.delete("ann", "a")
     assert not any(b"the owl sleeps" in file.read_bytes() for file in tmp_path.iterdir())
     store.close()
+
+
+def test_a_file_that_is_gone_takes_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, 2**20, DAY)
+    store.put("ann", body("a"), [item("i1")], [], None)
+    for name in ("responses.db", "responses.db-wal"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(sqlite3.OperationalError, match="deleted or replaced; start the server again"):
+        store.put("ann", body("b"), [], [], None)
+    path.touch()
+    with pytest.raises(sqlite3.OperationalError, match="deleted or replaced"):
+        store.update("ann", body("a"), [])
+    assert store.get("ann", "a") is not None
+    assert store.get("ann", "b") is None
+    store.close()
+
+
+DAMAGE = {
+    "no JSON": "UPDATE responses SET body = x'00ff'",
+    "another type": "UPDATE responses SET body = 7",
+    "no status": """UPDATE responses SET body = '{"id": "a"}'""",
+    "a list": "UPDATE responses SET body = '[]'",
+}
+
+
+@pytest.mark.parametrize("statement", DAMAGE.values(), ids=DAMAGE)
+def test_a_row_that_cannot_be_read_is_an_error_of_the_database(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, 2**20, DAY)
+    store.put("ann", body("a", "queued"), [item("i1")], [], None)
+    store._db.execute(statement)
+    with pytest.raises(sqlite3.DatabaseError, match="damaged"):
+        store.get("ann", "a")
+    store._db.execute("UPDATE items SET body = 'x'")
+    with pytest.raises(sqlite3.DatabaseError, match="damaged"):
+        store.conversation("ann", "a", 10**6)
+    store.close()
+    with pytest.raises(StoreFileError, match=r"damaged; without the file, the server makes a new one$"):
+        ResponseStore(path, 2**20, DAY)
+
+
+@pytest.mark.parametrize("kept_bytes", [100, 5000, 9000])
+def test_a_torn_file_stops_the_start(tmp_path: Path, kept_bytes: int) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, 2**20, DAY)
+    for number in range(40):
+        store.put("ann", body(f"a{number}"), [item("i1", "x" * 900)], [], None)
+    store.close()
+    whole = path.read_bytes()
+    for torn in (whole[:kept_bytes], whole[:kept_bytes] + b"\xa5" * (len(whole) - kept_bytes)):
+        path.write_bytes(torn)
+        with pytest.raises(StoreFileError, match="without the file"):
+            ResponseStore(path, 2**20, DAY)
 
 
 def test_a_file_that_cannot_be_a_store_stops_the_start(tmp_path: Path, model_dir: Path) -> None:

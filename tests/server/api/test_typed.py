@@ -10,6 +10,7 @@ import pytest
 from longreach.api.schema.requests import typed_decoding as typed
 from longreach.api.schema.requests.chat import ChatRequest
 from longreach.api.schema.requests.completions import CompletionRequest
+from longreach.api.schema.requests.messages import CountTokensRequest, MessageRequest
 from longreach.api.schema.requests.parse import parse
 from longreach.api.schema.requests.responses import ResponseRequest
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
@@ -101,6 +102,12 @@ BOMBS = [
     (ResponseRequest, '{"input":[', '{"id": null},', "{}]}", "input.0", "invalid_type"),
     (ResponseRequest, '{"input":[{"content":[', "{},", "{}]}]}", "input.0.content.0.type", MISSING),
     (ResponseRequest, '{"input":[', "[],", "[]]}", "input.0", "invalid_type"),
+    (ResponseRequest, '{"tools":[', "{},", "{}]}", "tools", "invalid_value"),
+    (ResponseRequest, '{"include":[', '"a",', '"a"]}', "include", "invalid_value"),
+    (MessageRequest, '{"tools":[', '{"name":"a"},', "{}]}", "tools", "invalid_value"),
+    (MessageRequest, '{"stop_sequences":[', '"a",', '"a"]}', "stop_sequences", "invalid_value"),
+    (MessageRequest, IN_PARTS, "{},", "{}]}]}", "messages.0.content.0.type", MISSING),
+    (CountTokensRequest, '{"system":[', "{},", "{}]}", "system.0.type", MISSING),
     (TokenizeRequest, '{"messages":[', "[],", "[]]}", "messages.0", "invalid_type"),
     (DetokenizeRequest, '{"tokens":[', "[],", "[]]}", "tokens", "context_length_exceeded"),
     (DetokenizeRequest, "[", "[],", "[]]", None, "invalid_type"),
@@ -134,6 +141,15 @@ def test_null_is_taken_under_a_bounded_number_of_unknown_names() -> None:
     with pytest.raises(InvalidRequestError) as error:
         decode(CompletionRequest, {**body, "one_more": None})
     assert (error.value.param, error.value.code) == ("one_more", "unknown_parameter")
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\x00", "\x1f"])
+def test_names_that_no_type_can_have_are_refused(name: str) -> None:
+    for body in ({"prompt": LONG, name: None}, {"prompt": LONG, "response_format": {name: None, "a": "b" * 20_000}}):
+        with pytest.raises(InvalidRequestError) as error:
+            decode(CompletionRequest, body)
+        assert error.value.code == "unknown_parameter"
+        assert error.value.param in (name, f"response_format.{name}")
 
 
 def test_what_may_be_any_json_is_bounded_in_all() -> None:

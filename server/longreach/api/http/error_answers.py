@@ -90,8 +90,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = ", ".join(str(problem["loc"][-1]) for problem in error.errors())
-    return _refusal(request, InvalidRequestError(f"Invalid request: {quoted(fields)}.", code="invalid_value"))
+    problem = error.errors()[0]
+    param, given = str(problem["loc"][-1])[:64], quoted(problem["input"])
+    why = problem["msg"].replace("Input should", "must", 1)
+    return _refusal(request, InvalidRequestError(f"`{param}`: {why}, got {given}.", param=param, code="invalid_value"))
 
 
 def _refusal(request: Request, error: ApiError) -> Response:

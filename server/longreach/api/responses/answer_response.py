@@ -26,7 +26,7 @@ from longreach.api.schema.answers.responses import ResponseObject
 from longreach.api.schema.requests.responses import ResponseRequest
 from longreach.api.service.background import BackgroundRun
 from longreach.api.service.call import Call
-from longreach.api.service.response_store import Item
+from longreach.api.service.kept import Item
 from longreach.api.service.service import Service
 from longreach.errors import InvalidRequestError, UnavailableError
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import ValidationError
 
 from longreach.api.generation.prepare_chat import PreparedChat, prepare_chat
 from longreach.api.responses.messages import PlacedItem, messages_of, shortened
@@ -13,8 +16,11 @@ from longreach.api.schema.requests.chat_messages import Message
 from longreach.api.schema.requests.response_items import InputItem
 from longreach.api.schema.requests.responses import InputTokensRequest, ResponseRequest
 from longreach.api.service.call import Call
-from longreach.api.service.response_store import BrokenChainError, ChainTooLongError, Item
-from longreach.errors import ContextLengthError, InvalidRequestError, quoted
+from longreach.api.service.kept import Item
+from longreach.api.service.response_store import BrokenChainError, ChainTooLongError
+from longreach.errors import ContextLengthError, InvalidRequestError, UnavailableError, quoted
+
+log = logging.getLogger(__name__)
 
 _CURE = "this server keeps none (--responses-store none); send the whole conversation in `input`"
 _PREFIXES = {
@@ -81,7 +87,10 @@ async def prepare_response(call: Call[ResponseRequest], messages: Sequence[Messa
         except ContextLengthError as error:
             tries += 1
             part = error.fitting_part * (_CAREFUL if tries <= _PATIENT_TRIES else 0.5)
-            shorter = shortened(turn.messages, part) if body.truncation == "auto" else None
+            if body.truncation != "auto":
+                raise
+            work = call.service.reading.call(shortened, turn.messages, part, caller=call.record.caller)
+            shorter = await call.attend(work)
             if shorter is None:
                 raise
             turn = replace(turn, messages=shorter)
@@ -100,8 +109,8 @@ async def _items_before(call: Call[ResponseRequest] | Call[InputTokensRequest]) 
     except BrokenChainError as error:
         why = f"the conversation began with a response that is no longer kept ({error}); send all of it in `input`"
         raise _refused(field, why, "previous_response_not_found") from None
-    except ChainTooLongError:
-        why = f"the conversation has more than {limit} bytes; send what matters of it in `input`"
+    except ChainTooLongError as error:
+        why = f"the conversation has more than {error}; send what matters of it in `input`"
         raise _refused(field, why, "context_length_exceeded") from None
     if items is None:
         raise _refused(field, f"there is no response {quoted(name)}", "previous_response_not_found")
@@ -128,10 +137,9 @@ async def _named_items(call: Call[ResponseRequest] | Call[InputTokensRequest], p
     limit = call.service.settings.body_limit(call.engine.info.max_model_len)
     try:
         found = await kept.items_named(call.record.owner, [*places], limit)
-    except ChainTooLongError:
-        raise _refused(
-            "input", f"the items that are referred to have more than {limit} bytes", "invalid_value"
-        ) from None
+    except ChainTooLongError as error:
+        why = f"the items that are referred to have more than {error}"
+        raise _refused("input", why, "invalid_value") from None
     for name, place in places.items():
         if name not in found:
             raise _refused(f"input.{place}", f"there is no item {quoted(name)}; send the item itself", "item_not_found")
@@ -139,7 +147,11 @@ async def _named_items(call: Call[ResponseRequest] | Call[InputTokensRequest], p
 
 
 def _from_store(item: Item) -> InputItem:
-    return InputItem.model_validate(item)
+    try:
+        return InputItem.model_validate(item)
+    except ValidationError as error:
+        log.error("the store of responses has an item that cannot be read: %s", error.errors()[0]["msg"])
+        raise UnavailableError("A kept response cannot be read.", code="store_failed", retry=False) from None
 
 
 def _with_ids(items: list[Item]) -> list[Item]:

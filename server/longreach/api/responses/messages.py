@@ -13,6 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from longreach.api.schema.requests.chat_messages import CalledFunction, Message, ToolCall
+from longreach.api.schema.requests.fields import MAX_TOOLS
 from longreach.api.schema.requests.response_items import CALL_TYPES, OUTPUT_TYPES, InputItem, text_of
 from longreach.api.schema.requests.response_tools import shown_name
 from longreach.errors import InvalidRequestError, quoted
@@ -99,6 +100,8 @@ class _Writer:
         assert item.name is not None, "a call has a name"
         if item.call_id in self._open or item.call_id in self._answered:
             raise _refused(placed, f"there is another call with the `call_id` {quoted(item.call_id)}")
+        if len(self._turn.calls) == MAX_TOOLS:
+            raise _refused(placed, f"there are more than {MAX_TOOLS} calls without an output between them")
         self._open[item.call_id] = item
         arguments = item.arguments
         if item.type == "custom_tool_call":
@@ -135,16 +138,17 @@ def shortened(messages: Sequence[Message], part: float) -> list[Message] | None:
     ends before a message of a user, so that no output of a tool loses its call.
     """
     start = next((at for at, message in enumerate(messages) if message.role not in ("system", "developer")), 0)
-    turns = [at for at, message in enumerate(messages) if message.role == "user" and at > start]
+    turns = {at for at, message in enumerate(messages) if message.role == "user" and at > start}
     if not turns:
         return None
     sizes = [_size(message) for message in messages]
     goal, kept = part * sum(sizes), sum(sizes)
-    for at in range(start, turns[-1]):
+    last = max(turns)
+    for at in range(start, last):
         kept -= sizes[at]
         if at + 1 in turns and kept <= goal:
             return [*messages[:start], *messages[at + 1 :]]
-    return [*messages[:start], *messages[turns[-1] :]]
+    return [*messages[:start], *messages[last:]]
 
 
 def _size(message: Message) -> int:

@@ -38,6 +38,13 @@ class BackgroundRun:
         self._events: deque[bytes] = deque()
         self.task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Let its task end. Once: another cancellation would cut off what writes that it has ended."""
+        if self.task is not None and not self._cancelled:
+            self._cancelled = True
+            self.task.cancel()
 
     def tell(self, event: bytes) -> None:
         """Another event has come."""
@@ -111,7 +118,7 @@ class BackgroundRuns:
         run = self.running(owner, run_id)
         if run is None or run.task is None:
             return False
-        run.task.cancel()
+        run.cancel()
         await asyncio.wait([run.task])
         return True
 
@@ -123,8 +130,8 @@ class BackgroundRuns:
     async def stop(self) -> None:
         """End all of them."""
         tasks = [run.task for run in self._running.values() if run.task is not None]
-        for task in tasks:
-            task.cancel()
+        for run in self._running.values():
+            run.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _over(self, run: BackgroundRun, task: asyncio.Task[None]) -> None:

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from longreach.api.service.response_store import Item, Kept, ResponseStore, StoreFileError
+from longreach.api.service.kept import Item, Kept
+from longreach.api.service.response_store import ResponseStore
+from longreach.api.service.store_database import StoreFileError
 from longreach.config import Settings
 from longreach.errors import ConfigError, UnavailableError, quoted
 from longreach.util.work_pool import WorkPool

@@ -1,66 +1,34 @@
 """The responses that are kept for later requests: rows of a SQLite database in memory or in a file.
 
 A response is kept with the items of its own input and output, and names the response before it. A conversation is the
-chain of those. What is full drops the responses that have not been used for longest; using a response uses its chain.
+chain of those. What is full drops the responses that have not been used for longest, of the owner who keeps the most.
+Using a response uses its chain.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
+from longreach.api.service.kept import Item, Kept
+from longreach.api.service.store_database import StoreDatabase, file_error, loaded
+from longreach.util import exact_json
 
-Item = dict[str, Any]
 Side = Literal["input", "output"]
 
-_VERSION = 1
 # What a row takes beside its JSON, about.
 _ROW_BYTES = 256
 _LONGEST_CHAIN = 10_000
-_UNFINISHED = ("queued", "in_progress")
+UNFINISHED = ("queued", "in_progress")
 _INTERRUPTED = {
     "code": "server_error",
     "message": "The server ended before this response was finished.",
 }
-
-_TABLES = f"""
-PRAGMA auto_vacuum = INCREMENTAL;
-PRAGMA secure_delete = ON;
-PRAGMA foreign_keys = ON;
-CREATE TABLE IF NOT EXISTS responses (
-    number INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    previous TEXT,
-    created REAL NOT NULL,
-    used REAL NOT NULL,
-    bytes INTEGER NOT NULL,
-    status TEXT NOT NULL,
-    body BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_use ON responses (used);
-CREATE TABLE IF NOT EXISTS items (
-    response INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE,
-    side TEXT NOT NULL,
-    place INTEGER NOT NULL,
-    id TEXT NOT NULL,
-    body BLOB NOT NULL,
-    PRIMARY KEY (response, side, place)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_id ON items (id);
-PRAGMA user_version = {_VERSION};
-"""
-
-
-class StoreFileError(Exception):
-    """The database's file cannot be used; the message says why."""
 
 
 class BrokenChainError(Exception):
@@ -68,20 +36,7 @@ class BrokenChainError(Exception):
 
 
 class ChainTooLongError(Exception):
-    """A conversation has more bytes than were allowed."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A kept response: its JSON object without `output`, and the items of its output."""
-
-    body: dict[str, Any]
-    output: list[Item]
-
-    @property
-    def whole(self) -> dict[str, Any]:
-        """The response's JSON object."""
-        return {name: self.output if name == "output" else value for name, value in self.body.items()}
+    """A conversation is longer than was allowed; the message is what it may have."""
 
 
 class ResponseStore:
@@ -99,21 +54,21 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
         self._clock = clock
+        self._db = StoreDatabase(path)
         try:
-            self._db = _opened(path)
-        except (sqlite3.Error, OSError) as error:
-            why = "another server has it open" if "locked" in str(error) else str(error)
-            raise StoreFileError(why) from None
-        self._bytes: int = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM responses").fetchone()[0]
-        self._fail_unfinished()
-        self._expire()
-        with self._change():
-            self._drop_old()
+            self._bytes = Counter(dict(self._db.execute("SELECT owner, sum(bytes) FROM responses GROUP BY owner")))
+            self._fail_unfinished()
+            self._expire()
+            with self._change():
+                self._drop_old()
+        except sqlite3.Error as error:
+            self._db.close()
+            raise file_error(error) from None
 
     @property
     def used_bytes(self) -> int:
         """About what all responses take."""
-        return self._bytes
+        return self._bytes.total()
 
     def put(
         self, owner: str, body: dict[str, Any], given: Sequence[Item], output: Sequence[Item], previous: str | None
@@ -122,10 +77,11 @@ class ResponseStore:
 
         `body` is the response's object, `given` its own input. Both have ids.
         """
-        bare = orjson.dumps({**body, "output": []})
+        parts = Kept.of(body, output)
+        bare = exact_json.dumps(parts.body)
         rows = [
-            (side, place, item["id"], orjson.dumps(item))
-            for side, items in (("input", given), ("output", output))
+            (side, place, item["id"], exact_json.dumps(item))
+            for side, items in (("input", given), ("output", parts.output))
             for place, item in enumerate(items)
         ]
         size = len(bare) + _ROW_BYTES + sum(len(row[3]) + _ROW_BYTES for row in rows)
@@ -139,8 +95,11 @@ class ResponseStore:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (body["id"], owner, previous, now, now, size, body["status"], bare),
             ).lastrowid
-            self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", [(number, *row) for row in rows])
-            self._bytes += size
+            self._db.executemany(
+                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)",
+                [(number, side, place, owner, item_id, item) for side, place, item_id, item in rows],
+            )
+            self._bytes[owner] += size
             if previous is not None:
                 self._use(owner, previous, now)
             self._drop_old()
@@ -148,8 +107,9 @@ class ResponseStore:
 
     def update(self, owner: str, body: dict[str, Any], output: Sequence[Item]) -> bool:
         """Keep another state of a response, whose own input stays; False if it is not kept."""
-        bare = orjson.dumps({**body, "output": []})
-        rows = [(place, item["id"], orjson.dumps(item)) for place, item in enumerate(output)]
+        parts = Kept.of(body, output)
+        bare = exact_json.dumps(parts.body)
+        rows = [(place, item["id"], exact_json.dumps(item)) for place, item in enumerate(parts.output)]
         with self._change():
             row = self._db.execute(
                 "SELECT number, bytes, length(body) FROM responses WHERE id = ? AND owner = ?", (body["id"], owner)
@@ -162,12 +122,15 @@ class ResponseStore:
             self._db.execute(f"DELETE {which}", (number,))
             more = len(bare) - old + sum(len(row[2]) + _ROW_BYTES for row in rows)
             more -= sum(length + _ROW_BYTES for (length,) in gone)
-            self._db.executemany("INSERT INTO items VALUES (?, 'output', ?, ?, ?)", [(number, *row) for row in rows])
+            self._db.executemany(
+                "INSERT INTO items VALUES (?, 'output', ?, ?, ?, ?)",
+                [(number, place, owner, item_id, item) for place, item_id, item in rows],
+            )
             self._db.execute(
                 "UPDATE responses SET status = ?, body = ?, used = ?, bytes = ? WHERE number = ?",
                 (body["status"], bare, self._clock(), size + more, number),
             )
-            self._bytes += more
+            self._bytes[owner] += more
             self._drop_old()
         return True
 
@@ -177,15 +140,14 @@ class ResponseStore:
         if found is None:
             return None
         number, body = found
-        return Kept(orjson.loads(body), self._items(number, "output"))
+        return Kept(loaded(body, "status"), self._items(number, "output"))
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response; False if there is none. What was built on it cannot be continued any more."""
         with self._change():
             gone = self._remove("id = ? AND owner = ?", response_id, owner)
         if gone:
-            # Overwritten pages reach the file itself now, and not with the next checkpoint.
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._db.checkpoint()  # what was overwritten is gone from the file, too
         return gone
 
     def conversation(self, owner: str, response_id: str, most_bytes: int, newest: bool = False) -> list[Item] | None:
@@ -216,7 +178,7 @@ class ResponseStore:
             if left < 0 or len(seen) > _LONGEST_CHAIN:
                 if newest and turns:
                     break
-                raise ChainTooLongError
+                raise ChainTooLongError(f"{most_bytes} bytes" if left < 0 else f"{_LONGEST_CHAIN} responses")
             turns.append([*self._items(number, "input"), *self._items(number, "output")])
             current = previous
         return [item for turn in reversed(turns) for item in turn]
@@ -232,15 +194,13 @@ class ResponseStore:
         left = most_bytes
         for item_id in ids:
             row = self._db.execute(
-                "SELECT items.body FROM items JOIN responses ON number = response"
-                " WHERE items.id = ? AND owner = ? ORDER BY number DESC LIMIT 1",
-                (item_id, owner),
+                "SELECT body FROM items WHERE owner = ? AND id = ? ORDER BY response DESC LIMIT 1", (owner, item_id)
             ).fetchone()
             if row is not None:
                 left -= len(row[0])
                 if left < 0:
-                    raise ChainTooLongError
-                found[item_id] = orjson.loads(row[0])
+                    raise ChainTooLongError(f"{most_bytes} bytes")
+                found[item_id] = loaded(row[0], "type")
         return found
 
     def input_items(self, owner: str, response_id: str) -> list[Item] | None:
@@ -261,15 +221,17 @@ class ResponseStore:
 
     def _items(self, number: int, side: Side) -> list[Item]:
         rows = self._db.execute("SELECT body FROM items WHERE response = ? AND side = ? ORDER BY place", (number, side))
-        return [orjson.loads(body) for (body,) in rows]
+        return [loaded(body, "type") for (body,) in rows]
 
     def _use(self, owner: str, response_id: str, now: float) -> None:
+        """Note that a conversation is used; of a chain that is too long to be read, no more than could be."""
         self._db.execute(
             "WITH RECURSIVE chain (id, previous) AS ("
             " SELECT id, previous FROM responses WHERE id = :id AND owner = :owner"
-            " UNION SELECT r.id, r.previous FROM responses r JOIN chain ON r.id = chain.previous AND r.owner = :owner)"
+            " UNION SELECT r.id, r.previous FROM responses r JOIN chain ON r.id = chain.previous AND r.owner = :owner"
+            " LIMIT :longest)"
             " UPDATE responses SET used = :now WHERE id IN (SELECT id FROM chain)",
-            {"id": response_id, "owner": owner, "now": now},
+            {"id": response_id, "owner": owner, "now": now, "longest": _LONGEST_CHAIN},
         )
 
     def _expire(self) -> None:
@@ -280,63 +242,48 @@ class ResponseStore:
                 self._remove("used < ?", since)
 
     def _drop_old(self) -> None:
-        """Make the store as small as it has to be."""
-        while self._bytes > self._max_bytes:
-            (oldest,) = self._db.execute("SELECT number FROM responses ORDER BY used, number LIMIT 1").fetchone()
-            self._remove("number = ?", oldest)
+        """Make the store as small as it has to be. Nobody's many responses drive out the few of others."""
+        while self._bytes.total() > self._max_bytes:
+            [(owner, _)] = self._bytes.most_common(1)
+            self._remove("number = ?", self._oldest(owner))
+
+    def _oldest(self, owner: str) -> int:
+        """The response that was not used for longest; one that is being made only where there is no other."""
+        for which in (f"AND status NOT IN {UNFINISHED}", ""):
+            row = self._db.execute(
+                f"SELECT number FROM responses WHERE owner = ? {which} ORDER BY used, number LIMIT 1",  # noqa: S608
+                (owner,),
+            ).fetchone()
+            if row is not None:
+                return row[0]
+        raise sqlite3.DatabaseError("its sizes are wrong; the file is damaged")
 
     def _remove(self, which: str, *values: object) -> bool:
-        rows = self._db.execute(f"SELECT bytes FROM responses WHERE {which}", values).fetchall()  # noqa: S608
+        rows = self._db.execute(f"SELECT owner, bytes FROM responses WHERE {which}", values).fetchall()  # noqa: S608
         if rows:
             self._db.execute(f"DELETE FROM responses WHERE {which}", values)  # noqa: S608
-            self._bytes -= sum(size for (size,) in rows)
+            for owner, size in rows:
+                self._bytes[owner] -= size
         return bool(rows)
 
     def _fail_unfinished(self) -> None:
         """Nobody will finish what was running when the server ended."""
-        marks = ", ".join("?" for _ in _UNFINISHED)
-        rows = self._db.execute(f"SELECT number, body FROM responses WHERE status IN ({marks})", _UNFINISHED).fetchall()  # noqa: S608
+        rows = self._db.execute(f"SELECT number, body FROM responses WHERE status IN {UNFINISHED}").fetchall()  # noqa: S608
         with self._change():
             for number, body in rows:
-                failed = {**orjson.loads(body), "status": "failed", "error": _INTERRUPTED}
+                failed = {**loaded(body, "status"), "status": "failed", "error": _INTERRUPTED}
                 self._db.execute(
-                    "UPDATE responses SET status = 'failed', body = ? WHERE number = ?", (orjson.dumps(failed), number)
+                    "UPDATE responses SET status = 'failed', body = ? WHERE number = ?",
+                    (exact_json.dumps(failed), number),
                 )
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
-        """A transaction: all of it or nothing, and the count of bytes with it."""
-        before = self._bytes
-        self._db.execute("BEGIN IMMEDIATE")
+        """A transaction, and the counts of bytes with it."""
+        before = self._bytes.copy()
         try:
-            yield
-            self._db.execute("COMMIT")
+            with self._db.change():
+                yield
         except BaseException:
             self._bytes = before
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("PRAGMA incremental_vacuum").fetchall()
-
-
-def _opened(path: Path | None) -> sqlite3.Connection:
-    if path is not None:
-        # Nobody but the server's user may read prompts; SQLite gives its other files the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    # The store belongs to one worker thread, which need not be the one that opened it.
-    db = sqlite3.connect(":memory:" if path is None else path, timeout=0, isolation_level=None, check_same_thread=False)
-    try:
-        if path is not None:
-            db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if tables and version != _VERSION:
-                raise sqlite3.DatabaseError("it is no store of responses, or one of another version")
-        db.executescript(_TABLES)
-        if path is not None:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-    except BaseException:
-        db.close()
-        raise
-    return db

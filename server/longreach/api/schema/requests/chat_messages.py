@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainValidator, StringConstraints, create_model, model_validator
 
@@ -55,18 +55,27 @@ def _harmless(name: str, members: Sequence[str]) -> type[StrictModel]:
     return create_model(name, __base__=StrictModel, __module__=__name__, **fields)
 
 
-def _content(value: object) -> str | None:
-    """Text, as a string or in parts, which are joined by newlines."""
+P = TypeVar("P")
+
+
+def text_or_parts(value: object, read: Callable[[int, object], P]) -> str | list[P] | None:
+    """A text, null, or a list of parts, each of which is given to `read` with its place."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise invalid("must be a string or a list of parts", "invalid_type")
     if len(value) > MAX_PARTS:
         raise invalid(f"must have at most {MAX_PARTS} parts")
-    return "\n".join(_text(part, index) for index, part in enumerate(value))
+    return [read(number, part) for number, part in enumerate(value)]
 
 
-def _text(part: object, index: int) -> str:
+def _content(value: object) -> str | None:
+    """Text, as a string or in parts, which are joined by newlines."""
+    found = text_or_parts(value, _text)
+    return "\n".join(found) if isinstance(found, list) else found
+
+
+def _text(index: int, part: object) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid("a part must be an object with a `type`", "invalid_type", at=index)
     kind = part["type"]

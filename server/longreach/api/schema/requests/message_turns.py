@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from longreach.api.schema.requests.chat_messages import CalledFunction, Message, ToolCall
+from longreach.api.schema.requests.fields import MAX_TOOLS, invalid, located
 from longreach.api.schema.requests.message_blocks import Block, SystemBlock, TurnMessage
 
 # Claude Code begins its system prompt with a line for whoever bills. It differs from request to request in some
@@ -81,7 +81,7 @@ def _reasoning(block: Block) -> str:
     try:
         hidden = base64.b64decode((block.signature or "")[len(SIGNATURE) :], validate=True)
         return hidden.decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no Base64, or no text
         return ""  # it was written by somebody else
 
 
@@ -93,21 +93,39 @@ def _call(block: Block) -> ToolCall:
 
 def _merged(messages: Iterable[Message]) -> Iterable[Message]:
     """Messages of the same role as one, where both are plain text of the user, or of an answer that goes on."""
-    last: Message | None = None
+    group: list[Message] = []
     for message in messages:
-        if last is not None and last.role == message.role == "user":
-            last = Message(role="user", content=f"{last.content}\n{message.content}")
-        elif last is not None and last.role == message.role == "assistant" and message.reasoning_content is None:
-            calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
-            last = Message(
-                role="assistant",
-                content=(last.content or "") + (message.content or ""),
-                reasoning_content=last.reasoning_content,
-                tool_calls=calls or None,
-            )
-        else:
-            if last is not None:
-                yield last
-            last = message
-    if last is not None:
-        yield last
+        if group and not _goes_on(group[-1], message):
+            yield _joined(group)
+            group = []
+        group.append(message)
+    if group:
+        yield _joined(group)
+
+
+def _goes_on(last: Message, message: Message) -> bool:
+    same = last.role == message.role
+    return same and (message.role == "user" or (message.role == "assistant" and message.reasoning_content is None))
+
+
+def _joined(group: Sequence[Message]) -> Message:
+    """Messages of one role as one message.
+
+    Raises:
+        ValidationError: they have too many calls together.
+    """
+    if len(group) == 1:
+        return group[0]
+    texts = [message.content or "" for message in group]
+    if group[0].role == "user":
+        return Message(role="user", content="\n".join(texts))
+    calls = [call for message in group for call in message.tool_calls or ()]
+    if len(calls) > MAX_TOOLS:
+        why = f"answers without a result between them must have at most {MAX_TOOLS} blocks of the type `tool_use`"
+        raise located(invalid(why), "messages")
+    return Message(
+        role="assistant",
+        content="".join(texts),
+        reasoning_content=group[0].reasoning_content,
+        tool_calls=calls or None,
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
-from longreach.api.schema.requests.chat_messages import MAX_PARTS, parts_schema
+from longreach.api.schema.requests.chat_messages import parts_schema, text_or_parts
 from longreach.api.schema.requests.fields import MAX_MESSAGES, StrictModel, described, invalid
 
 Part = dict[str, Any]
@@ -34,13 +34,7 @@ _ASYNC = {"async", "async_"}  # of calls: the second is how openai-python dumps 
 
 def _parts(value: object) -> str | list[Part] | None:
     """A text, or a list of parts, each of which has a text."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise invalid("must be a string or a list of parts", "invalid_type")
-    if len(value) > MAX_PARTS:
-        raise invalid(f"must have at most {MAX_PARTS} parts")
-    return [_part(number, part) for number, part in enumerate(value)]
+    return text_or_parts(value, _part)
 
 
 def _part(number: int, part: object) -> Part:

@@ -11,13 +11,23 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import orjson
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from longreach.api.schema.requests.schema_types import (
+    PREFIX,
+    Schema,
+    Strangers,
+    alternatives,
+    can_be_named,
+    elements,
+    kind_of,
+    member_type,
+)
 from longreach.errors import ContextLengthError, InvalidRequestError, quoted
 from longreach.sizes import MAX_PROMPT_TOKENS
 from longreach.util import exact_json
@@ -28,7 +38,6 @@ _SHORT_BYTES = 16 * 1024
 MAX_FREE_BYTES = 256 * 1024
 MAX_ALL_FREE_BYTES = 1024 * 1024
 
-_PREFIX = "#/components/schemas/"
 _NAMES = {
     "string": "a string",
     "integer": "an integer",
@@ -38,16 +47,12 @@ _NAMES = {
     "array": "a list",
     "object": "an object",
 }
-_PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 _WHERE = re.compile(r"(?s)(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`")
+_UNKNOWN = re.compile(r"(?s)Object contains unknown field `(?P<name>.*)`")
+_TOO_MANY = re.compile(r"Expected `array` of at most length (?P<most>[0-9]+)")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
-_NEVER_EMPTY = "x-never-empty"
-
-Schema = dict[str, Any]
 _CUTS = "truncate_prompt_tokens"  # with it, a prompt may be longer than what is read of it
-Strangers = tuple[str, ...]  # names that no field has, under which null is taken, or that are skipped
 _MOST_STRANGERS = 32
 
 
@@ -63,9 +68,9 @@ class _UnknownMemberError(InvalidRequestError):
 def decode(model: type[BaseModel], body: bytes | bytearray, most_tokens: int) -> dict[str, Any]:
     """The members of a JSON object, decoded; those that `model` does not have, or has of another type, are refused.
 
-    Null is taken under names that no object has, and members that change nothing are skipped: up to 32 names together.
-    The body is read again for each of them. Prompts of more than `most_tokens` token ids are refused before their ids
-    are read.
+    Null is taken under names that no object has, and members that change nothing are skipped: up to 32 names together,
+    without quotation marks, backslashes and control characters. The body is read again for each of them. Prompts of
+    more than `most_tokens` token ids are refused before their ids are read.
 
     Raises:
         InvalidRequestError: as above, or it is no JSON object; names the member.
@@ -76,7 +81,7 @@ def decode(model: type[BaseModel], body: bytes | bytearray, most_tokens: int) ->
         try:
             return _decoded(_shape(model, strangers), body, most_tokens)
         except _UnknownMemberError as error:
-            if error.name in strangers or len(strangers) == _MOST_STRANGERS:
+            if error.name in strangers or len(strangers) == _MOST_STRANGERS or not can_be_named(error.name):
                 raise
             strangers = (*strangers, error.name)
 
@@ -124,7 +129,7 @@ def _shape(model: type[BaseModel], strangers: Strangers = ()) -> _Shape:
 def _own_shape(model: type[BaseModel]) -> _Shape:
     nested: tuple[type[BaseModel], ...] = getattr(model, "NESTED", ())
     models = [(one, "validation") for one in (model, *nested)]
-    _, whole = models_json_schema(models, ref_template=_PREFIX + "{model}")  # pyright: ignore[reportArgumentType]
+    _, whole = models_json_schema(models, ref_template=PREFIX + "{model}")  # pyright: ignore[reportArgumentType]
     definitions = whole["$defs"]
     schemas = definitions[model.__name__]["properties"]
     return _Shape(_cutter([*schemas], ()), schemas, definitions, getattr(model, "FREE_BYTES", MAX_ALL_FREE_BYTES))
@@ -158,24 +163,24 @@ class _Budget:
 def _member(shape: _Shape, name: str, raw: bytes, budget: _Budget, most_tokens: int) -> object:
     if len(raw) <= _SHORT_BYTES:
         return _loaded(raw)
-    simple = _alternatives(shape.schemas[name], shape.definitions)
+    simple = alternatives(shape.schemas[name], shape.definitions)
     if simple is None:
         return budget.decode(raw, name)
-    kind = _kind(raw[:1])
+    kind = kind_of(raw[:1])
     fitting = [one for one in simple if one["type"] == kind or (kind == "integer" and one["type"] == "number")]
     if kind == "array" and len(fitting) > 1:  # of several lists, the one that the first element fits
-        first = _kind(raw[1:1024].lstrip()[:1])
-        fitting = [one for one in fitting if first in (item["type"] for item in _alternatives(one["items"], {}) or [])]
+        first = kind_of(raw[1:1024].lstrip()[:1])
+        fitting = [one for one in fitting if first in (item["type"] for item in alternatives(one["items"], {}) or [])]
     if not fitting:
         allowed = " or ".join(dict.fromkeys(_NAMES[one["type"]] for one in simple))
         raise _invalid(name, f"must be {allowed}, got {_NAMES[kind]}", "invalid_type")
     schema = fitting[0]
-    if kind == "array" and (items := _alternatives(schema["items"], {})) and len(items) == 1:
+    if kind == "array" and (items := alternatives(schema["items"], {})) and len(items) == 1:
         if items[0]["type"] == "integer":
             return _ids(raw, name, most_tokens)
         if items[0]["type"] == "array":
             return _lists_of_ids(raw, name, schema, most_tokens)
-    value = _typed(raw, _type(schema, shape.definitions, shape.strangers), name, shape.strangers)
+    value = _typed(raw, member_type(schema, shape.definitions, shape.strangers), name, shape.strangers)
     if isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
         raise _invalid(name, f"must have at most {schema['maxItems']} elements", "invalid_value")
     return _plain(value, name, budget)
@@ -207,11 +212,11 @@ def _plain(value: object, where: str, budget: _Budget) -> object:
     """The value with dicts in place of structs, and with what may be any JSON decoded."""
     if isinstance(value, msgspec.Raw):
         return budget.decode(bytes(value), where)
-    if isinstance(value, list):
-        return [_plain(item, f"{where}.{index}", budget) for index, item in enumerate(value)]
+    if (listed := elements(value)) is not None:
+        return [_plain(item, f"{where}.{index}", budget) for index, item in enumerate(listed)]
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        skipped: frozenset[str] = getattr(value, "skipped")  # noqa: B009 - `_struct` gives it
+        skipped: frozenset[str] = getattr(value, "skipped")  # noqa: B009 - `type_of` gives it
         members = ((encoded, getattr(value, name)) for name, encoded in names if encoded not in skipped)
         return {name: _plain(v, f"{where}.{name}", budget) for name, v in members if v is not msgspec.UNSET}
     return value
@@ -222,100 +227,6 @@ def _loaded(raw: bytes) -> object:
         return exact_json.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
-
-
-def _kind(first: bytes) -> str:
-    names = {b'"': "string", b"{": "object", b"[": "array", b"t": "boolean", b"f": "boolean", b"n": "null"}
-    return names.get(first, "integer")
-
-
-def _alternatives(schema: Schema, definitions: dict[str, Schema]) -> list[Schema] | None:
-    """What a value may be, one schema for each JSON type that it may have; None where it may be any JSON."""
-    if "$ref" in schema:
-        name = schema["$ref"].removeprefix(_PREFIX)
-        return _alternatives(definitions[name], definitions) if name in definitions else None
-    if "anyOf" in schema:
-        found: list[Schema] = []
-        for one in schema["anyOf"]:
-            alternatives = _alternatives(one, definitions)
-            if alternatives is None:
-                return None
-            found += alternatives
-        return found if sum(one["type"] == "object" for one in found) < 2 else None
-    if "enum" in schema and "type" not in schema:
-        kinds = {_kind(orjson.dumps(value)[:1]) for value in schema["enum"]}
-        return None if kinds & {"array", "object"} else [{"type": kind} for kind in sorted(kinds)]
-    kinds = schema.get("type")
-    if kinds is None:
-        return None
-    if isinstance(kinds, list):
-        return [one for kind in kinds for one in _alternatives({**schema, "type": kind}, definitions) or []] or None
-    if kinds == "object" and "properties" not in schema and not isinstance(schema.get("additionalProperties"), dict):
-        return None
-    return [schema]
-
-
-def _type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
-    """The type that msgspec decodes a value as."""
-    alternatives = _alternatives(schema, definitions)
-    if alternatives is None:
-        return msgspec.Raw
-    kinds = [_one_type(one, definitions, strangers) for one in alternatives]
-    lists = sum(one["type"] == "array" for one in alternatives)
-    if msgspec.Raw in kinds or lists > 1:
-        return msgspec.Raw
-    return functools.reduce(lambda left, right: left | right, kinds)
-
-
-def _one_type(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
-    kind = schema["type"]
-    if kind == "array":
-        items = _type(_never_empty(schema["items"], definitions), definitions, strangers)
-        return Annotated[list[items], msgspec.Meta(min_length=schema.get("minItems", 0))]
-    if kind == "object" and "properties" in schema:
-        return _struct(schema, definitions, strangers)
-    if kind == "object":
-        return dict[str, _type(schema["additionalProperties"], definitions, strangers)]
-    return _PLAIN[kind]
-
-
-def _struct(schema: Schema, definitions: dict[str, Schema], strangers: Strangers) -> Any:
-    required = set(schema.get("required", ()))
-    skipped = frozenset(name for name, one in schema["properties"].items() if _is_skipped(one))
-    fields, names = [], {}
-    for number, (name, one) in enumerate(schema["properties"].items()):
-        if name in skipped and name not in strangers:  # it would take its place in millions of objects without it
-            continue
-        kind = _type(one, definitions, strangers)
-        own = f"field{number}"  # a member may have a name that Python keeps for itself
-        names[own] = name
-        fields.append((own, kind) if name in required else (own, kind | msgspec.UnsetType, msgspec.UNSET))
-    fields.sort(key=len)  # those without a default come first
-    for number, name in enumerate(name for name in strangers if name not in schema["properties"]):
-        names[f"stranger{number}"] = name
-        fields.append((f"stranger{number}", None | msgspec.UnsetType, msgspec.UNSET))
-    namespace: dict[str, Any] = {"skipped": skipped}
-    if schema.get(_NEVER_EMPTY):
-        namespace["__post_init__"] = _refuse_empty
-    return msgspec.defstruct("Member", fields, rename=names, forbid_unknown_fields=True, gc=False, namespace=namespace)
-
-
-def _is_skipped(schema: Schema) -> bool:
-    """Whether a member may be anything, and is forgotten."""
-    return schema.get("x-class") == "harmless" and not schema.keys() & {"type", "anyOf", "enum"}
-
-
-def _never_empty(items: Schema, definitions: dict[str, Schema]) -> Schema:
-    """The schema of a list's elements. Millions of empty objects are small as text, and large in memory."""
-    if "$ref" in items:
-        items = definitions.get(items["$ref"].removeprefix(_PREFIX), items)
-    bare = items.get("type") == "object" and "properties" in items and not items.get("required")
-    return {**items, _NEVER_EMPTY: True} if bare else items
-
-
-def _refuse_empty(member: Any) -> None:
-    if all(getattr(member, name) in (msgspec.UNSET, None) for name in member.__struct_fields__):
-        raise ValueError("must have a member")  # msgspec adds where
 
 
 def _refused(where: str, error: Exception, strangers: Strangers = ()) -> InvalidRequestError:
@@ -334,6 +245,8 @@ def _refused(where: str, error: Exception, strangers: Strangers = ()) -> Invalid
     if (missing := _MISSING.fullmatch(found["what"])) is not None:
         name = f"{param}.{missing['name']}"[:256]
         return InvalidRequestError(f"`{name}` is required.", param=name, code="missing_required_parameter")
+    if (many := _TOO_MANY.match(found["what"])) is not None:
+        return _invalid(param, f"must have at most {many['most']} elements", "invalid_value")
     if not param:
         return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
     return _invalid(param, found["what"][:1].lower() + found["what"][1:], "invalid_type")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from longreach.api.service.json_schema.document import Document, Schema, is_schema
+from longreach.api.service.json_schema.document import Document, Schema, is_schema, required_names
 
 # An integer is a number; `fraction` is any other.
 _KINDS = {
@@ -57,7 +57,7 @@ def _apart(document: Document, one: object, other: object, depth: int) -> bool:
 
 
 def _objects_apart(document: Document, one: Schema, other: Schema, depth: int) -> bool:
-    for name in dict.fromkeys([*_required(one), *_required(other)]):
+    for name in dict.fromkeys([*required_names(one), *required_names(other)]):
         pair = _member(one, name), _member(other, name)
         if None not in pair and _apart(document, *pair, depth - 1):
             return True
@@ -76,7 +76,7 @@ def _lacks(document: Document, one: object, other: object) -> bool:
         return False
     if one.get("additionalProperties", False) is not False or other.get("type") != "object":
         return False
-    return any(name not in one["properties"] and name not in _required(one) for name in _required(other))
+    return any(name not in one["properties"] and name not in required_names(one) for name in required_names(other))
 
 
 def _kinds(document: Document, schema: object, depth: int) -> set[str]:
@@ -120,11 +120,6 @@ def _values(schema: Schema) -> set[str] | None:
 
 def _plain(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _required(schema: Schema) -> list[str]:
-    required = schema.get("required")
-    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def _member(schema: Schema, name: str) -> object:

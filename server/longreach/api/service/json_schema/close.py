@@ -9,7 +9,14 @@ from __future__ import annotations
 import copy
 
 from longreach.api.service.json_schema.apart import overlap
-from longreach.api.service.json_schema.document import Document, Schema, SchemaError, children, is_schema
+from longreach.api.service.json_schema.document import (
+    Document,
+    Schema,
+    SchemaError,
+    children,
+    is_schema,
+    required_names,
+)
 
 _NAMING = ("properties", "patternProperties")
 _OF_OBJECTS = (*_NAMING, "required", "additionalProperties", "unevaluatedProperties")
@@ -103,7 +110,7 @@ class Closer:
         properties = schema.get("properties")
         for name in properties if isinstance(properties, dict) else ():
             names[name] = names.get(name, 0) + 1
-        for name in _required(schema):
+        for name in required_names(schema):
             names.setdefault(name, 0)
         parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in schema.get(keyword) or []]
         if "$ref" in schema:
@@ -148,11 +155,6 @@ class Closer:
 
 def _close(schema: Schema) -> None:
     if "patternProperties" not in schema:
-        missing = [name for name in _required(schema) if name not in schema["properties"]]
+        missing = [name for name in required_names(schema) if name not in schema["properties"]]
         schema["properties"] = {**schema["properties"], **{name: {} for name in missing}}
     schema["additionalProperties"] = False
-
-
-def _required(schema: Schema) -> list[str]:
-    required = schema.get("required")
-    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []

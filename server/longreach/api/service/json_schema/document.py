@@ -104,3 +104,9 @@ class Document:
                 return found
             ref = found["$ref"]
         return None
+
+
+def required_names(schema: Schema) -> list[str]:
+    """The names under `required`, as far as they are names."""
+    required = schema.get("required")
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
