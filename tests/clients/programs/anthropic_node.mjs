@@ -2,7 +2,7 @@
 import Anthropic from '@anthropic-ai/sdk';
 import { betaZodTool } from '@anthropic-ai/sdk/helpers/beta/zod';
 import { z } from 'zod';
-import { FIRST, KEY, MODEL, QUESTION, TOOLS, Task, URL, check, ensure, expect, rejects } from './checks.mjs';
+import { BOTH, FIRST, KEY, MODEL, QUESTION, TOOLS, Task, URL, check, ensure, expect, rejects } from './checks.mjs';
 
 const client = new Anthropic({ baseURL: URL, apiKey: 'none', maxRetries: 0 });
 const asked = [{ role: 'user', content: QUESTION }];
@@ -14,7 +14,7 @@ await check('messages', 'answer', async () => {
   const answer = await client.messages.create({ ...common, messages: asked });
   expect(KEY, words(answer));
   ensure(answer.stop_reason === 'end_turn', answer.stop_reason);
-});
+}, BOTH);
 
 await check('messages', 'stream', async () => {
   const stream = client.messages.stream({ ...common, messages: asked });
@@ -23,7 +23,7 @@ await check('messages', 'stream', async () => {
   const whole = await stream.finalMessage();
   expect(KEY, text);
   ensure(whole.usage.output_tokens > 0, JSON.stringify(whole.usage));
-});
+}, BOTH);
 
 for (const streamed of [false, true]) {
   await check('messages', streamed ? 'tool loop, streamed' : 'tool loop', async () => {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import guidance
-from checks import FIRST, KEY, MODEL, QUESTION, SCHEMA, URL, check, expect, raises, run
+from checks import BOTH, FIRST, KEY, MODEL, QUESTION, SCHEMA, URL, check, expect, raises, run
 from guidance import assistant, gen, models, user
 from guidance.models.experimental import VLLMModel
 
@@ -17,7 +17,7 @@ def register(name: str, kind: Any, patterns: bool) -> None:
     def model(model_name: str = MODEL) -> Any:
         return kind(model_name, base_url=f"{URL}/v1", api_key="none", echo=False)
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=BOTH)
     def _() -> None:
         state = model()
         with user():
@@ -26,7 +26,7 @@ def register(name: str, kind: Any, patterns: bool) -> None:
             state += gen("answer")
         expect(KEY, state["answer"])
 
-    @check(protocol, "structured output")
+    @check(protocol, "structured output", on=BOTH)
     def _() -> None:
         state = model()
         with user():
@@ -37,7 +37,7 @@ def register(name: str, kind: Any, patterns: bool) -> None:
 
     if patterns:
 
-        @check(protocol, "regular expression")
+        @check(protocol, "regular expression", on=BOTH)
         def _() -> None:
             state = model()
             with user():

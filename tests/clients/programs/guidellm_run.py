@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from checks import MODEL, URL, check, run
+from checks import EMBEDDED, MODEL, URL, check, run
 from cli import command
 
 TOKENIZER = os.environ["LONGREACH_CLIENT_TOKENIZER"]
@@ -35,22 +35,22 @@ def measure(path: str, profile: str) -> None:
     assert made["metrics"]["time_to_first_token_ms"]["successful"]["mean"] > 0
 
 
-@check("completions", "synchronous")
+@check("completions", "synchronous", on=(EMBEDDED,))
 def _() -> None:
     measure("/v1/completions", "kind=synchronous")
 
 
-@check("chat", "synchronous")
+@check("chat", "synchronous", on=(EMBEDDED,))
 def _() -> None:
     measure("/v1/chat/completions", "kind=synchronous")
 
 
-@check("chat", "two at once")
+@check("chat", "two at once", on=(EMBEDDED,))
 def _() -> None:
     measure("/v1/chat/completions", "kind=concurrent,streams=2")
 
 
-@check("responses", "synchronous")
+@check("responses", "synchronous", on=(EMBEDDED,))
 def _() -> None:
     measure("/v1/responses", "kind=synchronous")
 
