@@ -10,7 +10,7 @@ import argparse
 import datetime
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from longreach import __version__
 
@@ -33,40 +33,40 @@ def main() -> int:
             parser.error(f"{name!r} is no client; there are {', '.join(CLIENTS)}")
     stop_on_signals()
     end_forgotten()
+    before = results.load()
     with ended_after(mark_of_run()):
-        found = _run_all(arguments.names or list(CLIENTS))
-    before = results.load()  # now, since another run may have ended meanwhile
-    versions = {name: CLIENTS[name].version for name in found}
-    after = results.merged(before, found, versions, datetime.date.today().isoformat(), __version__)
-    worse = results.worse(before, after)
-    if not arguments.keep:
-        results.save(after)
-        subprocess.run([sys.executable, str(ROOT / "docs" / "client_tables.py")], check=True)
+        for name, outcomes in _run_all(arguments.names or list(CLIENTS)):
+            if not arguments.keep:  # at once, since a run that is interrupted has found something, too
+                _keep(name, outcomes)
+    worse = results.worse(before, results.load())
     for line in worse:
         print(f"no longer: {line}")
     return 1 if worse else 0
 
 
-def _run_all(names: Sequence[str]) -> dict[str, list[Outcome]]:
-    """What these clients did, each against every server that it has a program for."""
-    found: dict[str, list[Outcome]] = {}
+def _keep(name: str, outcomes: list[Outcome]) -> None:
+    today = datetime.date.today().isoformat()
+    results.save(results.merged(results.load(), {name: outcomes}, {name: CLIENTS[name].version}, today, __version__))
+    subprocess.run([sys.executable, str(ROOT / "docs" / "client_tables.py")], check=True)
+
+
+def _run_all(names: Sequence[str]) -> Iterator[tuple[str, list[Outcome]]]:
+    """What these clients did, each against every server that it has a program for, one server after the other."""
     failed = {name: trouble for name in names if (trouble := _install(name))}
     for kind in SERVERS:
         mine = [name for name in names if kind in CLIENTS[name].programs]
-        found |= {
-            name: [Outcome(kind, "program", "can be installed", False, failed[name])] for name in mine if name in failed
-        }
+        for name in (name for name in mine if name in failed):
+            yield name, [Outcome(kind, "program", "can be installed", False, failed[name])]
         ready = [name for name in mine if name not in failed]
         if not ready:
             continue
         try:
             with started(kind) as (url, model, folder):
                 for name in ready:
-                    found.setdefault(name, []).extend(_tell(name, kind, run(name, kind, url, model, folder)))
+                    yield name, _tell(name, kind, run(name, kind, url, model, folder))
         except UnavailableError as error:
             for name in ready:
-                found.setdefault(name, []).append(Outcome(kind, "program", "has its model", False, str(error)))
-    return {name: found[name] for name in names if name in found}
+                yield name, [Outcome(kind, "program", "has its model", False, str(error))]
 
 
 def _install(name: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MARK = "LONGREACH_CLIENTS_RUN"
+MARK = "CLIENTS_RUN_MARK"  # no name that the server takes for a setting
 _PROC = Path("/proc")
 _PATIENCE = 3.0  # seconds from SIGTERM to SIGKILL
 _GIVE_UP = 15.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.clients.suite import CLIENTS, Outcome
+from tests.clients.suite import CLIENTS, SERVERS, Outcome
 
 FILE = Path(__file__).parent / "results.json"
 
@@ -29,7 +29,7 @@ def merged(
     today: str,
     release: str,
 ) -> dict[str, Any]:
-    """What is known after a run: clients that did not run keep what they had.
+    """What is known after a run: clients that did not run keep what they had, and so do the servers that had no turn.
 
     A check has the day since when it has been as it is; `release` is this server's version on the day of the run.
     """
@@ -42,6 +42,9 @@ def merged(
             was = old.get(_key(told))
             told["since"] = was["since"] if was is not None and was["ok"] == outcome.ok else today
             checks.append(told if outcome.ok else {**told, "note": outcome.note})
+        turns = {outcome.server for outcome in outcomes}
+        kept = [one for one in old.values() if one["server"] not in turns and one["server"] in CLIENTS[name].programs]
+        checks = sorted(kept + checks, key=lambda one: list(SERVERS).index(one["server"]))
         after[name] = {
             "title": CLIENTS[name].title,
             "version": versions[name],

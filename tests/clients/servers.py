@@ -43,6 +43,7 @@ def started(kind: Server) -> Iterator[tuple[str, str, Path]]:
             cwd=ROOT,
             stdout=words,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", MARK: mark},  # these models are too small for more threads
         )
         _wait(url, process, log)

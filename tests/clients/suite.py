@@ -51,10 +51,6 @@ def _client(title: str, environment: str, package: str, program: str, *servers: 
     return Client(title, environment, package, dict.fromkeys(servers or ("scripted",), program))
 
 
-def _sdk(title: str, environment: str, package: str, program: str) -> Client:
-    return _client(title, environment, package, program, "scripted", "smollm2")
-
-
 CLIENTS = {
     "openai": Client(
         "OpenAI for Python",
@@ -62,18 +58,28 @@ CLIENTS = {
         "openai",
         {"scripted": "openai_python.py", "smollm2": "openai_python_words.py"},
     ),
-    "openai-node": _sdk("OpenAI for Node", "openai-node", "openai", "openai_node.mjs"),
-    "anthropic": _sdk("Anthropic for Python", "anthropic", "anthropic", "anthropic_python.py"),
-    "anthropic-node": _sdk("Anthropic for Node", "anthropic-node", "@anthropic-ai/sdk", "anthropic_node.mjs"),
-    "openai-agents": _sdk("OpenAI Agents SDK", "openai-agents", "openai-agents", "openai_agents.py"),
-    "pydantic-ai": _sdk("Pydantic AI", "pydantic-ai", "pydantic-ai-slim", "pydantic_ai_models.py"),
-    "langchain": _sdk("LangChain", "langchain", "langchain-openai", "langchain_models.py"),
-    "litellm": _sdk("LiteLLM", "litellm", "litellm", "litellm_providers.py"),
-    "instructor": _sdk("Instructor", "instructor", "instructor", "instructor_modes.py"),
-    "llama-index": _sdk("LlamaIndex", "llama-index", "llama-index-llms-openai-like", "llama_index_like.py"),
-    "outlines": _sdk("Outlines", "outlines", "outlines", "outlines_models.py"),
-    "guidance": _sdk("Guidance", "guidance", "guidance", "guidance_models.py"),
-    "vercel-ai": _sdk("Vercel AI SDK", "vercel-ai", "ai", "vercel_ai.mjs"),
+    "openai-node": _client("OpenAI for Node", "openai-node", "openai", "openai_node.mjs", "scripted", "smollm2"),
+    "anthropic": _client(
+        "Anthropic for Python", "anthropic", "anthropic", "anthropic_python.py", "scripted", "smollm2"
+    ),
+    "anthropic-node": _client(
+        "Anthropic for Node", "anthropic-node", "@anthropic-ai/sdk", "anthropic_node.mjs", "scripted", "embedded"
+    ),
+    "openai-agents": _client(
+        "OpenAI Agents SDK", "openai-agents", "openai-agents", "openai_agents.py", "scripted", "smollm2"
+    ),
+    "pydantic-ai": _client(
+        "Pydantic AI", "pydantic-ai", "pydantic-ai-slim", "pydantic_ai_models.py", "scripted", "embedded"
+    ),
+    "langchain": _client("LangChain", "langchain", "langchain-openai", "langchain_models.py", "scripted", "embedded"),
+    "litellm": _client("LiteLLM", "litellm", "litellm", "litellm_providers.py", "scripted", "embedded"),
+    "instructor": _client("Instructor", "instructor", "instructor", "instructor_modes.py", "scripted", "smollm2"),
+    "llama-index": _client(
+        "LlamaIndex", "llama-index", "llama-index-llms-openai-like", "llama_index_like.py", "scripted", "embedded"
+    ),
+    "outlines": _client("Outlines", "outlines", "outlines", "outlines_models.py", "scripted", "smollm2", "embedded"),
+    "guidance": _client("Guidance", "guidance", "guidance", "guidance_models.py", "scripted", "smollm2", "embedded"),
+    "vercel-ai": _client("Vercel AI SDK", "vercel-ai", "ai", "vercel_ai.mjs", "scripted", "embedded"),
     "codex": _client("Codex CLI", "codex", "@openai/codex", "codex_cli.py"),
     "claude-code": _client("Claude Code", "claude-code", "@anthropic-ai/claude-code", "claude_code_cli.py"),
     "opencode": _client("opencode", "opencode", "opencode-ai", "opencode_cli.py"),

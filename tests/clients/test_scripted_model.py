@@ -143,3 +143,14 @@ def test_results_remember_since_when() -> None:
     assert third["codex"]["checks"][0]["note"] == "why"
     assert results.worse(second, third) == ["codex, chat, scripted: answer"]
     assert results.worse(first, second) == []
+
+
+def test_a_server_that_had_no_turn_keeps_its_results() -> None:
+    def run(before: dict[str, Any], server: str) -> dict[str, Any]:
+        outcomes = {"openai": [Outcome(server, "chat", "answer", True, "")]}
+        return results.merged(before, outcomes, {"openai": "1"}, "2026-01-01", "0.1")
+
+    both = run(run({}, "smollm2"), "scripted")
+    assert [one["server"] for one in both["openai"]["checks"]] == ["scripted", "smollm2"]
+    assert run(both, "smollm2") == both
+    assert [one["server"] for one in run(run({}, "embedded"), "scripted")["openai"]["checks"]] == ["scripted"]

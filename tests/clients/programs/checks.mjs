@@ -4,8 +4,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 export const [URL, MODEL, SERVER] = process.argv.slice(2, 5);
-export const [SCRIPTED, SMOLLM2] = ['scripted', 'smollm2'];
+export const [SCRIPTED, SMOLLM2, EMBEDDED] = ['scripted', 'smollm2', 'embedded'];
 export const BOTH = [SCRIPTED, SMOLLM2];
+export const WORDS = [SCRIPTED, EMBEDDED];
 const number = () => String(10_000 + Math.floor(Math.random() * 90_000));
 export const KEY = number();
 export const QUESTION = `The pass key is ${KEY}. What is the pass key?`;

@@ -21,6 +21,7 @@ from typing import Any
 URL, MODEL, SERVER = sys.argv[1:4]
 SCRIPTED, SMOLLM2, EMBEDDED = "scripted", "smollm2", "embedded"
 BOTH = (SCRIPTED, SMOLLM2)
+WORDS = (SCRIPTED, EMBEDDED)
 KEY = f"{random.randrange(10_000, 100_000)}"
 QUESTION = f"The pass key is {KEY}. What is the pass key?"
 FIRST = "What did I ask first?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-from checks import BOTH, FIRST, KEY, MODEL, QUESTION, URL, Task, check, expect, raises, run
+from checks import FIRST, KEY, MODEL, QUESTION, URL, WORDS, Task, check, expect, raises, run
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
@@ -36,12 +36,12 @@ def model(**more: Any) -> OpenAILike:
 ASKED = ChatMessage(role="user", content=QUESTION)
 
 
-@check("chat", "answer", on=BOTH)
+@check("chat", "answer", on=WORDS)
 def _() -> None:
     expect(KEY, model().chat([ASKED]).message.content)
 
 
-@check("chat", "stream", on=BOTH)
+@check("chat", "stream", on=WORDS)
 def _() -> None:
     expect(KEY, "".join(piece.delta or "" for piece in model().stream_chat([ASKED])))
 
@@ -56,13 +56,13 @@ def _() -> None:
     task.finish(asyncio.run(ask()))
 
 
-@check("chat", "structured output by a tool", on=BOTH)
+@check("chat", "structured output by a tool")
 def _() -> None:
     made: Any = model().as_structured_llm(Key).chat([ASKED]).raw
     assert made.number == int(KEY)
 
 
-@check("chat", "structured output", on=BOTH)
+@check("chat", "structured output")
 def _() -> None:
     own = model(is_function_calling_model=False, should_use_structured_outputs=True)
     made: Any = own.as_structured_llm(Key).chat([ASKED]).raw

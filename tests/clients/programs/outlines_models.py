@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import openai
 import outlines
-from checks import BOTH, KEY, MODEL, QUESTION, URL, check, expect, raises, run
+from checks import BOTH, KEY, MODEL, QUESTION, URL, WORDS, check, expect, raises, run
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
@@ -21,11 +21,11 @@ def register(name: str, make: Any, patterns: bool) -> None:
     """The checks of one back end; `patterns` says whether it takes choices and regular expressions."""
     protocol = f"chat, `{name}`"
 
-    @check(protocol, "answer", on=BOTH)
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         expect(KEY, make()(QUESTION))
 
-    @check(protocol, "stream", on=BOTH)
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         expect(KEY, "".join(make().stream(QUESTION)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-from checks import BOTH, FIRST, KEY, MODEL, QUESTION, URL, Task, check, expect, raises, run
+from checks import FIRST, KEY, MODEL, QUESTION, URL, WORDS, Task, check, expect, raises, run
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -31,11 +31,11 @@ def register(protocol: str, model: Any, native: bool) -> None:
     def agent(name: str = MODEL, **more: Any) -> Agent[Any, Any]:
         return Agent(model(name), retries=1, **more)
 
-    @check(protocol, "answer", on=BOTH)
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         expect(KEY, agent().run_sync(QUESTION).output)
 
-    @check(protocol, "stream", on=BOTH)
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         async def ask() -> str:
             async with agent().run_stream(QUESTION) as result:
@@ -58,13 +58,13 @@ def register(protocol: str, model: Any, native: bool) -> None:
 
         task.finish(asyncio.run(ask()))
 
-    @check(protocol, "structured output by a tool", on=BOTH)
+    @check(protocol, "structured output by a tool")
     def _() -> None:
         assert agent(output_type=ToolOutput(Key)).run_sync(QUESTION).output.number == int(KEY)
 
     if native:
 
-        @check(protocol, "structured output", on=BOTH)
+        @check(protocol, "structured output")
         def _() -> None:
             assert agent(output_type=NativeOutput(Key)).run_sync(QUESTION).output.number == int(KEY)
 
