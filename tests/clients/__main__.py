@@ -10,7 +10,8 @@ import argparse
 import datetime
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from longreach import __version__
 
@@ -33,21 +34,22 @@ def main() -> int:
             parser.error(f"{name!r} is no client; there are {', '.join(CLIENTS)}")
     stop_on_signals()
     end_forgotten()
-    before = results.load()
+    before = after = results.load()
     with ended_after(mark_of_run()):
         for name, outcomes in _run_all(arguments.names or list(CLIENTS)):
+            after = _merged(after, name, outcomes)
             if not arguments.keep:  # at once, since a run that is interrupted has found something, too
-                _keep(name, outcomes)
-    worse = results.worse(before, results.load())
+                results.save(_merged(results.load(), name, outcomes))  # another run may have ended meanwhile
+                subprocess.run([sys.executable, str(ROOT / "docs" / "client_tables.py")], check=True)
+    worse = results.worse(before, after)
     for line in worse:
         print(f"no longer: {line}")
     return 1 if worse else 0
 
 
-def _keep(name: str, outcomes: list[Outcome]) -> None:
+def _merged(known: Mapping[str, Any], name: str, outcomes: list[Outcome]) -> dict[str, Any]:
     today = datetime.date.today().isoformat()
-    results.save(results.merged(results.load(), {name: outcomes}, {name: CLIENTS[name].version}, today, __version__))
-    subprocess.run([sys.executable, str(ROOT / "docs" / "client_tables.py")], check=True)
+    return results.merged(known, {name: outcomes}, {name: CLIENTS[name].version}, today, __version__)
 
 
 def _run_all(names: Sequence[str]) -> Iterator[tuple[str, list[Outcome]]]:

@@ -40,8 +40,6 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
         self._names = TokenNames(call.tokenizer, call.body.return_tokens_as_token_ids)
         self._untold: list[list[int]] = [[] for _ in range(call.body.n)]  # ids of tokens that no chunk has told yet
         self._readers = [reader() for _ in range(call.body.n)]
-        named = call.service.settings.reasoning_field
-        self._reasoning_members = ("reasoning_content", "reasoning") if named == "both" else (named,)
         self._calls_sent = [0] * call.body.n  # of each answer, those that have begun
 
     async def whole(self, answers: RunningAnswers) -> ChatCompletion:
@@ -143,7 +141,8 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
                 more = ChatToolCall(index=self._calls_sent[index] - 1, function=FunctionCall(arguments=part.text))
                 found.append(ChatDelta(tool_calls=[more]))
             elif part.kind == "reasoning":
-                found.append(ChatDelta(**self._reasoning(part.text)))
+                older, newer = self._reasoning(part.text)
+                found.append(ChatDelta(reasoning_content=older, reasoning=newer))
             elif part.kind == "content":
                 found.append(ChatDelta(content=part.text))
         if not found and delta.logprobs:
@@ -160,11 +159,13 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
 
     def _choice(self, index: int, draft: _Draft) -> ChatChoice:
         assert draft.finish_reason is not None
+        older, newer = self._reasoning("".join(draft.reasoning))
         return ChatChoice(
             index=index,
             message=ChatMessage(
                 content="".join(draft.content) if draft.content or not draft.tool_calls else None,
-                **self._reasoning("".join(draft.reasoning)),
+                reasoning_content=older,
+                reasoning=newer,
                 tool_calls=draft.tool_calls or UNSET,
             ),
             logprobs=chat_logprobs(self._names, draft.logprobs) if self._body.logprobs else None,
@@ -172,9 +173,13 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
             token_ids=self._ids(draft.tokens),
         )
 
-    def _reasoning(self, text: str) -> dict[str, str]:
-        """The members that tell `text`, which `--reasoning-field` names; none if there is no text."""
-        return dict.fromkeys(self._reasoning_members, text) if text else {}
+    def _reasoning(self, text: str) -> tuple[str | UnsetType, str | UnsetType]:
+        """`reasoning_content` and `reasoning`: those that `--reasoning-field` names tell `text`, if there is any."""
+        named = self._call.service.settings.reasoning_field
+        return (
+            text if text and named != "reasoning" else UNSET,
+            text if text and named != "reasoning_content" else UNSET,
+        )
 
     def _chunk(self, choices: list[ChatChunkChoice], **more) -> ChatChunk:
         return ChatChunk(**self._members(), choices=choices, **more)
