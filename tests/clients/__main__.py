@@ -28,15 +28,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CLIENTS)}; all of them by default")
     parser.add_argument("--keep", action="store_true", help="print what happened; leave results.json as it is")
+    parser.add_argument("--server", choices=SERVERS, help="run against this server alone; against all by default")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in CLIENTS:
             parser.error(f"{name!r} is no client; there are {', '.join(CLIENTS)}")
+    servers = [arguments.server] if arguments.server else list(SERVERS)
     stop_on_signals()
     end_forgotten()
     before = after = results.load()
     with ended_after(mark_of_run()):
-        for name, outcomes in _run_all(arguments.names or list(CLIENTS)):
+        for name, outcomes in _run_all(arguments.names or list(CLIENTS), servers):
             after = _merged(after, name, outcomes)
             if not arguments.keep:  # at once, since a run that is interrupted has found something, too
                 results.save(_merged(results.load(), name, outcomes))  # another run may have ended meanwhile
@@ -52,10 +54,10 @@ def _merged(known: Mapping[str, Any], name: str, outcomes: list[Outcome]) -> dic
     return results.merged(known, {name: outcomes}, {name: CLIENTS[name].version}, today, __version__)
 
 
-def _run_all(names: Sequence[str]) -> Iterator[tuple[str, list[Outcome]]]:
+def _run_all(names: Sequence[str], servers: Sequence[Server]) -> Iterator[tuple[str, list[Outcome]]]:
     """What these clients did, each against every server that it has a program for, one server after the other."""
     failed = {name: trouble for name in names if (trouble := _install(name))}
-    for kind in SERVERS:
+    for kind in servers:
         mine = [name for name in names if kind in CLIENTS[name].programs]
         for name in (name for name in mine if name in failed):
             yield name, [Outcome(kind, "program", "can be installed", False, failed[name])]

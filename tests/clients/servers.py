@@ -53,7 +53,7 @@ def started(kind: Server) -> Iterator[tuple[str, str, Path]]:
 def _command(kind: Server, port: str) -> tuple[list[str], str, Path]:
     """The module and its arguments, the model's name, and the folder with its tokenizer."""
     served = ["longreach", "serve"]
-    options = ["--port", port, "--device", "cpu"]
+    options = ["--port", port, "--device", "cpu", "--silence-timeout", "600"]  # the machine may be busy
     if kind == "scripted":
         # Its tokens are those of the embedded model and two more.
         folder = BUILD / "model"
