@@ -16,6 +16,7 @@ import generated_page
 PAGE = Path(__file__).resolve().parent / "clients.md"
 RESULTS = PAGE.parents[1] / "tests" / "clients" / "results.json"
 BEGIN, END = "<!-- clients -->\n", "<!-- end -->\n"
+MODELS = {"scripted": "played", "smollm2": "SmolLM2-135M", "embedded": "embedded"}
 _NOTE = 260  # characters of an error
 
 
@@ -26,21 +27,21 @@ def render(page: str) -> str:
     if not begin or not end:
         raise ValueError(f"page: needs the lines {BEGIN.strip()} and {END.strip()}")
     known: dict[str, Any] = json.loads(RESULTS.read_text())
-    lines = ["| client | version | protocol | works | does not | since |", "|---|---|---|---|---|---|"]
+    lines = ["| client | version | protocol | model | works | does not | since |", "|---|---|---|---|---|---|---|"]
     failures: list[str] = []
     for client in known.values():
-        for protocol in dict.fromkeys(check["protocol"] for check in client["checks"]):
-            checks = [check for check in client["checks"] if check["protocol"] == protocol]
-            lines.append(_row(client, protocol, checks))
+        for row in dict.fromkeys((check["protocol"], check["server"]) for check in client["checks"]):
+            checks = [check for check in client["checks"] if (check["protocol"], check["server"]) == row]
+            lines.append(_row(client, *row, checks))
             failures += [_failure(client, check) for check in checks if not check["ok"]]
     made = [*lines, "", *(failures or ["Every check passes."])]
     return before + begin + "\n" + "\n".join(made) + "\n\n" + end + after
 
 
-def _row(client: dict[str, Any], protocol: str, checks: list[dict[str, Any]]) -> str:
+def _row(client: dict[str, Any], protocol: str, server: str, checks: list[dict[str, Any]]) -> str:
     works = [check for check in checks if check["ok"]]
     since = max((check["since"] for check in works), default="")
-    cells = [client["title"], client["version"], protocol, _names(works)]
+    cells = [client["title"], client["version"], protocol, MODELS[server], _names(works)]
     cells += [_names(check for check in checks if not check["ok"]), since]
     return f"| {' | '.join(cells)} |"
 

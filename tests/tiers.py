@@ -33,6 +33,7 @@ TIER_OF = {
     "tests/benchmarks/test_quality.py": "system",
     "tests/benchmarks/test_training_steps.py": "system",
     "tests/clients": "unit",
+    "tests/clients/test_processes.py": "system",
     "tests/kernels": "kernel",
     "tests/kernels/test_block_rules.py": "unit",
     "tests/kernels/test_debug.py": "unit",

@@ -207,6 +207,10 @@ class Settings(BaseSettings):
     keep_alive_seconds: Real = Field(
         5.0, ge=0.01, le=300, description="A stream that is silent for so long gets a line of one blank, or a comment."
     )
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = Field(
+        "reasoning_content",
+        description="Where chats tell reasoning: reasoning_content, reasoning (vLLM's newer name), or both.",
+    )
     max_body_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=1024, le=2**30, description="Longest request body: 32MiB, a number of bytes, or auto: 64 a token."
     )

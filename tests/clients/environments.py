@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.clients.processes import MARK, ROOT, mark_of_run
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "clients"
 PINS = HERE / "environments"
 _SECONDS = 1800
@@ -105,5 +106,6 @@ def _borrow(package: str, folder: Path) -> None:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    surroundings = {**kept, MARK: mark_of_run("install")}
     subprocess.run(command, cwd=folder, check=True, timeout=_SECONDS, env=surroundings)

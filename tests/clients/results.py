@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.clients.suite import CLIENTS, Outcome
+from tests.clients.suite import CLIENTS, SERVERS, Outcome
 
 FILE = Path(__file__).parent / "results.json"
 
@@ -29,19 +29,22 @@ def merged(
     today: str,
     release: str,
 ) -> dict[str, Any]:
-    """What is known after a run: clients that did not run keep what they had.
+    """What is known after a run: clients that did not run keep what they had, and so do the servers that had no turn.
 
     A check has the day since when it has been as it is; `release` is this server's version on the day of the run.
     """
     after = dict(before)
     for name, outcomes in found.items():
-        old = {(one["protocol"], one["check"]): one for one in before.get(name, {}).get("checks", [])}
+        old = {_key(one): one for one in before.get(name, {}).get("checks", [])}
         checks = []
         for outcome in outcomes:
-            was = old.get((outcome.protocol, outcome.check))
-            since = was["since"] if was is not None and was["ok"] == outcome.ok else today
-            told = {"protocol": outcome.protocol, "check": outcome.check, "ok": outcome.ok, "since": since}
+            told = {"protocol": outcome.protocol, "server": outcome.server, "check": outcome.check, "ok": outcome.ok}
+            was = old.get(_key(told))
+            told["since"] = was["since"] if was is not None and was["ok"] == outcome.ok else today
             checks.append(told if outcome.ok else {**told, "note": outcome.note})
+        turns = {outcome.server for outcome in outcomes}
+        kept = [one for one in old.values() if one["server"] not in turns and one["server"] in CLIENTS[name].programs]
+        checks = sorted(kept + checks, key=lambda one: list(SERVERS).index(one["server"]))
         after[name] = {
             "title": CLIENTS[name].title,
             "version": versions[name],
@@ -56,7 +59,11 @@ def worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The checks that passed and do not any more."""
     lines = []
     for name, known in after.items():
-        passed = {(one["protocol"], one["check"]) for one in before.get(name, {}).get("checks", []) if one["ok"]}
-        passes = {(one["protocol"], one["check"]) for one in known["checks"] if one["ok"]}
-        lines += [f"{name}, {protocol}: {check}" for protocol, check in sorted(passed - passes)]
+        passed = {_key(one) for one in before.get(name, {}).get("checks", []) if one["ok"]}
+        passes = {_key(one) for one in known["checks"] if one["ok"]}
+        lines += [f"{name}, {protocol}, {server}: {check}" for protocol, server, check in sorted(passed - passes)]
     return lines
+
+
+def _key(check: Mapping[str, Any]) -> tuple[str, str, str]:
+    return check["protocol"], check["server"], check["check"]

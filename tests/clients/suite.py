@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.clients.environments import BUILD, HERE, ROOT, Environment
+from tests.clients.environments import BUILD, HERE, Environment
+from tests.clients.processes import MARK, end, ended_after, mark_of_run
 
-_SECONDS = 900  # for all checks of one client
+_SECONDS = 1800  # for all checks of one client
 _TAIL = 400
+
+
+Server = Literal["scripted", "smollm2", "embedded"]
+SERVERS: dict[Server, str] = {"scripted": "played", "smollm2": "SmolLM2-135M", "embedded": "embedded"}
+"""The servers that programs talk to, with the names of their models in the table."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +31,14 @@ class Client:
     Attributes:
         title: its name in the table.
         environment: the name of its environment.
-        program: the file in `programs/`.
         package: the one of its environment whose version is told.
-        server: which one it talks to: the scripted model's, or the embedded model's.
+        programs: the file in `programs/` for each server that it talks to.
     """
 
     title: str
     environment: str
-    program: str
     package: str
-    server: Literal["scripted", "embedded"] = "scripted"
+    programs: Mapping[Server, str]
 
     @property
     def version(self) -> str:
@@ -42,88 +46,114 @@ class Client:
         return Environment.named(self.environment).versions()[self.package]
 
 
+def _client(title: str, environment: str, package: str, program: str, *servers: Server) -> Client:
+    """One whose program is the same for all its servers: it chooses its checks by the server's name."""
+    return Client(title, environment, package, dict.fromkeys(servers or ("scripted",), program))
+
+
 CLIENTS = {
-    "openai": Client("OpenAI for Python", "openai", "openai_python.py", "openai"),
-    "openai-node": Client("OpenAI for Node", "openai-node", "openai_node.mjs", "openai"),
-    "anthropic": Client("Anthropic for Python", "anthropic", "anthropic_python.py", "anthropic"),
-    "anthropic-node": Client("Anthropic for Node", "anthropic-node", "anthropic_node.mjs", "@anthropic-ai/sdk"),
-    "openai-agents": Client("OpenAI Agents SDK", "openai-agents", "openai_agents.py", "openai-agents"),
-    "pydantic-ai": Client("Pydantic AI", "pydantic-ai", "pydantic_ai_models.py", "pydantic-ai-slim"),
-    "langchain": Client("LangChain", "langchain", "langchain_models.py", "langchain-openai"),
-    "litellm": Client("LiteLLM", "litellm", "litellm_providers.py", "litellm"),
-    "instructor": Client("Instructor", "instructor", "instructor_modes.py", "instructor"),
-    "llama-index": Client("LlamaIndex", "llama-index", "llama_index_like.py", "llama-index-llms-openai-like"),
-    "outlines": Client("Outlines", "outlines", "outlines_models.py", "outlines"),
-    "guidance": Client("Guidance", "guidance", "guidance_models.py", "guidance"),
-    "vercel-ai": Client("Vercel AI SDK", "vercel-ai", "vercel_ai.mjs", "ai"),
-    "codex": Client("Codex CLI", "codex", "codex_cli.py", "@openai/codex"),
-    "claude-code": Client("Claude Code", "claude-code", "claude_code_cli.py", "@anthropic-ai/claude-code"),
-    "opencode": Client("opencode", "opencode", "opencode_cli.py", "opencode-ai"),
-    "qwen-code": Client("Qwen Code", "qwen-code", "qwen_code_cli.py", "@qwen-code/qwen-code"),
-    "continue": Client("Continue CLI", "continue", "continue_cli.py", "@continuedev/cli"),
-    "cline": Client("Cline CLI", "cline", "cline_cli.py", "cline"),
-    "lm-eval": Client("lm-evaluation-harness", "lm-eval", "lm_eval_tasks.py", "lm_eval", server="embedded"),
-    "guidellm": Client("GuideLLM", "guidellm", "guidellm_run.py", "guidellm", server="embedded"),
-    "vllm-bench": Client("vllm bench serve", "vllm", "vllm_bench.py", "vllm"),
+    "openai": Client(
+        "OpenAI for Python",
+        "openai",
+        "openai",
+        {"scripted": "openai_python.py", "smollm2": "openai_python_words.py"},
+    ),
+    "openai-node": _client("OpenAI for Node", "openai-node", "openai", "openai_node.mjs", "scripted", "smollm2"),
+    "anthropic": _client(
+        "Anthropic for Python", "anthropic", "anthropic", "anthropic_python.py", "scripted", "smollm2"
+    ),
+    "anthropic-node": _client(
+        "Anthropic for Node", "anthropic-node", "@anthropic-ai/sdk", "anthropic_node.mjs", "scripted", "embedded"
+    ),
+    "openai-agents": _client(
+        "OpenAI Agents SDK", "openai-agents", "openai-agents", "openai_agents.py", "scripted", "smollm2"
+    ),
+    "pydantic-ai": _client(
+        "Pydantic AI", "pydantic-ai", "pydantic-ai-slim", "pydantic_ai_models.py", "scripted", "embedded"
+    ),
+    "langchain": _client("LangChain", "langchain", "langchain-openai", "langchain_models.py", "scripted", "embedded"),
+    "litellm": _client("LiteLLM", "litellm", "litellm", "litellm_providers.py", "scripted", "embedded"),
+    "instructor": _client("Instructor", "instructor", "instructor", "instructor_modes.py", "scripted", "smollm2"),
+    "llama-index": _client(
+        "LlamaIndex", "llama-index", "llama-index-llms-openai-like", "llama_index_like.py", "scripted", "embedded"
+    ),
+    "outlines": _client("Outlines", "outlines", "outlines", "outlines_models.py", "scripted", "smollm2", "embedded"),
+    "guidance": _client("Guidance", "guidance", "guidance", "guidance_models.py", "scripted", "smollm2", "embedded"),
+    "vercel-ai": _client("Vercel AI SDK", "vercel-ai", "ai", "vercel_ai.mjs", "scripted", "embedded"),
+    "codex": _client("Codex CLI", "codex", "@openai/codex", "codex_cli.py"),
+    "claude-code": _client("Claude Code", "claude-code", "@anthropic-ai/claude-code", "claude_code_cli.py"),
+    "opencode": _client("opencode", "opencode", "opencode-ai", "opencode_cli.py"),
+    "qwen-code": _client("Qwen Code", "qwen-code", "@qwen-code/qwen-code", "qwen_code_cli.py"),
+    "continue": _client("Continue CLI", "continue", "@continuedev/cli", "continue_cli.py"),
+    "cline": _client("Cline CLI", "cline", "cline", "cline_cli.py"),
+    "lm-eval": _client("lm-evaluation-harness", "lm-eval", "lm_eval", "lm_eval_tasks.py", "embedded", "smollm2"),
+    "guidellm": _client("GuideLLM", "guidellm", "guidellm", "guidellm_run.py", "embedded"),
+    "vllm-bench": _client("vllm bench serve", "vllm", "vllm", "vllm_bench.py", "scripted", "embedded"),
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one check came to; `note` says why it failed."""
+    """What one check came to; `server` is the one that it ran against, and `note` says why it failed."""
 
+    server: str
     protocol: str
     check: str
     ok: bool
     note: str
 
 
-def run(name: str, url: str, model: str) -> list[Outcome]:
-    """Run one client's program against a server; its environment is there.
+def run(name: str, server: Server, url: str, model: str, tokenizer: Path) -> list[Outcome]:
+    """Run one client's program against a server; its environment is there. `tokenizer` is the model's folder.
 
-    A program that ends before its last check, or says nothing, adds a check that failed.
+    A program that ends before its last check, or says nothing, adds a check that failed. Whatever it started is ended.
     """
     client = CLIENTS[name]
     environment = Environment.named(client.environment)
     home = BUILD / "home" / name
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    log = BUILD / "log" / f"{name}.log"
+    log = BUILD / "log" / f"{name}-{server}.log"
     log.parent.mkdir(exist_ok=True)
-    with log.open("w") as errors:
+    mark = mark_of_run(name)
+    told = {MARK: mark, "LONGREACH_CLIENT_TOKENIZER": str(tokenizer)}
+    # The program's words go to a file: a daemon that has inherited a pipe would keep it open.
+    with ended_after(mark), log.open("w") as errors, log.with_suffix(".out").open("w+") as out:
         process = subprocess.Popen(
-            [*_command(client, environment), url, model],
+            [*_command(environment, client.programs[server]), url, model, server],
             cwd=environment.folder,
-            env=_surroundings(environment, home),
+            env=_surroundings(environment, home) | told,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=out,
             stderr=errors,
-            text=True,
             start_new_session=True,
         )
         try:
-            said, _ = process.communicate(timeout=_SECONDS)
-            end = "" if process.returncode == 0 else f"exit status {process.returncode}"
+            status = process.wait(_SECONDS)
+            trouble = "" if status == 0 else f"exit status {status}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
-            end = f"no end after {_SECONDS} s"
-    outcomes = [_outcome(line) for line in said.splitlines() if line.startswith('{"protocol"')]
-    if end or not outcomes:
-        outcomes.append(Outcome("program", "runs to its end", False, f"{end}: {log.read_text()[-_TAIL:]}"))
+            trouble = f"no end after {_SECONDS} s"
+        for command in end(mark):
+            print(f"ended, since it went on after {name}: {command[:100]}", flush=True)
+        out.seek(0)
+        said = out.read()
+    outcomes = [_outcome(server, line) for line in said.splitlines() if line.startswith('{"protocol"')]
+    if trouble or not outcomes:
+        note = f"{trouble}: {log.read_text(errors='replace')[-_TAIL:]}"
+        outcomes.append(Outcome(server, "program", "runs to its end", False, note))
     return outcomes
 
 
-def _outcome(line: str) -> Outcome:
+def _outcome(server: str, line: str) -> Outcome:
     told = json.loads(line)
-    return Outcome(told["protocol"], told["check"], told["ok"], told["note"])
+    return Outcome(server, told["protocol"], told["check"], told["ok"], told["note"])
 
 
-def _command(client: Client, environment: Environment) -> list[str]:
-    program = HERE / "programs" / client.program
+def _command(environment: Environment, file: str) -> list[str]:
+    program = HERE / "programs" / file
     if program.suffix == ".mjs":  # Node looks for packages where the program is
-        for file in (program, HERE / "programs" / "checks.mjs"):
-            shutil.copy(file, environment.folder)
+        for one in (program, HERE / "programs" / "checks.mjs"):
+            shutil.copy(one, environment.folder)
         return ["node", str(environment.folder / program.name)]
     return [sys.executable if environment.is_node else str(environment.binaries / "python"), str(program)]
 
@@ -133,9 +163,4 @@ def _surroundings(environment: Environment, home: Path) -> dict[str, str]:
     kept = ("LANG", "LC_ALL", "TERM", "TMPDIR", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
     path = os.pathsep.join([str(environment.binaries), os.environ.get("PATH", "")])
     quiet = {"DO_NOT_TRACK": "1", "NO_COLOR": "1", "CI": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    told = {
-        "HOME": str(home),
-        "PATH": path,
-        "LONGREACH_CLIENT_TOKENIZER": str(ROOT / "server" / "longreach" / "default_model"),
-    }
-    return {name: os.environ[name] for name in kept if name in os.environ} | quiet | told
+    return {name: os.environ[name] for name in kept if name in os.environ} | quiet | {"HOME": str(home), "PATH": path}

@@ -129,13 +129,28 @@ def test_what_a_grammar_asks_for_is_written() -> None:
 
 def test_results_remember_since_when() -> None:
     def run(before: dict[str, Any], ok: bool, day: str) -> dict[str, Any]:
-        return results.merged(before, {"codex": [Outcome("chat", "answer", ok, "why")]}, {"codex": "1"}, day, "0.1")
+        return results.merged(
+            before, {"codex": [Outcome("scripted", "chat", "answer", ok, "why")]}, {"codex": "1"}, day, "0.1"
+        )
 
     first = run({}, True, "2026-01-01")
     second = run(first, True, "2026-02-02")
-    assert second["codex"]["checks"] == [{"protocol": "chat", "check": "answer", "ok": True, "since": "2026-01-01"}]
+    assert second["codex"]["checks"] == [
+        {"protocol": "chat", "server": "scripted", "check": "answer", "ok": True, "since": "2026-01-01"}
+    ]
     third = run(second, False, "2026-03-03")
     assert third["codex"]["checks"][0]["since"] == "2026-03-03"
     assert third["codex"]["checks"][0]["note"] == "why"
-    assert results.worse(second, third) == ["codex, chat: answer"]
+    assert results.worse(second, third) == ["codex, chat, scripted: answer"]
     assert results.worse(first, second) == []
+
+
+def test_a_server_that_had_no_turn_keeps_its_results() -> None:
+    def run(before: dict[str, Any], server: str) -> dict[str, Any]:
+        outcomes = {"openai": [Outcome(server, "chat", "answer", True, "")]}
+        return results.merged(before, outcomes, {"openai": "1"}, "2026-01-01", "0.1")
+
+    both = run(run({}, "smollm2"), "scripted")
+    assert [one["server"] for one in both["openai"]["checks"]] == ["scripted", "smollm2"]
+    assert run(both, "smollm2") == both
+    assert [one["server"] for one in run(run({}, "embedded"), "scripted")["openai"]["checks"]] == ["scripted"]

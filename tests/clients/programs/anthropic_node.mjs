@@ -1,20 +1,22 @@
 // The official Anthropic package for Node.
 import Anthropic from '@anthropic-ai/sdk';
 import { betaZodTool } from '@anthropic-ai/sdk/helpers/beta/zod';
+import { zodOutputFormat } from '@anthropic-ai/sdk/helpers/zod';
 import { z } from 'zod';
-import { FIRST, KEY, MODEL, QUESTION, TOOLS, Task, URL, check, ensure, expect, rejects } from './checks.mjs';
+import { FIRST, KEY, MODEL, QUESTION, TOOLS, Task, URL, WORDS, check, ensure, expect, rejects } from './checks.mjs';
 
 const client = new Anthropic({ baseURL: URL, apiKey: 'none', maxRetries: 0 });
 const asked = [{ role: 'user', content: QUESTION }];
 const tools = TOOLS.map(({ name, description, schema }) => ({ name, description, input_schema: schema }));
 const common = { model: MODEL, max_tokens: 4096 };
+const Key = z.object({ kind: z.literal('pass key'), number: z.number().int() });
 const words = (message) => message.content.filter((block) => block.type === 'text').map((block) => block.text).join('');
 
 await check('messages', 'answer', async () => {
   const answer = await client.messages.create({ ...common, messages: asked });
   expect(KEY, words(answer));
   ensure(answer.stop_reason === 'end_turn', answer.stop_reason);
-});
+}, WORDS);
 
 await check('messages', 'stream', async () => {
   const stream = client.messages.stream({ ...common, messages: asked });
@@ -23,7 +25,7 @@ await check('messages', 'stream', async () => {
   const whole = await stream.finalMessage();
   expect(KEY, text);
   ensure(whole.usage.output_tokens > 0, JSON.stringify(whole.usage));
-});
+}, WORDS);
 
 for (const streamed of [false, true]) {
   await check('messages', streamed ? 'tool loop, streamed' : 'tool loop', async () => {
@@ -57,6 +59,13 @@ await check('messages', 'tool runner', async () => {
   }));
   const messages = [{ role: 'user', content: task.prompt }];
   task.finish(words(await client.beta.messages.toolRunner({ ...common, messages, tools: made })));
+});
+
+await check('messages', 'structured output', async () => {
+  const made = await client.messages.parse({
+    ...common, max_tokens: 256, messages: asked, output_config: { format: zodOutputFormat(Key) },
+  });
+  ensure(made.parsed_output.number === Number(KEY), JSON.stringify(made.content));
 });
 
 await check('messages', 'thinking', async () => {

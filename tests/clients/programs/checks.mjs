@@ -3,14 +3,18 @@ import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-export const [URL, MODEL] = process.argv.slice(2, 4);
+export const [URL, MODEL, SERVER] = process.argv.slice(2, 5);
+export const [SCRIPTED, SMOLLM2, EMBEDDED] = ['scripted', 'smollm2', 'embedded'];
+export const BOTH = [SCRIPTED, SMOLLM2];
+export const WORDS = [SCRIPTED, EMBEDDED];
 const number = () => String(10_000 + Math.floor(Math.random() * 90_000));
 export const KEY = number();
 export const QUESTION = `The pass key is ${KEY}. What is the pass key?`;
 export const FIRST = 'What did I ask first?';
-const SECONDS = 60;
+const SECONDS = 180;
 
-export async function check(protocol, name, run) {
+export async function check(protocol, name, run, on = [SCRIPTED]) {
+  if (!on.includes(SERVER)) return;
   let trouble = '';
   let timer;
   const late = new Promise((_, reject) => {
@@ -69,6 +73,38 @@ export class Task {
     expect(this.key, answer);
   }
 }
+
+// The same work for a small model: its calls are forced, and each argument can be one thing only.
+export class ForcedTask extends Task {
+  constructor() {
+    super();
+    this.prompt = 'Read the file notes.txt, replace the word lantern with torch in it, and tell me its pass key.';
+  }
+
+  run(name, input) {
+    const { schema } = FORCED_TOOLS.find((tool) => tool.name === name);
+    for (const [member, { enum: values }] of Object.entries(schema.properties)) {
+      ensure(values[0] === input[member], JSON.stringify(input));
+    }
+    return super.run(name, { ...input, path: this.path });
+  }
+}
+export const ASK = 'What is the pass key?';
+
+const only = (values) => ({
+  type: 'object',
+  properties: Object.fromEntries(Object.entries(values).map(([name, value]) => [name, { type: 'string', enum: [value] }])),
+  required: Object.keys(values),
+  additionalProperties: false,
+});
+export const FORCED_TOOLS = [
+  { name: 'read_file', description: 'Read a file.', schema: only({ path: 'notes.txt' }) },
+  {
+    name: 'edit_file',
+    description: 'Replace a text in a file.',
+    schema: only({ path: 'notes.txt', old_text: 'lantern', new_text: 'torch' }),
+  },
+];
 
 const members = (...names) => ({
   type: 'object',

@@ -1,6 +1,7 @@
 """What the programs of this folder share. Each is run with its client's own Python: only the standard library is here.
 
-A program is called with the server's URL and the model's name. It prints one JSON object a line for each check.
+A program is called with the server's URL, the model's name and the server's name. It prints one JSON object a line for
+each check. A check belongs to one or several servers: the scripted model does all work well, real models prove words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-URL, MODEL = sys.argv[1:3]
+URL, MODEL, SERVER = sys.argv[1:4]
+SCRIPTED, SMOLLM2, EMBEDDED = "scripted", "smollm2", "embedded"
+BOTH = (SCRIPTED, SMOLLM2)
+WORDS = (SCRIPTED, EMBEDDED)
 KEY = f"{random.randrange(10_000, 100_000)}"
 QUESTION = f"The pass key is {KEY}. What is the pass key?"
 FIRST = "What did I ask first?"
@@ -32,11 +36,14 @@ SECONDS = 180
 _found: list[tuple[str, str, Callable[[], Any]]] = []
 
 
-def check(protocol: str, name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Register a function as one check: it passes if it returns."""
+def check(
+    protocol: str, name: str, on: tuple[str, ...] = (SCRIPTED,)
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Register a function as one check of the servers `on`: it passes if it returns."""
 
     def register(function: Callable[[], Any]) -> Callable[[], Any]:
-        _found.append((protocol, name, function))
+        if SERVER in on:
+            _found.append((protocol, name, function))
         return function
 
     return register
@@ -129,6 +136,34 @@ class Task:
         expect(self.key, answer)
 
 
+class ForcedTask(Task):
+    """The same work for a small model: its calls are forced, and each argument can be one thing only.
+
+    The calls are `read_file`, then `edit_file`. Their results are sent back, and ASK is asked, without tools to call.
+    """
+
+    ASK = "What is the pass key?"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = "Read the file notes.txt, replace the word lantern with torch in it, and tell me its pass key."
+
+    def run(self, name: str, arguments: dict[str, Any]) -> str:
+        """Run one of the two tools by its name; it must be called as its schema says."""
+        (schema,) = (schema for called, _, schema in FORCED_TOOLS if called == name)
+        assert arguments == {member: value["enum"][0] for member, value in schema["properties"].items()}, arguments
+        return super().run(name, {**arguments, "path": str(self.path)})
+
+
+def _only(**values: str) -> dict[str, Any]:
+    properties = {name: {"type": "string", "enum": [value]} for name, value in values.items()}
+    return {"type": "object", "properties": properties, "required": list(values), "additionalProperties": False}
+
+
+FORCED_TOOLS = [
+    ("read_file", "Read a file.", _only(path="notes.txt")),
+    ("edit_file", "Replace a text in a file.", _only(path="notes.txt", old_text="lantern", new_text="torch")),
+]
 READ_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"path": {"type": "string", "description": "The file."}},

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checks import FIRST, KEY, QUESTION, Task, check, expect
 
-_SECONDS = 80
+_SECONDS = 180
 
 
 def home() -> Path:
@@ -29,22 +30,27 @@ def command(
     Raises:
         AssertionError: it failed, or was not done in time.
     """
-    process = subprocess.Popen(
-        words,
-        cwd=folder,
-        env={**os.environ, "PWD": str(folder), **(more or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        raise AssertionError(f"no end after {seconds} s: ...{said[-400:]}") from None
+    # Its words go to a file: a daemon that has inherited a pipe would keep it open.
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**os.environ, "PWD": str(folder), **(more or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        trouble = ""
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            trouble = f"no end after {seconds} s"
+        out.seek(0)
+        said = out.read()
+    assert not trouble, f"{trouble}: ...{said[-400:]}"
     assert fails or process.returncode == 0, f"exit status {process.returncode}: ...{said[-400:]}"
     return said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import guidance
-from checks import FIRST, KEY, MODEL, QUESTION, SCHEMA, URL, check, expect, raises, run
+from checks import BOTH, FIRST, KEY, MODEL, QUESTION, SCHEMA, URL, WORDS, Task, check, expect, raises, run
 from guidance import assistant, gen, models, user
 from guidance.models.experimental import VLLMModel
 
@@ -17,7 +17,7 @@ def register(name: str, kind: Any, patterns: bool) -> None:
     def model(model_name: str = MODEL) -> Any:
         return kind(model_name, base_url=f"{URL}/v1", api_key="none", echo=False)
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         state = model()
         with user():
@@ -26,7 +26,7 @@ def register(name: str, kind: Any, patterns: bool) -> None:
             state += gen("answer")
         expect(KEY, state["answer"])
 
-    @check(protocol, "structured output")
+    @check(protocol, "structured output", on=BOTH)
     def _() -> None:
         state = model()
         with user():
@@ -37,7 +37,7 @@ def register(name: str, kind: Any, patterns: bool) -> None:
 
     if patterns:
 
-        @check(protocol, "regular expression")
+        @check(protocol, "regular expression", on=BOTH)
         def _() -> None:
             state = model()
             with user():
@@ -45,6 +45,18 @@ def register(name: str, kind: Any, patterns: bool) -> None:
             with assistant():
                 state += gen("answer", regex="[0-9]{5}")
             assert len(state["answer"]) == 5
+
+    @check(protocol, "tool loop")
+    def _() -> None:
+        task = Task()
+        state = model()
+        with user():
+            state += task.prompt
+        for _ in range(3):
+            with assistant():
+                state += gen(tools=[task.read_file, task.edit_file], tool_choice="auto")
+        task.finish(str(state).rpartition("The file is changed.")[2])
+        assert task.calls == ["read_file", "edit_file"]
 
     @check(protocol, "second turn")
     def _() -> None:

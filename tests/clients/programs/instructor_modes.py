@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import instructor
-from checks import KEY, MODEL, QUESTION, URL, check, raises, run
+from checks import BOTH, KEY, MODEL, QUESTION, URL, check, raises, run
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -33,7 +33,7 @@ for protocol, name in [
     ("responses", "RESPONSES_TOOLS"),
 ]:
 
-    @check(protocol, f"structured output, mode `{name}`")
+    @check(protocol, f"structured output, mode `{name}`", on=BOTH)
     def _(name: str = name) -> None:
         made = client(getattr(instructor.Mode, name)).chat.completions.create(
             model=MODEL, messages=ASKED, response_model=SubmitKey, max_retries=1
@@ -41,7 +41,7 @@ for protocol, name in [
         assert made.number == int(KEY)
 
 
-@check("chat", "structured output, streamed")
+@check("chat", "structured output, streamed", on=BOTH)
 def _() -> None:
     made = list(
         client(instructor.Mode.TOOLS).chat.completions.create_partial(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from checks import FIRST, KEY, MODEL, QUESTION, URL, Task, check, expect, raises, run
+from checks import FIRST, KEY, MODEL, QUESTION, URL, WORDS, Task, check, expect, raises, run
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -28,13 +28,13 @@ def words(message: AIMessage) -> str:
 def register(protocol: str, model: Any, methods: list[str]) -> None:
     """The same checks over one protocol; `methods` are those of `with_structured_output`."""
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         answer = model().invoke(QUESTION)
         expect(KEY, words(answer))
         assert answer.usage_metadata["total_tokens"] > 10
 
-    @check(protocol, "stream")
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         whole: Any = None
         for chunk in model().stream(QUESTION):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would be fetched
 
 import litellm
-from checks import FIRST, KEY, MODEL, QUESTION, TOOLS, URL, Task, check, expect, raises, run
+from checks import FIRST, KEY, MODEL, QUESTION, SCHEMA, TOOLS, URL, WORDS, Task, check, expect, raises, run
 from pydantic import BaseModel
 
 litellm.suppress_debug_info = True
@@ -33,11 +33,11 @@ def register(provider: str) -> None:
     protocol = f"chat, `{provider}/`"
     common: Any = {"model": f"{provider}/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none", "max_retries": 0}
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         expect(KEY, litellm.completion(messages=ASKED, **common).choices[0].message.content)
 
-    @check(protocol, "stream")
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         chunks = litellm.completion(messages=ASKED, stream=True, stream_options={"include_usage": True}, **common)
         expect(KEY, "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
@@ -92,11 +92,11 @@ def register_bridge(provider: str, api_base: str) -> None:
     def ask(**more: Any) -> Any:
         return asyncio.run(litellm.anthropic.messages.acreate(**common, **more))
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         expect(KEY, words(ask(messages=ASKED)))
 
-    @check(protocol, "stream")
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         async def read() -> str:
             stream: Any = await litellm.anthropic.messages.acreate(**common, messages=ASKED, stream=True)
@@ -134,12 +134,48 @@ register_bridge("hosted_vllm", f"{URL}/v1")
 register_bridge("anthropic", URL)
 
 
-@check("responses", "answer")
+@check("responses", "answer", on=WORDS)
 def _() -> None:
     made: Any = litellm.responses(
         model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key="none", input=QUESTION, max_retries=0
     )
     expect(KEY, [part.text for item in made.output if item.type == "message" for part in item.content])
+
+
+@check("responses", "tool loop")
+def _() -> None:
+    task = Task()
+    items: Any = [{"role": "user", "content": task.prompt}]
+    tools: Any = [
+        {"type": "function", "name": name, "description": text, "parameters": schema, "strict": True}
+        for name, text, schema in TOOLS
+    ]
+    while True:
+        made: Any = litellm.responses(
+            model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key="none", input=items, tools=tools, max_retries=0
+        )
+        items += [item.model_dump(exclude_none=True) for item in made.output]
+        calls = [item for item in made.output if item.type == "function_call"]
+        if not calls:
+            break
+        for call in calls:
+            result = task.run(call.name, json.loads(call.arguments))
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+    task.finish([part.text for item in made.output if item.type == "message" for part in item.content])
+
+
+@check("responses", "structured output")
+def _() -> None:
+    made: Any = litellm.responses(
+        model=f"openai/{MODEL}",
+        api_base=f"{URL}/v1",
+        api_key="none",
+        input=QUESTION,
+        text={"format": {"type": "json_schema", "name": "key", "schema": SCHEMA, "strict": True}},
+        max_retries=0,
+    )
+    (text,) = [part.text for item in made.output if item.type == "message" for part in item.content]
+    assert json.loads(text) == {"kind": "pass key", "number": int(KEY)}, text
 
 
 @check("completions", "answer")

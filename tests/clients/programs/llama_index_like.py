@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-from checks import FIRST, KEY, MODEL, QUESTION, URL, Task, check, expect, raises, run
+from checks import FIRST, KEY, MODEL, QUESTION, URL, WORDS, Task, check, expect, raises, run
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
@@ -36,12 +36,12 @@ def model(**more: Any) -> OpenAILike:
 ASKED = ChatMessage(role="user", content=QUESTION)
 
 
-@check("chat", "answer")
+@check("chat", "answer", on=WORDS)
 def _() -> None:
     expect(KEY, model().chat([ASKED]).message.content)
 
 
-@check("chat", "stream")
+@check("chat", "stream", on=WORDS)
 def _() -> None:
     expect(KEY, "".join(piece.delta or "" for piece in model().stream_chat([ASKED])))
 

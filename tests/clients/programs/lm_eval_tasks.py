@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from checks import MODEL, URL, check, run
+from checks import EMBEDDED, MODEL, SMOLLM2, URL, check, run
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
@@ -60,7 +61,7 @@ for name, text in TASKS.items():
 
 
 def evaluate(model: str, endpoint: str, task: str, **more: Any) -> dict[str, Any]:
-    """The metrics of one task."""
+    """The metrics of one task, and under `samples` what was asked and answered."""
     arguments = {"model": MODEL, "base_url": f"{URL}{endpoint}", "num_concurrent": 1, "max_retries": 1, **more}
     made: Any = simple_evaluate(
         model=model,
@@ -69,9 +70,9 @@ def evaluate(model: str, endpoint: str, task: str, **more: Any) -> dict[str, Any
         task_manager=TaskManager(include_path=str(FOLDER)),
         apply_chat_template="chat" in model,
         bootstrap_iters=0,
-        log_samples=False,
+        log_samples=True,
     )
-    return made["results"][task]
+    return {**made["results"][task], "samples": made["samples"][task]}
 
 
 TOKENIZERS = {
@@ -80,21 +81,56 @@ TOKENIZERS = {
 }
 for name, tokenizer in TOKENIZERS.items():
 
-    @check("completions", f"multiple choice, {name}")
+    @check("completions", f"multiple choice, {name}", on=(EMBEDDED,))
     def _(tokenizer: Any = tokenizer) -> None:
         made = evaluate("local-completions", "/v1/completions", "pass_key_choice", **tokenizer)
         assert made["acc,none"] == 1.0, made
 
-    @check("completions", f"perplexity, {name}")
+    @check("completions", f"perplexity, {name}", on=(EMBEDDED,))
     def _(tokenizer: Any = tokenizer) -> None:
         made = evaluate("local-completions", "/v1/completions", "pass_key_text", max_length=2048, **tokenizer)
         assert 1 < made["word_perplexity,none"] < 1e6, made
 
 
-@check("chat", "generation")
+@check("chat", "generation", on=(EMBEDDED, SMOLLM2))
 def _() -> None:
     made = evaluate("local-chat-completions", "/v1/chat/completions", "pass_key_words")
     assert made["exact_match,number"] == 1.0, made
+
+
+def log_likelihood(model: Any, context: list[int], continuation: list[int]) -> float:
+    """What transformers computes for the continuation of a context, in token ids."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model(torch.tensor([context + continuation[:-1]])).logits[0, -len(continuation) :]
+    return logits.float().log_softmax(-1).gather(1, torch.tensor(continuation)[:, None]).sum().item()
+
+
+@check("completions", "scores as transformers computes them", on=(SMOLLM2,))
+def _() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = os.environ["LONGREACH_CLIENT_TOKENIZER"]
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    settings = {"tokenizer_backend": "huggingface", "tokenizer": folder, "max_length": 2048}
+
+    choices = evaluate("local-completions", "/v1/completions", "pass_key_choice", **settings)
+    assert choices["acc,none"] == 1.0, choices
+    for sample in choices["samples"]:
+        asked = tokenizer(f"{sample['doc']['question']}\nAnswer:", add_special_tokens=False).input_ids
+        for key, told in zip(KEYS, sample["filtered_resps"], strict=True):
+            own = log_likelihood(model, asked, tokenizer(f" {key}", add_special_tokens=False).input_ids)
+            assert abs(float(told[0]) - own) < 0.02 * abs(own) + 0.05, (key, told, own)
+
+    text = evaluate("local-completions", "/v1/completions", "pass_key_text", custom_prefix_token_id=0, **settings)
+    own_sum = sum(
+        log_likelihood(model, [0], tokenizer(row["text"], add_special_tokens=False).input_ids) for row in ROWS
+    )
+    own_perplexity = math.exp(-own_sum / sum(len(row["text"].split()) for row in ROWS))
+    told_perplexity = text["word_perplexity,none"]
+    assert abs(told_perplexity / own_perplexity - 1) < 0.02, (told_perplexity, own_perplexity)
 
 
 run()

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from agents import (
     Agent,
+    ModelSettings,
     OpenAIChatCompletionsModel,
     Runner,
     function_tool,
     set_default_openai_client,
     set_tracing_disabled,
 )
-from checks import FIRST, KEY, MODEL, QUESTION, URL, Task, check, expect, raises, run
+from checks import BOTH, FIRST, KEY, MODEL, QUESTION, SMOLLM2, URL, ForcedTask, Task, check, expect, raises, run
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -40,11 +41,11 @@ def register(protocol: str, model: Any) -> None:
     def agent(**more: Any) -> Agent[Any]:
         return Agent(name="helper", instructions="Be brief.", model=model(), **more)
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=BOTH)
     def _() -> None:
         expect(KEY, Runner.run_sync(agent(), QUESTION).final_output)
 
-    @check(protocol, "stream")
+    @check(protocol, "stream", on=BOTH)
     def _() -> None:
         async def ask() -> Any:
             result = Runner.run_streamed(agent(), QUESTION)
@@ -71,7 +72,30 @@ def register(protocol: str, model: Any) -> None:
 
         task.finish(loop.run_until_complete(ask()))
 
-    @check(protocol, "structured output")
+    @check(protocol, "tool loop, calls forced", on=(SMOLLM2,))
+    def _() -> None:
+        task = ForcedTask()
+
+        def read_file(path: Literal["notes.txt"]) -> str:
+            """Read a file."""
+            return task.run("read_file", {"path": path})
+
+        def edit_file(path: Literal["notes.txt"], old_text: Literal["lantern"], new_text: Literal["torch"]) -> str:
+            """Replace a text in a file."""
+            return task.run("edit_file", {"path": path, "old_text": old_text, "new_text": new_text})
+
+        said: Any = [{"role": "user", "content": task.prompt}]
+        for function, choice in ((read_file, "read_file"), (edit_file, "required")):
+            forced = agent(
+                tools=[function_tool(function)],
+                model_settings=ModelSettings(tool_choice=choice, parallel_tool_calls=False),
+                tool_use_behavior="stop_on_first_tool",
+            )
+            said = Runner.run_sync(forced, said).to_input_list()
+        said.append({"role": "user", "content": task.ASK})
+        task.finish(Runner.run_sync(agent(model_settings=ModelSettings(max_tokens=24)), said).final_output)
+
+    @check(protocol, "structured output", on=BOTH)
     def _() -> None:
         assert Runner.run_sync(agent(output_type=Key), QUESTION).final_output.number == int(KEY)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import openai
 import outlines
-from checks import KEY, MODEL, QUESTION, URL, check, expect, raises, run
+from checks import BOTH, KEY, MODEL, QUESTION, URL, WORDS, check, expect, raises, run
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
@@ -21,25 +21,25 @@ def register(name: str, make: Any, patterns: bool) -> None:
     """The checks of one back end; `patterns` says whether it takes choices and regular expressions."""
     protocol = f"chat, `{name}`"
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         expect(KEY, make()(QUESTION))
 
-    @check(protocol, "stream")
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         expect(KEY, "".join(make().stream(QUESTION)))
 
-    @check(protocol, "structured output")
+    @check(protocol, "structured output", on=BOTH)
     def _() -> None:
         assert Key.model_validate_json(make()(QUESTION, Key)).number == int(KEY)
 
     if patterns:
 
-        @check(protocol, "choice")
+        @check(protocol, "choice", on=BOTH)
         def _() -> None:
             assert make()(QUESTION, Literal["yes", "no"]) in ("yes", "no")
 
-        @check(protocol, "regular expression")
+        @check(protocol, "regular expression", on=BOTH)
         def _() -> None:
             made = make()(QUESTION, outlines.regex("[0-9]{5}"))
             assert len(made) == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-from checks import FIRST, KEY, MODEL, QUESTION, URL, Task, check, expect, raises, run
+from checks import FIRST, KEY, MODEL, QUESTION, URL, WORDS, Task, check, expect, raises, run
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -31,11 +31,11 @@ def register(protocol: str, model: Any, native: bool) -> None:
     def agent(name: str = MODEL, **more: Any) -> Agent[Any, Any]:
         return Agent(model(name), retries=1, **more)
 
-    @check(protocol, "answer")
+    @check(protocol, "answer", on=WORDS)
     def _() -> None:
         expect(KEY, agent().run_sync(QUESTION).output)
 
-    @check(protocol, "stream")
+    @check(protocol, "stream", on=WORDS)
     def _() -> None:
         async def ask() -> str:
             async with agent().run_stream(QUESTION) as result:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from checks import MODEL, URL, run
-from cli import command, register
+from checks import KEY, MODEL, QUESTION, SCHEMA, URL, check, expect, run
+from cli import command, register, task_in_repository
 
 KINDS = [
     ("chat", "openai", {"OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": MODEL}),
@@ -32,6 +33,11 @@ def add(protocol: str, kind: str, settings: dict[str, str]) -> None:
         lambda prompt, folder: qwen(prompt, folder, "--continue"),
         unknown="gpt-unknown",
     )
+
+    @check(protocol, "structured output")
+    def _() -> None:
+        said = qwen(QUESTION, task_in_repository().folder, "--json-schema", json.dumps(SCHEMA))
+        expect(f'"number":{KEY}', said.replace(" ", ""))
 
 
 for one in KINDS:

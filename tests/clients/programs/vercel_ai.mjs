@@ -4,7 +4,7 @@ import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { Output, generateText, stepCountIs, streamText, tool } from 'ai';
 import { z } from 'zod';
-import { FIRST, KEY, MODEL, QUESTION, TOOLS, Task, URL, check, ensure, expect, rejects } from './checks.mjs';
+import { FIRST, KEY, MODEL, QUESTION, TOOLS, Task, URL, WORDS, check, ensure, expect, rejects } from './checks.mjs';
 
 globalThis.AI_SDK_LOG_WARNINGS = false;
 const settings = { baseURL: `${URL}/v1`, apiKey: 'none' };
@@ -29,7 +29,7 @@ for (const [protocol, make] of models) {
 
   await check(protocol, 'answer', async () => {
     expect(KEY, (await generateText({ ...common, prompt: QUESTION })).text);
-  });
+  }, WORDS);
 
   await check(protocol, 'stream', async () => {
     const result = streamText({ ...common, prompt: QUESTION, onError: () => {} });
@@ -40,7 +40,7 @@ for (const [protocol, make] of models) {
     }
     expect(KEY, text);
     ensure((await result.usage).outputTokens > 0, JSON.stringify(await result.usage));
-  });
+  }, WORDS);
 
   await check(protocol, 'tool loop', async () => {
     const task = new Task();

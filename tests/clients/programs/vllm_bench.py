@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from checks import MODEL, URL, check, run
+from checks import EMBEDDED, MODEL, SCRIPTED, URL, check, run
 from cli import command
 
 
@@ -31,7 +31,7 @@ for protocol, backend, endpoint in [
     ("responses", "openai-responses", "/v1/responses"),
 ]:
 
-    @check(protocol, "short prompts")
+    @check(protocol, "short prompts", on=(SCRIPTED, EMBEDDED))
     def _(backend: str = backend, endpoint: str = endpoint) -> None:
         bench(backend, endpoint, 100)
 

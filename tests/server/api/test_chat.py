@@ -173,6 +173,35 @@ def test_reasoning_is_told_apart(chat: LiveServer, tokenizer: Tokenizer) -> None
     assert choice.finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("setting", "members"),
+    [
+        ("reasoning_content", {"reasoning_content"}),
+        ("reasoning", {"reasoning"}),
+        ("both", {"reasoning_content", "reasoning"}),
+    ],
+)
+def test_reasoning_is_told_where_the_server_is_told_to(
+    make_server: Callable[..., LiveServer], tokenizer: Tokenizer, setting: str, members: set[str]
+) -> None:
+    def told(message: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in message.items() if name.startswith("reasoning")}
+
+    with make_server(template=TEMPLATE, reasoning_field=setting) as server:
+        says(server, tokenizer, "<think>\nHm, so.</think>\n\nHello!")
+        body = {"model": MODEL, "messages": HELLO}
+        whole = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert told(whole) == dict.fromkeys(members, "Hm, so.")
+        streamed: dict[str, str] = {}
+        for chunk in server.openai.chat.completions.create(**body, stream=True):
+            for name, piece in told(chunk.choices[0].delta.to_dict()).items():
+                streamed[name] = streamed.get(name, "") + piece
+        assert streamed == told(whole)
+        server.http.post("/v1/chat/completions", json={**body, "messages": [*HELLO, whole, *HELLO]}).raise_for_status()
+        says(server, tokenizer, "Hello!")
+        assert not told(server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"])
+
+
 def test_reasoning_that_is_cut_short_stays_reasoning(chat: LiveServer, tokenizer: Tokenizer) -> None:
     says(chat, tokenizer, "<think>on and on and on")
     [choice] = ask(chat, max_tokens=len(tokenizer.encode_here("<think>on and"))).choices

@@ -141,7 +141,8 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
                 more = ChatToolCall(index=self._calls_sent[index] - 1, function=FunctionCall(arguments=part.text))
                 found.append(ChatDelta(tool_calls=[more]))
             elif part.kind == "reasoning":
-                found.append(ChatDelta(reasoning_content=part.text))
+                older, newer = self._reasoning(part.text)
+                found.append(ChatDelta(reasoning_content=older, reasoning=newer))
             elif part.kind == "content":
                 found.append(ChatDelta(content=part.text))
         if not found and delta.logprobs:
@@ -158,16 +159,26 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
 
     def _choice(self, index: int, draft: _Draft) -> ChatChoice:
         assert draft.finish_reason is not None
+        older, newer = self._reasoning("".join(draft.reasoning))
         return ChatChoice(
             index=index,
             message=ChatMessage(
                 content="".join(draft.content) if draft.content or not draft.tool_calls else None,
-                reasoning_content="".join(draft.reasoning) or UNSET,
+                reasoning_content=older,
+                reasoning=newer,
                 tool_calls=draft.tool_calls or UNSET,
             ),
             logprobs=chat_logprobs(self._names, draft.logprobs) if self._body.logprobs else None,
             finish_reason=draft.finish_reason,
             token_ids=self._ids(draft.tokens),
+        )
+
+    def _reasoning(self, text: str) -> tuple[str | UnsetType, str | UnsetType]:
+        """`reasoning_content` and `reasoning`: those that `--reasoning-field` names tell `text`, if there is any."""
+        named = self._call.service.settings.reasoning_field
+        return (
+            text if text and named != "reasoning" else UNSET,
+            text if text and named != "reasoning_content" else UNSET,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], **more) -> ChatChunk:

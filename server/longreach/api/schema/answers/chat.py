@@ -1,7 +1,7 @@
 """What `/v1/chat/completions` answers: OpenAI's objects, once for the wire and for the schema.
 
-A member that is `UNSET` is left out; `reasoning_content` is vLLM's and DeepSeek's; `token_ids`, `prompt_token_ids` and
-`prompt_logprobs` are vLLM's.
+A member that is `UNSET` is left out; `reasoning_content` is DeepSeek's name of what vLLM calls `reasoning`;
+`token_ids`, `prompt_token_ids` and `prompt_logprobs` are vLLM's.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
@@ -70,6 +71,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 

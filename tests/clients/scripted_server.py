@@ -1,4 +1,4 @@
-"""The server that the programs talk to: `python -m tests.clients.server PORT FOLDER [SETTING=VALUE ...]`.
+"""The server that the programs talk to: `python -m tests.clients.scripted_server PORT FOLDER [SETTING=VALUE ...]`.
 
 Its HTTP side, template, tokenizer and parsers are the real ones; the engine is the tests' and plays `scripted_model`.
 FOLDER is where the model's files are put together: the embedded model's tokenizer with ChatML's two special tokens.
