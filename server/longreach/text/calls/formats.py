@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longreach.text.calls import deepseek, forced, glm, harmony, hermes, llama, mistral, xml_calls
 from longreach.text.calls.cursor import Cursor, Steps
@@ -24,6 +24,7 @@ class CallFormat:
         unmarked: an answer may also begin with calls without any mark.
         nests: what stands in a call may look like another one, as in the text of a file that is to be written. It may
             not where quotes would end the string that it stands in.
+        read_exact: reads what a grammar of ours lets follow, where `read` knows more; None where both are the same.
     """
 
     name: str
@@ -34,6 +35,12 @@ class CallFormat:
     evidence: tuple[tuple[str, ...], ...] = ()
     unmarked: bool = False
     nests: bool = False
+    read_exact: Callable[[Cursor, Offered, str], Steps[None]] | None = None
+
+    @property
+    def exact(self) -> CallFormat:
+        """The format as a grammar of ours has it."""
+        return self if self.read_exact is None else replace(self, read=self.read_exact)
 
     def is_seen_in(self, chat_template: str) -> bool:
         """Whether a chat template is of a model that writes calls so."""
@@ -102,6 +109,7 @@ MARKED = (
         llama.read,
         evidence=(('"parameters": ', "<|start_header_id|>"), ('"parameters": ', llama.OPEN)),
         unmarked=True,
+        read_exact=llama.read_exact,
     ),
 )
 
