@@ -211,6 +211,15 @@ SEEN = {
     "<|start_header_id|> '\"parameters\": '": "llama3_json",
     "<|start_header_id|> <tool_call> '\"parameters\": '": "hermes",
     "<|channel|>analysis<|message|>": "harmony",
+    "toolcall_begin_token = '<minimax:tool_call>'": "minimax_m2",
+    "<tool_calls> <tool_call>{{ name }}<tool_sep> <arg_key>": "hy_v3",
+    "<tool_calls> <tool_call>{{ name }}\\n```json": "hunyuan",
+    "<|start_of_role|> respond with <|tool_call|>": "granite",
+    "<|start_of_role|> <tool_call>": "hermes",
+    "'<|tool|>' + message['tools'] + '<|/tool|>'": "phi4_mini",
+    "<TOOLCALL>[": "toolcall",
+    "<|START_ACTION|>[": "cohere",
+    "'<|tools_prefix|>['": "apertus",
 }
 
 

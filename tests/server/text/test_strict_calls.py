@@ -38,6 +38,8 @@ MARKS = [
     "<tool_call>", "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]",
     "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>",
+    "<|tool_call|>", "<|/tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>",
+    "<tool_calls>", "</tool_calls>", "<tool_sep>", "<minimax:tool_call>", "</minimax:tool_call>",
 ]  # fmt: skip
 PLAIN = byte_level(QWEN)
 MARKED = byte_level(QWEN)
@@ -83,13 +85,22 @@ def call(form: CallFormat, name: str = "look", **arguments: Any) -> str:
     if "Bonn</" not in form.example and "Bonn\n</" not in form.example:
         text = form.example.replace('{"city": "Bonn"}', json.dumps(arguments, ensure_ascii=False))
     else:
-        start = form.example.index("<arg_key>" if form.name == "glm" else "<parameter=")
-        end = form.example.index("</tool_call>" if form.name == "glm" else "</function>")
-        one = form.example[start:end]
+        start, end = PARAMETERS[form.name]
+        before, _, rest = form.example.partition(start)
+        one, _, after = rest.partition(end)
         written = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-        values = "".join(one.replace("city", key).replace("Bonn", value) for key, value in written.items())
-        text = form.example[:start] + values + form.example[end:]
+        values = [start + one.replace("city", key).replace("Bonn", value) for key, value in written.items()]
+        text = before + "".join(values) + end + after
     return text.replace("look", name, 1)
+
+
+PARAMETERS = {
+    "qwen3_coder": ("<parameter=", "</function>"),
+    "seed_oss": ("<parameter=", "</function>"),
+    "glm": ("<arg_key>", "</tool_call>"),
+    "hy_v3": ("<arg_key>", "</tool_call>"),
+    "minimax_m2": ("<parameter name", "</invoke>"),
+}
 
 
 def listed(text: str) -> str:
@@ -274,7 +285,7 @@ EASY: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss", "glm"])
+@pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("case", range(len(EASY)))
 def test_values_in_tags_follow_their_schemas(name: str, case: int) -> None:
     schema, good, bad = EASY[case]

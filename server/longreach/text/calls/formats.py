@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from longreach.text.calls import deepseek, forced, glm, harmony, hermes, llama, mistral, xml_calls
+from longreach.text.calls import (
+    deepseek,
+    forced,
+    glm,
+    harmony,
+    hermes,
+    hunyuan,
+    listed,
+    llama,
+    minimax,
+    mistral,
+    xml_calls,
+)
 from longreach.text.calls.cursor import Cursor, Steps
 from longreach.text.calls.offered import Offered
 
@@ -57,6 +69,75 @@ MARKED = (
         xml_calls.read,
         evidence=(("<seed:tool_call>",),),
         nests=True,
+    ),
+    CallFormat(
+        "minimax_m2",
+        "MiniMax-M2",
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Bonn</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        (minimax.OPEN,),
+        minimax.read,
+        evidence=((minimax.OPEN,),),
+        nests=True,
+    ),
+    CallFormat(
+        "hy_v3",
+        "Hy3",
+        "<tool_calls>\n<tool_call>look<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>\n"
+        "</tool_calls>",
+        (hunyuan.OPEN, hunyuan.OPEN_SOURCE),
+        hunyuan.read_tags,
+        evidence=(("<tool_sep",),),
+        nests=True,
+    ),
+    CallFormat(
+        "hunyuan",
+        "Hunyuan A13B, and 0.5B to 7B",
+        '<tool_calls>[{"name": "look", "arguments": {"city": "Bonn"}}]</tool_calls>',
+        (hunyuan.OPEN,),
+        hunyuan.read,
+        evidence=((hunyuan.OPEN,),),
+    ),
+    CallFormat(
+        "granite",
+        "Granite 3.0 to 3.3",
+        '<|tool_call|>[{"name": "look", "arguments": {"city": "Bonn"}}]',
+        (listed.GRANITE, listed.HERMES),
+        listed.read_granite,
+        evidence=((listed.GRANITE, "<|start_of_role|>"),),
+    ),
+    CallFormat(
+        "phi4_mini",
+        "Phi-4-mini",
+        '<|tool_call|>[{"name": "look", "arguments": {"city": "Bonn"}}]<|/tool_call|>',
+        (listed.PHI, listed.FUNCTOOLS),
+        listed.read_phi,
+        evidence=(("<|tool|>",),),
+    ),
+    CallFormat(
+        "toolcall",
+        "Llama Nemotron, Nemotron Nano 2",
+        '<TOOLCALL>[{"name": "look", "arguments": {"city": "Bonn"}}]</TOOLCALL>',
+        (listed.TOOLCALL,),
+        listed.read_toolcall,
+        evidence=((listed.TOOLCALL,),),
+    ),
+    CallFormat(
+        "cohere",
+        "Command R7B, Command A",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": {"city": "Bonn"}}\n]'
+        "<|END_ACTION|>",
+        (listed.ACTION,),
+        listed.read_cohere,
+        evidence=((listed.ACTION,),),
+    ),
+    CallFormat(
+        "apertus",
+        "Apertus",
+        '<|tools_prefix|>[{"look": {"city": "Bonn"}}]<|tools_suffix|>',
+        (listed.PREFIX,),
+        listed.read_apertus,
+        evidence=((listed.PREFIX,),),
     ),
     CallFormat(
         "qwen3_coder",

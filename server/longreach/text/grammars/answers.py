@@ -19,7 +19,13 @@ from longreach.text.grammars.json_formats import Marked
 from longreach.text.grammars.written import Written, plain
 
 _HARMONY, _UNMARKED = "harmony", "llama3_json"
-_TAGS = {"qwen3_coder": tag_formats.QWEN, "seed_oss": tag_formats.SEED, "glm": tag_formats.GLM}
+_TAGS = {
+    "qwen3_coder": tag_formats.QWEN,
+    "seed_oss": tag_formats.SEED,
+    "glm": tag_formats.GLM,
+    "minimax_m2": tag_formats.MINIMAX,
+    "hy_v3": tag_formats.GLM,
+}
 # By the names of the formats.
 _MARKED: Mapping[str, Callable[[Sequence[Callee], Written, bool], Marked]] = {
     "hermes": json_formats.hermes,
@@ -28,6 +34,14 @@ _MARKED: Mapping[str, Callable[[Sequence[Callee], Written, bool], Marked]] = {
     "qwen3_coder": tag_formats.qwen3_coder,
     "seed_oss": tag_formats.seed_oss,
     "glm": tag_formats.glm,
+    "minimax_m2": tag_formats.minimax_m2,
+    "hy_v3": tag_formats.hy_v3,
+    "hunyuan": json_formats.hunyuan,
+    "granite": json_formats.granite,
+    "phi4_mini": json_formats.phi4_mini,
+    "toolcall": json_formats.toolcall,
+    "cohere": json_formats.cohere,
+    "apertus": json_formats.apertus,
     _UNMARKED: llama.llama3_json,
 }
 _TOKENS = ["TEXT: /(?s:.+)/", "BLANK: /[ \\t\\r\\n]+/"]

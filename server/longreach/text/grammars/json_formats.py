@@ -66,10 +66,71 @@ def deepseek(callees: Sequence[Callee], written: Written, parallel: bool) -> Mar
     )
 
 
-def choice(rule: str, callees: Sequence[Callee], before: str, after: str, more: str = "") -> str:
+def granite(callees: Sequence[Callee], written: Written, parallel: bool) -> Marked:
+    """`<|tool_call|>[{"name": ..., "arguments": {...}}]`, or the same behind `<tool_call>`."""
+    rules = _list(callees, parallel)
+    return Marked({"<|tool_call|>": "list", "<tool_call>": "list"}, None, rules)
+
+
+def phi4_mini(callees: Sequence[Callee], written: Written, parallel: bool) -> Marked:
+    """`<|tool_call|>[{...}]<|/tool_call|>`, or `functools[{...}]`."""
+    rules = [*_list(callees, parallel), f"closed: (list | function) {written.mark('<|/tool_call|>')}"]
+    return Marked({"<|tool_call|>": "closed", "functools[": "rest"}, None, rules)
+
+
+def toolcall(callees: Sequence[Callee], written: Written, parallel: bool) -> Marked:
+    """`<TOOLCALL>[{...}]</TOOLCALL>`."""
+    rules = [*_list(callees, parallel), f"closed: list {written.mark('</TOOLCALL>')}"]
+    return Marked({"<TOOLCALL>": "closed"}, None, rules)
+
+
+def cohere(callees: Sequence[Callee], written: Written, parallel: bool) -> Marked:
+    """`<|START_ACTION|>[{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`."""
+    before = '"tool_name": "{name}", "parameters": '
+    rules = [
+        *_list(callees, parallel, choice("function", callees, before, "}", begin='"{" number?')),
+        'number: "\\"tool_call_id\\": \\"" /[0-9]+/ "\\", "',
+        f"closed: list {written.mark('<|END_ACTION|>')}",
+    ]
+    return Marked({"<|START_ACTION|>": "closed"}, None, rules)
+
+
+def apertus(callees: Sequence[Callee], written: Written, parallel: bool) -> Marked:
+    """`<|tools_prefix|>[{NAME: {...}}]<|tools_suffix|>`."""
+    rules = [
+        *_list(callees, parallel, choice("function", callees, '{{"{name}": ', "}")),
+        f"closed: list {written.mark('<|tools_suffix|>')}",
+    ]
+    return Marked({"<|tools_prefix|>": "closed"}, None, rules)
+
+
+def hunyuan(callees: Sequence[Callee], written: Written, parallel: bool) -> Marked:
+    """`<tool_calls>[{...}]</tool_calls>`, or calls in marks of their own with fenced blocks of JSON."""
+    more = ' ("\\n"? call)*' if parallel else ""
+    begin, end = written.mark("<tool_call>"), written.mark("</tool_call>")
+    rules = [
+        *_list(callees, parallel),
+        f'closed: (list | call{more} "\\n"?) {written.mark("</tool_calls>")}',
+        f"call: {begin} fenced {end}",
+        named("fenced", callees, ' "\\n```json\\n" ', ' "\\n```"'),
+    ]
+    return Marked({"<tool_calls>": "closed"}, None, rules)
+
+
+def _list(callees: Sequence[Callee], parallel: bool, function: str | None = None) -> list[str]:
+    """Rules of a `list` of functions, and of the `rest` of it behind the bracket."""
+    more = ' ("," BLANK? function BLANK?)*' if parallel else ""
+    return [
+        'list: BLANK? "[" rest',
+        f'rest: BLANK? function BLANK?{more} "]"',
+        function or choice("function", callees, '{{"name": "{name}", "arguments": ', "}"),
+    ]
+
+
+def choice(rule: str, callees: Sequence[Callee], before: str, after: str, more: str = "", begin: str = "") -> str:
     """A rule of one function's call as JSON, between two texts; the first has a place for the name."""
     ways = [
-        f"{literal(before.format(name=one.name))} {one.arguments} {literal(after) if after else ''}{more}"
+        f"{begin} {literal(before.format(name=one.name))} {one.arguments} {literal(after) if after else ''}{more}"
         for one in callees
     ]
     return f"{rule}: {' | '.join(ways)}"
