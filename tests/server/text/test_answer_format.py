@@ -60,6 +60,36 @@ def test_parts_do_not_depend_on_the_pieces(text: str, cuts: list[int]) -> None:
     assert whole_and_written(QWEN, text, cuts) == EXAMPLES[text]
 
 
+COHERE = AnswerFormat.seen_in("<|START_THINKING|> <|START_ACTION|>")
+HUNYUAN = AnswerFormat.seen_in("<think> <answer> <tool_calls>")
+ACTION, LISTED = format_named("cohere").example, format_named("hunyuan").example
+FRAMED: list[tuple[AnswerFormat, str, list[tuple[str, ...]]]] = [
+    (COHERE, "<|START_RESPONSE|>Yes. <|END_RESPONSE|>", [("content", "Yes.")]),
+    (
+        COHERE,
+        "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>",
+        [("reasoning", "hm"), ("content", "Yes")],
+    ),
+    (COHERE, f"<|START_THINKING|>hm<|END_THINKING|>{ACTION}", [("reasoning", "hm"), CALL]),
+    (COHERE, "So <|START_RESPONSE|> is it", [("content", "So <|START_RESPONSE|> is it")]),
+    (HUNYUAN, "<think>\nhm\n</think>\n<answer>\nYes\n</answer>\n", [("reasoning", "hm\n"), ("content", "Yes")]),
+    (HUNYUAN, f"<think>\n\n</think>\n<answer>{LISTED}\n</answer>", [CALL]),
+    (HUNYUAN, f"<answer>I look.\n{LISTED}</answer>", [("content", "I look."), CALL]),
+    (HUNYUAN, "<answer>a</answer> b</answer>", [("content", "a</answer> b")]),
+    (HUNYUAN, "<answer>Write </answer", [("content", "Write </answer")]),
+    (HUNYUAN, "a <answer>b</answer>", [("content", "a <answer>b</answer>")]),
+    (QWEN, "<answer>b</answer>", [("content", "<answer>b</answer>")]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(FRAMED)))
+@given(cuts=CUTS)
+def test_marks_around_words_are_no_part_of_them(case: int, cuts: list[int]) -> None:
+    form, text, parts = FRAMED[case]
+    assert whole_and_written(form, text, cuts) == parts
+    assert read(form.reader(PROMPT), text, cuts)[-1] == parts[-1] or CALL in parts
+
+
 def test_reasoning_may_have_been_opened_by_the_prompt() -> None:
     form, opened = QWEN, [("reasoning", "hm"), ("content", "yes")]
     assert whole_and_written(form, "hm</think>yes", [], PROMPT + "<think>\n") == opened
