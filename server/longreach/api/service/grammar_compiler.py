@@ -126,10 +126,14 @@ class GrammarCompiler:
         """
         try:
             # Unlike orjson it writes integers of any size.
-            question = json.dumps([kind, source], ensure_ascii=False, separators=(",", ":")).encode()
+            question = _encoded([kind, source])
         except (RecursionError, ValueError) as error:
             raise _refused(field, f"cannot be written as JSON ({error})", "invalid_value") from None
-        if len(question) > self._max_bytes:
+        # Of a grammar of calls, what the caller wrote is counted.
+        given = question
+        if kind == "calls" and not isinstance(source, str):
+            given = _encoded([source["form"], source["schemas"]])
+        if len(given) > self._max_bytes:
             raise _refused(field, f"must have at most {self._max_bytes} bytes", "grammar_too_large")
         name = hashlib.sha256(question).digest()
         if name in self._known:
@@ -192,6 +196,10 @@ class GrammarCompiler:
             why = f"takes more than {self._seconds} s or {_CHILD_MEMORY_BYTES >> 20} MiB to compile"
             return _Verdict(error=why, code="grammar_too_complex")
         raise RuntimeError(f"the process that compiles grammars ended with status {status}")
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _refused(field: str, why: str, code: str) -> InvalidRequestError:
