@@ -83,11 +83,11 @@ FRAMED: list[tuple[AnswerFormat, str, list[tuple[str, ...]]]] = [
 
 
 @pytest.mark.parametrize("case", range(len(FRAMED)))
-@given(cuts=CUTS)
-def test_marks_around_words_are_no_part_of_them(case: int, cuts: list[int]) -> None:
+def test_marks_around_words_are_no_part_of_them(case: int) -> None:
     form, text, parts = FRAMED[case]
-    assert whole_and_written(form, text, cuts) == parts
-    assert read(form.reader(PROMPT), text, cuts)[-1] == parts[-1] or CALL in parts
+    for cuts in ([], [*range(len(text))], [*range(0, len(text), 3)]):
+        assert whole_and_written(form, text, cuts) == parts
+        assert CALL in parts or read(form.reader(PROMPT), text, cuts) == parts
 
 
 def test_reasoning_may_have_been_opened_by_the_prompt() -> None:
@@ -159,7 +159,7 @@ RAW = (
     '{"big": 18446744073709551616,  "f": 1.10, "e": 1E5, "a": 1, "a": 2, '
     '"s": " \\u00e9 </tool_call> [/x] ", "o": {"x": []}}'
 )
-JSON_FORMS = [form for form in FORMATS if not form.nests or form is HARMONY]
+JSON_FORMS = [form for form in FORMATS if (not form.nests and form.name != "olmo3") or form is HARMONY]
 
 
 @pytest.mark.parametrize("form", JSON_FORMS, ids=lambda form: form.name)
@@ -247,6 +247,7 @@ SEEN = {
     "<|start_of_role|> respond with <|tool_call|>": "granite",
     "<|start_of_role|> <tool_call>": "hermes",
     "'<|tool|>' + message['tools'] + '<|/tool|>'": "phi4_mini",
+    "<function_calls>": "olmo3",
     "<TOOLCALL>[": "toolcall",
     "<|START_ACTION|>[": "cohere",
     "'<|tools_prefix|>['": "apertus",

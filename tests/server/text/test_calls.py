@@ -131,6 +131,37 @@ def test_references_of_a_schema_are_followed(schema: dict[str, Any], written: st
     assert json_of("7", schema, "a") == written
 
 
+PYTHONIC = {
+    "'a, \\'b\\') \\n'": "a, 'b') \n",
+    '"é \\u00e9 </function_calls>"': "é é </function_calls>",
+    "18446744073709551617": 18446744073709551617,
+    "-2": -2,
+    "-1.5e3": -1500.0,
+    "[1, 'a', None, True, [], {'b': {\"c\": false}}]": [1, "a", None, True, [], {"b": {"c": False}}],
+    "null": None,
+}
+NOT_PYTHONIC = [
+    *("Bonn", "[1", "(1, 2)", "{1: 2}", "{**a}", "1 + 2", "f'a'", "b'a'", "1e999", "-True", "'\\ud83d'", "", "..."),
+    *("2j", "[-False]", "~1"),
+]
+
+
+@pytest.mark.parametrize("text", PYTHONIC)
+def test_python_s_literals_are_json(text: str) -> None:
+    call = f"<function_calls>\nlook(city={text}, days = 1)\n</function_calls>"
+    [(kind, name, arguments)] = told("olmo3", call)
+    assert (kind, name, json.loads(arguments)) == ("call", "look", {"city": PYTHONIC[text], "days": 1})
+
+
+@pytest.mark.parametrize("text", [*NOT_PYTHONIC, "[" * 300 + "]" * 300, "1" * 5000])
+def test_what_is_no_literal_is_no_call(text: str) -> None:
+    call = f"<function_calls>\nlook(city={text})\n</function_calls>"
+    assert told_whole("olmo3", call) == [("content", call)]
+    for call in ("look(1)", "look(city=1, city=2)", "look(city=1", "look(city=1) or", "look"):
+        whole = f"<function_calls>{call}</function_calls>"
+        assert told_whole("olmo3", whole) == [("content", whole)]
+
+
 VARIANTS = {
     "deepseek": [
         (
@@ -180,6 +211,7 @@ VARIANTS = {
     "cohere": [
         '<|START_ACTION|>[{"tool_name": "look", "parameters": {}}, {"tool_name": "add"}]<|END_ACTION|>',
     ],
+    "olmo3": ["<function_calls>\nlook( )\nadd()\n</function_calls>", "<function_calls>look() add()</function_calls>"],
     "apertus": ['<|tools_prefix|>[{"look": {}}, {"add": {}}]<|tools_suffix|>'],
     "harmony": [
         (

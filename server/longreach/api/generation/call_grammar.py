@@ -41,6 +41,11 @@ class Vocabulary:
     token_ids: Mapping[str, int]
     ends: Sequence[int]
 
+    @classmethod
+    def of(cls, added_ids: Mapping[str, int], ends: Sequence[int], size: int) -> Vocabulary:
+        """Those of `added_ids` that a model with `size` tokens can draw."""
+        return cls({text: id_ for text, id_ in added_ids.items() if id_ < size}, ends)
+
 
 def strict_functions(turn: ChatTurn, *, asked: bool = False) -> set[str]:
     """The functions whose arguments have to follow their schemas where the model may choose to call: those with

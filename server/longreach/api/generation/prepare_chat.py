@@ -111,7 +111,8 @@ async def _calls_grammar(call: Call[Any], turn: ChatTurn, prompt: str, begun: st
     are free, and so are all of them where the whole grammar cannot be compiled.
     """
     service, grammars = call.service, call.service.grammars
-    vocabulary = Vocabulary(call.tokenizer.added_ids, call.engine.info.eos_token_ids)
+    info = call.engine.info
+    vocabulary = Vocabulary.of(call.tokenizer.added_ids, info.eos_token_ids, info.vocab_size)
 
     async def compiled(strict: set[str]) -> str:
         question = calls_question(turn, service.chat.format, prompt, vocabulary, strict, begun)

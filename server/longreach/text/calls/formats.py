@@ -16,6 +16,7 @@ from longreach.text.calls import (
     llama,
     minimax,
     mistral,
+    pythonic,
     xml_calls,
 )
 from longreach.text.calls.cursor import Cursor, Steps
@@ -97,6 +98,14 @@ MARKED = (
         (hunyuan.OPEN,),
         hunyuan.read,
         evidence=((hunyuan.OPEN,),),
+    ),
+    CallFormat(
+        "olmo3",
+        "OLMo 3",
+        '<function_calls>\nlook(city="Bonn")\n</function_calls>',
+        (pythonic.OPEN,),
+        pythonic.read,
+        evidence=((pythonic.OPEN,),),
     ),
     CallFormat(
         "granite",
