@@ -37,10 +37,11 @@ def calls_table() -> str:
 
 def reasoning_table() -> str:
     """A row for each kind of marks."""
-    lines = ["| begins | ends | models |", "|---|---|---|"]
+    lines = ["| begins | ends | words may stand between | models |", "|---|---|---|---|"]
     for marks in REASONING:
         opens, closes = (", ".join(map(_code, texts)) for texts in (marks.opens, marks.closes))
-        lines.append(f"| {opens} | {closes} | {marks.models} |")
+        frames = ", ".join(f"{_code(begin)} and {_code(end)}" for begin, end in marks.frames)
+        lines.append(f"| {opens} | {closes} | {frames} | {marks.models} |")
     return "\n".join(lines) + "\n"
 
 

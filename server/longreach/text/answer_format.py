@@ -12,11 +12,13 @@ A model without marks answers in words alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from longreach.text.answer_reader import AnswerReader
 from longreach.text.call_or_answer_reader import CallOrAnswerReader
 from longreach.text.calls.formats import FORMATS, HARMONY, LISTED, NAMED, CallFormat, format_named
+from longreach.text.calls.harmony import START
 from longreach.text.calls.offered import NewId, Offered, openai_id
 from longreach.text.harmony_reader import HarmonyReader
 from longreach.text.reasoning import ReasoningMarks, reasoning_marks
@@ -90,13 +92,20 @@ class AnswerFormat:
         return not self.is_plain and (with_tools or not only_calls)
 
     def reader(
-        self, prompt: str, tools: Sequence[Mapping[str, Any]] = (), whole: bool = False, begun: str | None = None
+        self,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        whole: bool = False,
+        begun: str | None = None,
+        *,
+        followed: bool = False,
     ) -> AnswerReader:
         """A reader for one answer to `prompt`, which may call `tools`.
 
         Arguments:
             whole: as in `AnswerReader`.
             begun: what the message already says that the answer goes on with; None if it begins one.
+            followed: the answer follows the grammar `words_and_calls`.
         """
         offered, continues = Offered(tools, self.new_id), begun is not None
         if self.template is not None:
@@ -105,14 +114,24 @@ class AnswerFormat:
         if self.calls is HARMONY:
             return HarmonyReader(prompt, offered, whole=whole, continues=continues)
         reasons = self.reasoning is not None and self.reasoning.opened_by(prompt, begun)
-        return AnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole, continues=continues)
+        calls = self.calls.exact if followed and self.calls is not None else self.calls
+        return AnswerReader(self.reasoning, calls, offered, reasons=reasons, whole=whole, continues=continues)
+
+    def begun_message(self, prompt: str) -> str:
+        """In harmony, what the prompt has of the message that the answer goes on with; else nothing."""
+        return prompt.rpartition(START)[2] if self.calls is HARMONY else ""
 
     def call_or_answer_reader(
         self, prompt: str, tools: Sequence[Mapping[str, Any]], whole: bool = False
-    ) -> CallOrAnswerReader:
-        """A reader for one answer to `prompt` whose grammar is that of `call_grammars.call_or_answer`."""
-        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
+    ) -> AnswerReader:
+        """A reader for one answer to `prompt` whose grammar is `call_or_answer`."""
         offered = Offered(tools, self.new_id)
+        if self.calls is HARMONY:
+            return HarmonyReader(prompt, offered, whole=whole, formed=True)
+        reasons = self.reasoning is not None and self.reasoning.opened_by(prompt)
+        if self.calls is not None and self.calls.unmarked:
+            calls = replace(self.calls.exact, opens=())  # an answer calls at its beginning or nowhere
+            return AnswerReader(self.reasoning, calls, offered, reasons=reasons, whole=whole)
         return CallOrAnswerReader(self.reasoning, self.calls, offered, reasons=reasons, whole=whole)
 
     def forced_reader(self, tools: Sequence[Mapping[str, Any]], *, named: bool, whole: bool = False) -> AnswerReader:

@@ -48,6 +48,7 @@ class AnswerReader:
         self._fresh = True  # nothing has been looked for since the beginning or the last reasoning
         self._called = False  # a call has come since the last word
         self._space = ""  # behind the last word; the space around calls is no part of an answer that ends with them
+        self._frame = ""  # the mark that ends the words
         self._told = 0  # the text up to this place has been told as a call's
         self._steps = self._read()
 
@@ -79,11 +80,17 @@ class AnswerReader:
                 yield from self._read_calls(self._calls, "")
             calls = () if self._calls is None else self._calls.opens
             reasoning = () if self._reasoning is None or not self._silent else self._reasoning.opens
+            frames = self._frames()
             at = cursor.at
-            text, mark = cursor.words(*calls, *reasoning)
+            text, mark = cursor.words(*calls, *reasoning, *frames)
             yield from self._words(text, at)
             if mark in calls and self._calls is not None:
                 yield from self._read_calls(self._calls, mark)
+            elif mark and mark == self._frame:
+                yield from self._end_frame()
+            elif mark in frames and self._silent:
+                cursor.take(len(mark))
+                self._frame = frames[mark]
             elif mark and self._silent:
                 cursor.take(len(mark))
                 yield from self._read_reasoning()
@@ -96,11 +103,30 @@ class AnswerReader:
         text = self._space + text[max(self._told - at, 0) :]
         if self._trims and not self._spoke:
             text = text.lstrip()
-        words = text if self._calls is None else text.rstrip(BLANK)
+        words = text if self._calls is None and not self._frame else text.rstrip(BLANK)
         self._space = text[len(words) :]
         if words:
             self._spoke, self._silent, self._called = True, False, False
             yield Part("content", words)
+
+    def _frames(self) -> dict[str, str]:
+        """The marks that may begin the words, and those that then end them; or the one that does."""
+        if self._frame:
+            return {self._frame: ""}
+        return dict(self._reasoning.frames) if self._reasoning is not None and self._silent else {}
+
+    def _end_frame(self) -> Steps[None]:
+        """Read the mark that ends the words, and what stands behind it: words where that is more than blank space."""
+        cursor, at = self._cursor, self._cursor.at
+        cursor.mark()
+        cursor.take(len(self._frame))
+        yield from cursor.blank()
+        text = cursor.kept()
+        cursor.forget()
+        if cursor.is_over:
+            self._space = ""
+        else:
+            yield from self._words(text, at)
 
     def _last_space(self) -> Steps[None]:
         if self._space and not self._called:

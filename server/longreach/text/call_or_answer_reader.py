@@ -8,7 +8,7 @@ from longreach.text.reasoning import ReasoningMarks
 
 
 class CallOrAnswerReader(AnswerReader):
-    """Reads one answer whose grammar is that of `call_grammars.call_or_answer`.
+    """Reads one answer whose grammar is that of `call_or_answer`.
 
     Behind its reasoning, an answer that does not begin with a mark of calls has none: what looks like a call within it,
     as in a string of a JSON answer, is words.

@@ -14,12 +14,19 @@ _MARKS = (START, CHANNEL, MESSAGE, *_ENDS)
 
 class HarmonyReader(AnswerReader):
     """Reads one answer to `prompt`: reasoning in the channel `analysis`, calls by their recipient, and words in all
-    other channels. What is no message, and a call that cannot be read, is words to the character."""
+    other channels. What is no message, and a call that cannot be read, is words to the character.
 
-    def __init__(self, prompt: str, offered: Offered, *, whole: bool = False, continues: bool = False) -> None:
+    With `formed`, the grammar `call_or_answer` is followed: a message in the channel `final` is the last one, whatever
+    its text shows.
+    """
+
+    def __init__(
+        self, prompt: str, offered: Offered, *, whole: bool = False, continues: bool = False, formed: bool = False
+    ) -> None:
         super().__init__(None, HARMONY, offered, whole=whole, continues=continues)
         self._calls = HARMONY
         self._trims = not continues
+        self._formed = formed
         self._begun = prompt.rpartition(START)[2]  # of the message that the answer goes on with
 
     def _read(self) -> Steps[None]:
@@ -65,9 +72,10 @@ class HarmonyReader(AnswerReader):
         if header.channel == "analysis":
             yield from self._tell_reasoning(_ENDS, START)
             return
+        marks = (*_ENDS, START) if not self._formed else ()
         while not cursor.is_over:
             at = cursor.at
-            text, mark = cursor.words(*_ENDS, START)
+            text, mark = cursor.words(*marks)
             yield from self._words(text, at)
             if mark:
                 cursor.take(len(mark) if mark in _ENDS else 0)

@@ -82,21 +82,51 @@ def test_reasoning_that_the_prompt_begins_is_part_of_the_answer(
         assert choice.message.to_dict()["reasoning_content"] == "Hm."
         assert choice.finish_reason == "tool_calls"
         main = json.loads(chat.engine.requests[0].grammar or "")["grammars"][0]["lark_grammar"]
-        assert main.startswith("start: thought (calls | @answer)")
+        assert main.startswith("start: thought BLANK? (calls | @answer)")
+
+
+LLAMA = '<|start_header_id|> "parameters": '
+HARMONY = "<|channel|><|message|>"
+FINAL = '<|channel|>final <|constrain|>json<|message|>{"n": "<|call|>"}'
 
 
 @pytest.mark.parametrize(
-    "shown",
-    ['<|start_header_id|> "parameters": ', "<|channel|><|message|>"],
+    ("shown", "text", "content", "calls"),
+    [
+        (LLAMA, '{"name": "weather", "parameters": {"city": "Bonn"}}', None, 1),
+        (LLAMA, '<|python_tag|>{"name": "weather", "parameters": {"city": "Bonn"}}', None, 1),
+        (LLAMA, '{"n": "<|python_tag|>{\\"name\\": "}', '{"n": "<|python_tag|>{\\"name\\": "}', 0),
+        (HARMONY, f"<|channel|>analysis<|message|>Hm.<|call|><|start|>assistant{FINAL}", '{"n": "<|call|>"}', 0),
+        (HARMONY, '<|channel|>commentary to=functions.weather <|message|>{"city": "Bonn"}', None, 1),
+    ],
 )
-def test_formats_that_no_grammar_can_tell_from_an_answer_are_refused(
-    make_server: Callable[..., LiveServer], shown: str
+def test_formats_without_a_mark_of_calls_may_have_a_form(
+    make_server: Callable[..., LiveServer],
+    tokenizer: Tokenizer,
+    shown: str,
+    text: str,
+    content: str | None,
+    calls: int,
 ) -> None:
-    template = TEMPLATE.replace("tool_call>", "call>")
+    template = TEMPLATE.replace("tool_call>", "call>").replace("assistant\n{%", "assistant{%")
     with make_server(template=f"{template}{{# {shown} #}}") as chat:
-        with pytest.raises(openai.BadRequestError, match=r"cannot be set together with `tools`") as refused:
-            ask(chat, tools=[WEATHER], response_format=FORM)
-        assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_value")
+        says(chat, tokenizer, text)
+        [choice] = ask(chat, tools=[WEATHER], response_format=FORM).choices
+        assert (choice.message.content, len(choice.message.tool_calls or [])) == (content, calls)
+        assert "@answer" in (chat.engine.requests[0].grammar or "")
+
+
+def test_forms_that_no_grammar_can_tell_from_a_call_are_refused(make_server: Callable[..., LiveServer]) -> None:
+    template = TEMPLATE.replace("tool_call>", "call>")
+    forms: list[tuple[dict[str, Any], str]] = [
+        ({"response_format": {"type": "json_object"}}, "could be a call of a tool"),
+        ({"extra_body": {"regex": "a"}}, "cannot be set together with `tools`"),
+    ]
+    with make_server(template=f"{template}{{# {LLAMA} #}}") as chat:
+        for fields, words in forms:
+            with pytest.raises(openai.BadRequestError, match=words) as refused:
+                ask(chat, tools=[WEATHER], **fields)
+            assert refused.value.param == ("regex" if "extra_body" in fields else "response_format")
         assert not chat.engine.requests
 
 

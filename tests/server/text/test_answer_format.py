@@ -60,6 +60,36 @@ def test_parts_do_not_depend_on_the_pieces(text: str, cuts: list[int]) -> None:
     assert whole_and_written(QWEN, text, cuts) == EXAMPLES[text]
 
 
+COHERE = AnswerFormat.seen_in("<|START_THINKING|> <|START_ACTION|>")
+HUNYUAN = AnswerFormat.seen_in("<think> <answer> <tool_calls>")
+ACTION, LISTED = format_named("cohere").example, format_named("hunyuan").example
+FRAMED: list[tuple[AnswerFormat, str, list[tuple[str, ...]]]] = [
+    (COHERE, "<|START_RESPONSE|>Yes. <|END_RESPONSE|>", [("content", "Yes.")]),
+    (
+        COHERE,
+        "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>",
+        [("reasoning", "hm"), ("content", "Yes")],
+    ),
+    (COHERE, f"<|START_THINKING|>hm<|END_THINKING|>{ACTION}", [("reasoning", "hm"), CALL]),
+    (COHERE, "So <|START_RESPONSE|> is it", [("content", "So <|START_RESPONSE|> is it")]),
+    (HUNYUAN, "<think>\nhm\n</think>\n<answer>\nYes\n</answer>\n", [("reasoning", "hm\n"), ("content", "Yes")]),
+    (HUNYUAN, f"<think>\n\n</think>\n<answer>{LISTED}\n</answer>", [CALL]),
+    (HUNYUAN, f"<answer>I look.\n{LISTED}</answer>", [("content", "I look."), CALL]),
+    (HUNYUAN, "<answer>a</answer> b</answer>", [("content", "a</answer> b")]),
+    (HUNYUAN, "<answer>Write </answer", [("content", "Write </answer")]),
+    (HUNYUAN, "a <answer>b</answer>", [("content", "a <answer>b</answer>")]),
+    (QWEN, "<answer>b</answer>", [("content", "<answer>b</answer>")]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(FRAMED)))
+def test_marks_around_words_are_no_part_of_them(case: int) -> None:
+    form, text, parts = FRAMED[case]
+    for cuts in ([], [*range(len(text))], [*range(0, len(text), 3)]):
+        assert whole_and_written(form, text, cuts) == parts
+        assert CALL in parts or read(form.reader(PROMPT), text, cuts) == parts
+
+
 def test_reasoning_may_have_been_opened_by_the_prompt() -> None:
     form, opened = QWEN, [("reasoning", "hm"), ("content", "yes")]
     assert whole_and_written(form, "hm</think>yes", [], PROMPT + "<think>\n") == opened
@@ -129,7 +159,7 @@ RAW = (
     '{"big": 18446744073709551616,  "f": 1.10, "e": 1E5, "a": 1, "a": 2, '
     '"s": " \\u00e9 </tool_call> [/x] ", "o": {"x": []}}'
 )
-JSON_FORMS = [form for form in FORMATS if not form.nests or form is HARMONY]
+JSON_FORMS = [form for form in FORMATS if (not form.nests and form.name != "olmo3") or form is HARMONY]
 
 
 @pytest.mark.parametrize("form", JSON_FORMS, ids=lambda form: form.name)
@@ -211,6 +241,16 @@ SEEN = {
     "<|start_header_id|> '\"parameters\": '": "llama3_json",
     "<|start_header_id|> <tool_call> '\"parameters\": '": "hermes",
     "<|channel|>analysis<|message|>": "harmony",
+    "toolcall_begin_token = '<minimax:tool_call>'": "minimax_m2",
+    "<tool_calls> <tool_call>{{ name }}<tool_sep> <arg_key>": "hy_v3",
+    "<tool_calls> <tool_call>{{ name }}\\n```json": "hunyuan",
+    "<|start_of_role|> respond with <|tool_call|>": "granite",
+    "<|start_of_role|> <tool_call>": "hermes",
+    "'<|tool|>' + message['tools'] + '<|/tool|>'": "phi4_mini",
+    "<function_calls>": "olmo3",
+    "<TOOLCALL>[": "toolcall",
+    "<|START_ACTION|>[": "cohere",
+    "'<|tools_prefix|>['": "apertus",
 }
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from longreach.api.service.grammar_compiler import CallOrAnswer, check_grammar
+from longreach.api.service.grammar_compiler import Calls, CallSchema, check_grammar
 from longreach.engine.sampling.grammar_limits import LIMITS
-from longreach.text.call_grammars import Written, call_or_answer, has_call_grammar
-from longreach.text.calls.formats import MARKED
+from longreach.text.calls.formats import FORMATS
+from longreach.text.grammars.answers import Thinking, call_or_answer, has_call_grammar
+from longreach.text.grammars.functions import Callee
+from longreach.text.grammars.written import Written
 from tokenizers import AddedToken, Tokenizer
 
 from tests.server.text.families import QWEN, byte_level
@@ -36,11 +38,20 @@ def vocabulary(*special: str) -> Tokenizer:
 PLAIN, WITH_ARGS = vocabulary(), vocabulary("[ARGS]")
 
 
+def schemas(*arguments: dict[str, Any], otherwise: Any = None) -> list[CallSchema]:
+    """The arguments of some functions."""
+    return [
+        CallSchema(parts={f"arguments{index}": "#"}, schema=schema, where=f"tools.{index}", otherwise=otherwise)
+        for index, schema in enumerate(arguments)
+    ]
+
+
 def grammar(backend: Tokenizer, form: Any = ("json_schema", ANSWER), call_format: str = "hermes", **more: Any) -> str:
     ids = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
-    main, checked = (call_or_answer(call_format, ["look", "add"], Written(some), **more) for some in (ids, {}))
-    question = CallOrAnswer(main=main, checked=checked, form=form, arguments=[LOOK, ADD])
-    written, error = check_grammar("call_or_answer", json.loads(json.dumps(question)))
+    callees = [Callee("look", "@arguments0"), Callee("add", "@arguments1")]
+    main, checked = (call_or_answer(call_format, callees, Written(some), **more) for some in (ids, {}))
+    question = Calls(main=main, checked=checked, form=form, has_calls=False, schemas=schemas(LOOK, ADD))
+    written, error = check_grammar("calls", json.loads(json.dumps(question)))
     assert not error, error
     return written
 
@@ -81,17 +92,17 @@ CASES: list[tuple[Tokenizer, dict[str, Any], list[str], list[str]]] = [
     (PLAIN, {"form": ("lark", 'start: call "!"\ncall: "a" | "b"')}, ["a!", CALL], ["a"]),
     (
         PLAIN,
-        {"reasoning": ("<think>", "</think>")},
+        {"thinking": Thinking("<think>", "</think>")},
         ['{"n": 1}', CALL, '<think>Hm, {"n"}: </thin.</think>\n\n{"n": 1}', f"<think></think>{CALL}"],
         ["<think>", '<think>hm {"n": 1}', 'hm</think>{"n": 1}'],
     ),
     (
         PLAIN,
-        {"reasoning": ("<think>", "</think>"), "reasons": True},
+        {"thinking": Thinking("<think>", "</think>", begun=True)},
         ['hm</think>{"n": 1}', f"\nhm\n</think>\n\n{CALL}", '</think>{"n": 1}'],
         ['{"n": 1}', CALL, "hm</think>Hello"],
     ),
-    (PLAIN, {"reasoning": ("[r]", "[/r]"), "reasons": True}, ['a [/ b [/r]{"n": 1}'], ['{"n": 1}']),
+    (PLAIN, {"thinking": Thinking("[r]", "[/r]", begun=True)}, ['a [/ b [/r]{"n": 1}'], ['{"n": 1}']),
     (
         PLAIN,
         {"call_format": "mistral"},
@@ -148,17 +159,22 @@ def test_a_mark_may_be_spelled_out_and_the_token_of_another_mark_is_no_text() ->
 
 
 def test_a_schema_of_either_that_cannot_be_followed_is_named() -> None:
-    main = call_or_answer("hermes", ["f"], Written({}))
+    main = call_or_answer("hermes", [Callee("f", "@arguments0")], Written())
     bad: dict[str, Any] = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
-    question = CallOrAnswer(main=main, checked=main, form=("json_schema", ANSWER), arguments=[bad])
-    _, error = check_grammar("call_or_answer", question)
-    assert error.startswith("at `tools.0.function.parameters#/properties/a`: `uniqueItems`")
-    question = CallOrAnswer(main=main, checked=main, form=("json_schema", bad), arguments=[LOOK])
-    _, error = check_grammar("call_or_answer", question)
+    question = Calls(main=main, checked=main, form=("json_schema", ANSWER), has_calls=False, schemas=schemas(bad))
+    _, error = check_grammar("calls", question)
+    assert error.startswith("at `tools.0#/properties/a`: `uniqueItems`")
+    question = Calls(main=main, checked=main, form=("json_schema", bad), has_calls=False, schemas=schemas(LOOK))
+    _, error = check_grammar("calls", question)
     assert error.startswith("at `#/properties/a`: `uniqueItems`")
+    question = Calls(
+        main=main, checked=main, form=("json_schema", ANSWER), has_calls=False, schemas=schemas(bad, otherwise=LOOK)
+    )
+    written, error = check_grammar("calls", question)
+    assert not error
+    assert json.loads(written)["grammars"][2]["json_schema"]["required"] == ["city"]
 
 
-def test_only_formats_without_a_mark_of_calls_have_none() -> None:
-    assert has_call_grammar("hermes")
-    assert not any(map(has_call_grammar, ("llama3_json", "harmony")))
-    assert all(has_call_grammar(one.name) for one in MARKED if not one.unmarked)
+def test_every_format_but_python_s_has_a_grammar() -> None:
+    assert [one.name for one in FORMATS if not has_call_grammar(one.name)] == ["olmo3"]
+    assert not has_call_grammar("response_template")

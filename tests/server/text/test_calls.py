@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from longreach.text.answer_format import AnswerFormat
-from longreach.text.calls.formats import format_named
+from longreach.text.calls.formats import FORMATS, format_named
 from longreach.text.calls.json_text import MAX_LEVELS, JsonScanner
 from longreach.text.calls.values import json_of
 from longreach.text.chat_template import ChatTemplate
@@ -21,6 +21,7 @@ from tests.server.text.calls import LOOK, TOOLS, pieces, read
 
 PARAMETERS = LOOK["function"]["parameters"]
 PROMPT = "<|start|>assistant"
+IN_TAGS = ["qwen3_coder", "seed_oss", "glm", "minimax_m2", "hy_v3"]
 
 
 def told(form: str, text: str) -> list[tuple[str, ...]]:
@@ -45,6 +46,12 @@ def told_whole(form: str, text: str) -> list[tuple[str, ...]]:
 
 def xml(form: str, key: str, value: str) -> str:
     """A call of `look` with one argument."""
+    if form == "minimax_m2":
+        inner = f'<invoke name="look">\n<parameter name="{key}">{value}</parameter>\n</invoke>\n'
+        return f"<minimax:tool_call>\n{inner}</minimax:tool_call>"
+    if form == "hy_v3":
+        inner = f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        return f"<tool_calls>\n<tool_call>look<tool_sep>\n{inner}</tool_call>\n</tool_calls>"
     if form == "glm":
         return f"<tool_call>look\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
     if form == "seed_oss":
@@ -69,7 +76,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "seed_oss", "glm"])
+@pytest.mark.parametrize("form", IN_TAGS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_strings_without_quotes_keep_their_characters(form: str, text: str) -> None:
     [(kind, name, arguments)] = told(form, xml(form, "city", text))
@@ -97,7 +104,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "seed_oss", "glm"])
+@pytest.mark.parametrize("form", IN_TAGS)
 @pytest.mark.parametrize(("key", "text"), VALUES)
 def test_values_without_quotes_have_the_schema_s_types(form: str, key: str, text: str) -> None:
     assert told(form, xml(form, key, text)) == [("call", "look", f'{{"{key}": {VALUES[key, text]}}}')]
@@ -124,6 +131,37 @@ def test_references_of_a_schema_are_followed(schema: dict[str, Any], written: st
     assert json_of("7", schema, "a") == written
 
 
+PYTHONIC = {
+    "'a, \\'b\\') \\n'": "a, 'b') \n",
+    '"é \\u00e9 </function_calls>"': "é é </function_calls>",
+    "18446744073709551617": 18446744073709551617,
+    "-2": -2,
+    "-1.5e3": -1500.0,
+    "[1, 'a', None, True, [], {'b': {\"c\": false}}]": [1, "a", None, True, [], {"b": {"c": False}}],
+    "null": None,
+}
+NOT_PYTHONIC = [
+    *("Bonn", "[1", "(1, 2)", "{1: 2}", "{**a}", "1 + 2", "f'a'", "b'a'", "1e999", "-True", "'\\ud83d'", "", "..."),
+    *("2j", "[-False]", "~1"),
+]
+
+
+@pytest.mark.parametrize("text", PYTHONIC)
+def test_python_s_literals_are_json(text: str) -> None:
+    call = f"<function_calls>\nlook(city={text}, days = 1)\n</function_calls>"
+    [(kind, name, arguments)] = told("olmo3", call)
+    assert (kind, name, json.loads(arguments)) == ("call", "look", {"city": PYTHONIC[text], "days": 1})
+
+
+@pytest.mark.parametrize("text", [*NOT_PYTHONIC, "[" * 300 + "]" * 300, "1" * 5000])
+def test_what_is_no_literal_is_no_call(text: str) -> None:
+    call = f"<function_calls>\nlook(city={text})\n</function_calls>"
+    assert told_whole("olmo3", call) == [("content", call)]
+    for call in ("look(1)", "look(city=1, city=2)", "look(city=1", "look(city=1) or", "look"):
+        whole = f"<function_calls>{call}</function_calls>"
+        assert told_whole("olmo3", whole) == [("content", whole)]
+
+
 VARIANTS = {
     "deepseek": [
         (
@@ -145,6 +183,36 @@ VARIANTS = {
         "<tool_call><function=look></function></tool_call>\n<tool_call>\n<function=add>\n</function>\n</tool_call>",
         "<function=look>\n</function>\n</tool_call>\n<function=add></function>",
     ],
+    "hunyuan": [
+        (
+            "<tool_calls><tool_call>look\n```json\n{}\n```</tool_call>\n"
+            "<tool_call>add\n```json\n{}\n```</tool_call></tool_calls>"
+        ),
+        '<tool_calls> [{"name": "look", "arguments": {}}, {"arguments": {}, "name": "add"}]\n</tool_calls>',
+    ],
+    "hy_v3": [
+        (
+            "<tool_calls:opensource>\n<tool_call:opensource>look<tool_sep:opensource></tool_call:opensource>\n"
+            "<tool_call:opensource>add<tool_sep:opensource>\n</tool_call:opensource></tool_calls:opensource>"
+        ),
+    ],
+    "minimax_m2": [
+        '<minimax:tool_call>\n<invoke name="look">\n</invoke>\n<invoke name="add">\n</invoke></minimax:tool_call>',
+    ],
+    "granite": [
+        '<|tool_call|> [{"name": "look", "arguments": {}}, {"name": "add", "arguments": {}}]',
+        '<tool_call>[{"name": "look", "arguments": {}}]\n<tool_call>[{"name": "add", "arguments": {}}]',
+    ],
+    "phi4_mini": [
+        'functools[{"name": "look", "arguments": {}}, {"name": "add", "arguments": {}}]',
+        '<|tool_call|>{"name": "look", "arguments": {}}<|/tool_call|><|tool_call|>{"name": "add"}<|/tool_call|>',
+    ],
+    "toolcall": ['<TOOLCALL>[{"name": "look", "arguments": {}}, {"name": "add", "arguments": {}}]</TOOLCALL>'],
+    "cohere": [
+        '<|START_ACTION|>[{"tool_name": "look", "parameters": {}}, {"tool_name": "add"}]<|END_ACTION|>',
+    ],
+    "olmo3": ["<function_calls>\nlook( )\nadd()\n</function_calls>", "<function_calls>look() add()</function_calls>"],
+    "apertus": ['<|tools_prefix|>[{"look": {}}, {"add": {}}]<|tools_suffix|>'],
     "harmony": [
         (
             " to=functions.look<|channel|>commentary json<|message|>{}<|call|>"
@@ -159,13 +227,17 @@ def test_variants_of_a_format(form: str, text: str) -> None:
     assert told(form, text) == [("call", "look", "{}"), ("call", "add", "{}")]
 
 
-@pytest.mark.parametrize("form", ["qwen3_coder", "seed_oss", "glm"])
+@pytest.mark.parametrize("form", IN_TAGS)
 def test_a_call_that_is_shown_in_a_value_is_not_made(form: str) -> None:
     shown = format_named(form).example
     for text in (shown, f"Write\n{shown}\n{shown}\nso"):
         [(kind, _, arguments)] = told(form, xml(form, "city", text))
         assert (kind, json.loads(arguments)) == ("call", {"city": text})
-    begin, end = ("<arg_value>", "</arg_value>") if form == "glm" else ("<parameter=", "</parameter>")
+    begin, end = {
+        "glm": ("<arg_value>", "</arg_value>"),
+        "hy_v3": ("<arg_value>", "</arg_value>"),
+        "minimax_m2": ('<parameter name="', "</parameter>"),
+    }.get(form, ("<parameter=", "</parameter>"))
     for text in (begin, end, shown.replace(end, ""), f"{end} and {begin}", f"{shown}{end}"):
         call = xml(form, "city", text)
         assert told_whole(form, call) == [("content", call)]
@@ -195,7 +267,7 @@ def test_words_behind_a_call_without_its_last_mark_are_all_kept(form: str) -> No
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:
-    for form in ("glm", "mistral", "hermes", "qwen3_coder", "deepseek", "harmony"):
+    for form in [one.name for one in FORMATS if not one.unmarked]:
         text = format_named(form).example.replace("look", "look_up")
         assert [part[1] for part in told(form, text)] == ["look_up"]
 

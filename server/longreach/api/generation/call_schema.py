@@ -21,7 +21,7 @@ def call_schema(functions: Sequence[Function], named: bool, parallel: bool) -> d
     """
     if named:
         return arguments_schema(functions[0])
-    definitions = {f"call{number}": _moved(function, number) for number, function in enumerate(functions)}
+    definitions = {f"call{number}": moved(function, f"call{number}") for number, function in enumerate(functions)}
     one_of = [
         {
             "type": "object",
@@ -40,11 +40,12 @@ def arguments_schema(function: Function) -> dict[str, Any]:
     return {**function.parameters, **_ANY_OBJECT} if "type" not in function.parameters else function.parameters
 
 
-def _moved(function: Function, number: int) -> Any:
+def moved(function: Function, name: str) -> Any:
+    """The schema of a function's arguments as the definition `name` of another one; its pointers go on to hold."""
     schema = arguments_schema(function)
     base = schema.get("$id")
     own = {name: value for name, value in schema.items() if name not in ("$id", "$schema")}
-    return _Move(f"call{number}", base if isinstance(base, str) else "").schema(own)
+    return _Move(name, base if isinstance(base, str) else "").schema(own)
 
 
 class _Move:

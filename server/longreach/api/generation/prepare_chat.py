@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from longreach.api.generation.call_or_answer import call_or_answer_question
+from longreach.api.generation.call_grammar import Vocabulary, calls_question, strict_functions
 from longreach.api.generation.call_schema import call_schema
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.encode_prompts import encode_chat
@@ -65,7 +65,7 @@ async def prepare_chat(
         choices=choices,
         stops=chat.template.stops,
         grammar=grammar,
-        grammar_field=turn.form_field if turn.forced is None else "tools",
+        grammar_field=turn.form_field if turn.form is not None and turn.forced is None else "tools",
         logprobs=logprobs,
         special=chat.format.reads_marks(bool(turn.offered)) and (grammar is None or calls_or_answers),
     )
@@ -91,12 +91,44 @@ async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[
             code="unsupported_value",
         )
     tools = [tool.model_dump(exclude_none=True) for tool in turn.offered]
-    if turn.form is not None and tools:
-        question = call_or_answer_question(turn, form, prompt, call.tokenizer.added_ids)
-        grammar = await service.grammars.compile("call_or_answer", question, turn.form_field, caller)
-        return (lambda: PartReader(form.call_or_answer_reader(prompt, tools, whole), only_one)), grammar
-    grammar = await service.compile_form(turn, caller)
-    if grammar is not None:
-        return (lambda: PartReader(AnswerReader())), grammar
     begun = turn.messages[-1].content or "" if turn.continues else None
-    return (lambda: PartReader(form.reader(prompt, tools, whole, begun), only_one)), None
+    if _strict(call, turn) or (turn.form is not None and tools):
+        grammar = await _calls_grammar(call, turn, prompt, begun)
+    else:
+        grammar = await service.compile_form(turn, caller)
+    if grammar is not None and turn.form is not None:
+        if tools:
+            return (lambda: PartReader(form.call_or_answer_reader(prompt, tools, whole), only_one)), grammar
+        return (lambda: PartReader(AnswerReader())), grammar
+    followed = grammar is not None
+    return (lambda: PartReader(form.reader(prompt, tools, whole, begun, followed=followed), only_one)), grammar
+
+
+async def _calls_grammar(call: Call[Any], turn: ChatTurn, prompt: str, begun: str | None) -> str | None:
+    """The grammar of an answer that may call functions.
+
+    Only what was asked for is refused. Where `strict` is a protocol's default, functions that a grammar cannot follow
+    are free, and so are all of them where the whole grammar cannot be compiled.
+    """
+    service, grammars = call.service, call.service.grammars
+    info = call.engine.info
+    vocabulary = Vocabulary.of(call.tokenizer.added_ids, info.eos_token_ids, info.vocab_size)
+
+    async def compiled(strict: set[str]) -> str:
+        question = calls_question(turn, service.chat.format, prompt, vocabulary, strict, begun)
+        field = "tools" if turn.form is None else turn.form_field
+        return await grammars.compile("calls", question, field, call.record.caller)
+
+    strict, asked = _strict(call, turn), strict_functions(turn, asked=True)
+    try:
+        return await compiled(strict)
+    except InvalidRequestError:
+        if strict == asked:
+            raise
+    return await compiled(asked) if asked or turn.form is not None else None
+
+
+def _strict(call: Call[Any], turn: ChatTurn) -> set[str]:
+    """The functions whose schemas are followed. A protocol's default gives way to fields that no grammar goes with."""
+    body = call.body
+    return strict_functions(turn, asked=bool(body.allowed_token_ids or body.bad_words or body.ignore_eos))

@@ -36,24 +36,40 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# `call_or_answer` is a `CallOrAnswer` as an object.
-Kind = Literal["json_schema", "regex", "lark", "ebnf", "call_or_answer"]
+# `calls` is a `Calls` as an object.
+Kind = Literal["json_schema", "regex", "lark", "ebnf", "calls"]
 
 
-class CallOrAnswer(TypedDict):
-    """A grammar of calls or of another answer.
+class CallSchema(TypedDict):
+    """A JSON schema of what a call has.
 
     Attributes:
-        main: Lark that names `@answer`, and `@arguments0` for the first function, over the model's vocabulary.
+        parts: by the names of grammars in the main one, pointers to what in the schema they follow; `#` is all of it.
+        where: the member of the request that it comes from.
+        otherwise: what is followed if the schema cannot be; None if that is an error.
+    """
+
+    parts: dict[str, str]
+    schema: dict[str, Any]
+    where: str
+    otherwise: dict[str, Any] | None
+
+
+class Calls(TypedDict):
+    """A grammar of an answer that may call functions.
+
+    Attributes:
+        main: Lark, over the model's vocabulary. It names `@answer`, `@object` for any object, and `schemas`.
         checked: the same without ids of tokens.
-        form: the kind and the source of the answer's grammar.
-        arguments: the JSON schemas of the functions' arguments.
+        form: the kind and the source of the answer's grammar; None where there is none.
+        has_calls: the form is a schema of calls or else of the definition `answer`.
     """
 
     main: str
     checked: str
-    form: tuple[Kind, str | dict[str, Any]]
-    arguments: list[dict[str, Any]]
+    form: tuple[Kind, str | dict[str, Any]] | None
+    has_calls: bool
+    schemas: list[CallSchema]
 
 
 # Grammars that are compiled at once, those that may wait for it, and as many of one caller.
@@ -65,8 +81,7 @@ _REMEMBERED_BYTES = 8 << 20
 _ENTRY_BYTES = 256
 # JSON is written on one line, as `json.dumps` does: where blank space is free, a small model may go on in it for ever.
 _JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_TOOLS = "tools."
-_OF_TOOLS = f"at `{_TOOLS}"  # how an error in a schema of theirs begins
+_OF_TOOLS = "at `tools"  # how an error in a schema of theirs begins
 _CHILD_MEMORY_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3  # exit status
 # A busy machine may take so many times the processor's time that is allowed.
@@ -111,10 +126,14 @@ class GrammarCompiler:
         """
         try:
             # Unlike orjson it writes integers of any size.
-            question = json.dumps([kind, source], ensure_ascii=False, separators=(",", ":")).encode()
+            question = _encoded([kind, source])
         except (RecursionError, ValueError) as error:
             raise _refused(field, f"cannot be written as JSON ({error})", "invalid_value") from None
-        if len(question) > self._max_bytes:
+        # Of a grammar of calls, what the caller wrote is counted.
+        given = question
+        if kind == "calls" and not isinstance(source, str):
+            given = _encoded([source["form"], source["schemas"]])
+        if len(given) > self._max_bytes:
             raise _refused(field, f"must have at most {self._max_bytes} bytes", "grammar_too_large")
         name = hashlib.sha256(question).digest()
         if name in self._known:
@@ -179,6 +198,10 @@ class GrammarCompiler:
         raise RuntimeError(f"the process that compiles grammars ended with status {status}")
 
 
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _refused(field: str, why: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{field}`: {why}.", param=field, code=code)
 
@@ -193,7 +216,7 @@ def check_grammar(kind: Kind, source: Any) -> tuple[str, str]:
     except SchemaError as error:
         return "", str(error)
     error = _error(parts)
-    if kind == "call_or_answer":
+    if kind == "calls":
         parts[0] = {"lark_grammar": source["main"]}
     return _written(parts), error
 
@@ -220,17 +243,52 @@ def _grammars(kind: Kind, source: Any) -> list[dict[str, Any]]:
         return [{"lark_grammar": source}]
     if kind == "ebnf":
         return _of_known_dialect(source)
-    answer, *more = _grammars(*source["form"])
+    parts = [{"lark_grammar": source["checked"]}]
+    if source["form"] is not None:
+        parts.append({**_of_form(source), "name": "answer"})
+    for one in source["schemas"]:
+        parts += [{**_of_call(one, pointer), "name": name} for name, pointer in one["parts"].items()]
+    if "@object" in source["main"]:
+        [any_object] = _grammars("json_schema", {"type": "object"})
+        parts.append({**any_object, "name": "object"})
+    return parts
+
+
+def _of_form(source: Calls) -> dict[str, Any]:
+    """The grammar of an answer that is no call.
+
+    Raises:
+        SchemaError: there is none.
+    """
+    assert source["form"] is not None, "there is a form"
+    try:
+        answer, *more = _grammars(*source["form"])
+    except SchemaError as error:
+        if not source["has_calls"]:
+            raise
+        if error.where == "#/oneOf":
+            why = "with this model's format of calls, an answer of this form could be a call of a tool; "
+            raise SchemaError("#", why + "give it a required member that is not `name` or `parameters`") from None
+        raise SchemaError(error.where.replace("#/$defs/answer", "#", 1), error.why) from None
     if more:
         raise SchemaError("#", "a grammar of several parts cannot stand beside `tools`")
-    parts = [{"lark_grammar": source["checked"]}, {**answer, "name": "answer"}]
-    for index, schema in enumerate(source["arguments"]):
-        try:
-            [arguments] = _grammars("json_schema", schema)
-        except SchemaError as error:
-            raise SchemaError(f"{_TOOLS}{index}.function.parameters{error.where}", error.why) from None
-        parts.append({**arguments, "name": f"arguments{index}"})
-    return parts
+    return answer
+
+
+def _of_call(one: CallSchema, pointer: str) -> dict[str, Any]:
+    """The grammar of what a call has.
+
+    Raises:
+        SchemaError: the schema cannot be followed, and nothing stands in for it.
+    """
+    try:
+        [grammar] = _grammars("json_schema", one["schema"] if pointer == "#" else {**one["schema"], "$ref": pointer})
+    except SchemaError as error:
+        if one["otherwise"] is None:
+            place = error.where.replace("#/$defs/parameters", "#", 1)
+            raise SchemaError(f"{one['where']}{place}", error.why) from None
+        [grammar] = _grammars("json_schema", one["otherwise"])
+    return grammar
 
 
 def _error(parts: list[dict[str, Any]]) -> str:

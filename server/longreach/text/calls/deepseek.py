@@ -41,6 +41,15 @@ def _told(cursor: Cursor, offered: Offered) -> Steps[None]:
         yield from told_named(cursor, offered, name)
         return
     name = yield from cursor.expect(*offered.names)
+    yield from told_fenced(cursor, offered, name)
+
+
+def told_fenced(cursor: Cursor, offered: Offered, name: str) -> Steps[None]:
+    """Read arguments in a fenced block of `json`, and tell the call while they are read, without its end.
+
+    Raises:
+        UnreadableError: there are none.
+    """
     yield from cursor.blank()
     yield from cursor.expect(f"{_FENCE}json")
     yield from cursor.blank()

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from longreach.text.calls import deepseek, forced, glm, harmony, hermes, llama, mistral, xml_calls
+from longreach.text.calls import (
+    deepseek,
+    forced,
+    glm,
+    harmony,
+    hermes,
+    hunyuan,
+    listed,
+    llama,
+    minimax,
+    mistral,
+    pythonic,
+    xml_calls,
+)
 from longreach.text.calls.cursor import Cursor, Steps
 from longreach.text.calls.offered import Offered
 
@@ -24,6 +37,7 @@ class CallFormat:
         unmarked: an answer may also begin with calls without any mark.
         nests: what stands in a call may look like another one, as in the text of a file that is to be written. It may
             not where quotes would end the string that it stands in.
+        read_exact: reads what a grammar of ours lets follow, where `read` knows more; None where both are the same.
     """
 
     name: str
@@ -34,6 +48,12 @@ class CallFormat:
     evidence: tuple[tuple[str, ...], ...] = ()
     unmarked: bool = False
     nests: bool = False
+    read_exact: Callable[[Cursor, Offered, str], Steps[None]] | None = None
+
+    @property
+    def exact(self) -> CallFormat:
+        """The format as a grammar of ours has it."""
+        return self if self.read_exact is None else replace(self, read=self.read_exact)
 
     def is_seen_in(self, chat_template: str) -> bool:
         """Whether a chat template is of a model that writes calls so."""
@@ -50,6 +70,83 @@ MARKED = (
         xml_calls.read,
         evidence=(("<seed:tool_call>",),),
         nests=True,
+    ),
+    CallFormat(
+        "minimax_m2",
+        "MiniMax-M2",
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Bonn</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        (minimax.OPEN,),
+        minimax.read,
+        evidence=((minimax.OPEN,),),
+        nests=True,
+    ),
+    CallFormat(
+        "hy_v3",
+        "Hy3",
+        "<tool_calls>\n<tool_call>look<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>\n"
+        "</tool_calls>",
+        (hunyuan.OPEN, hunyuan.OPEN_SOURCE),
+        hunyuan.read_tags,
+        evidence=(("<tool_sep",),),
+        nests=True,
+    ),
+    CallFormat(
+        "hunyuan",
+        "Hunyuan A13B, and 0.5B to 7B",
+        '<tool_calls>[{"name": "look", "arguments": {"city": "Bonn"}}]</tool_calls>',
+        (hunyuan.OPEN,),
+        hunyuan.read,
+        evidence=((hunyuan.OPEN,),),
+    ),
+    CallFormat(
+        "olmo3",
+        "OLMo 3",
+        '<function_calls>\nlook(city="Bonn")\n</function_calls>',
+        (pythonic.OPEN,),
+        pythonic.read,
+        evidence=((pythonic.OPEN,),),
+    ),
+    CallFormat(
+        "granite",
+        "Granite 3.0 to 3.3",
+        '<|tool_call|>[{"name": "look", "arguments": {"city": "Bonn"}}]',
+        (listed.GRANITE, listed.HERMES),
+        listed.read_granite,
+        evidence=((listed.GRANITE, "<|start_of_role|>"),),
+    ),
+    CallFormat(
+        "phi4_mini",
+        "Phi-4-mini",
+        '<|tool_call|>[{"name": "look", "arguments": {"city": "Bonn"}}]<|/tool_call|>',
+        (listed.PHI, listed.FUNCTOOLS),
+        listed.read_phi,
+        evidence=(("<|tool|>",),),
+    ),
+    CallFormat(
+        "toolcall",
+        "Llama Nemotron, Nemotron Nano 2",
+        '<TOOLCALL>[{"name": "look", "arguments": {"city": "Bonn"}}]</TOOLCALL>',
+        (listed.TOOLCALL,),
+        listed.read_toolcall,
+        evidence=((listed.TOOLCALL,),),
+    ),
+    CallFormat(
+        "cohere",
+        "Command R7B, Command A",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": {"city": "Bonn"}}\n]'
+        "<|END_ACTION|>",
+        (listed.ACTION,),
+        listed.read_cohere,
+        evidence=((listed.ACTION,),),
+    ),
+    CallFormat(
+        "apertus",
+        "Apertus",
+        '<|tools_prefix|>[{"look": {"city": "Bonn"}}]<|tools_suffix|>',
+        (listed.PREFIX,),
+        listed.read_apertus,
+        evidence=((listed.PREFIX,),),
     ),
     CallFormat(
         "qwen3_coder",
@@ -102,6 +199,7 @@ MARKED = (
         llama.read,
         evidence=(('"parameters": ', "<|start_header_id|>"), ('"parameters": ', llama.OPEN)),
         unmarked=True,
+        read_exact=llama.read_exact,
     ),
 )
 

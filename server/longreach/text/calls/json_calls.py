@@ -12,7 +12,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _KNOWN = ("name", "id", "type", *_ARGUMENTS)
 
 
-def told_call(cursor: Cursor, offered: Offered, marked: bool = True) -> Steps[None]:
+def told_call(cursor: Cursor, offered: Offered, marked: bool = True, name_key: str = "name") -> Steps[None]:
     """Read an object that calls a function, and tell it while it is read, without its end.
 
     The raw text of the arguments is told as it is written, once the name is known and is that of a function that is
@@ -20,6 +20,7 @@ def told_call(cursor: Cursor, offered: Offered, marked: bool = True) -> Steps[No
 
     Arguments:
         marked: a mark said that a call follows. Without one, only an object of known members is a call.
+        name_key: the member that is the function's name.
 
     Raises:
         UnreadableError: there is none.
@@ -32,13 +33,13 @@ def told_call(cursor: Cursor, offered: Offered, marked: bool = True) -> Steps[No
         yield from cursor.blank()
         key = yield from json_string(cursor)
         kind = "arguments" if key in _ARGUMENTS else key
-        if (kind in seen and key in _KNOWN) or (not marked and key not in _KNOWN):
+        if (kind in seen and key in (*_KNOWN, name_key)) or (not marked and key not in _KNOWN):
             raise UnreadableError
         seen.add(kind)
         yield from cursor.blank()
         yield from cursor.expect(":")
         yield from cursor.blank()
-        if kind == "name":
+        if kind == name_key:
             name = yield from json_string(cursor)
             if name not in offered.names:
                 raise UnreadableError

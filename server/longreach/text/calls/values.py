@@ -22,7 +22,7 @@ def quoted(text: str) -> str:
 
 def is_text(parameters: Mapping[str, Any], name: str) -> bool:
     """Whether a parameter can only be a string, so that its text can be told while it is written."""
-    return _types(_member(parameters, name), parameters) == {"string"}
+    return types_of(_member(parameters, name), parameters) == {"string"}
 
 
 def json_of(text: str, parameters: Mapping[str, Any], name: str) -> str:
@@ -32,7 +32,7 @@ def json_of(text: str, parameters: Mapping[str, Any], name: str) -> str:
     read as Python's. Everything else is a string, also where the schema wants none: then whoever checks it can say so.
     """
     schema = _member(parameters, name)
-    types = _types(schema, parameters)
+    types = types_of(schema, parameters)
     if types == {"string"} or text in _named(schema, parameters):
         return f'"{quoted(text)}"'
     bare = text.strip()
@@ -64,22 +64,22 @@ def _type_of(text: str) -> str | None:
 
 def _member(parameters: Mapping[str, Any], name: str) -> Any:
     """The schema of one parameter; None where none is given."""
-    for schema in _alternatives(parameters, parameters):
+    for schema in alternatives(parameters, parameters):
         properties = schema.get("properties")
         if isinstance(properties, dict) and name in properties:
             return properties[name]
-    for schema in _alternatives(parameters, parameters):
+    for schema in alternatives(parameters, parameters):
         if isinstance(schema.get("additionalProperties"), dict):
             return schema["additionalProperties"]
     return None
 
 
-def _types(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | set[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | set[str]:
     """The types that a value may have."""
     if not isinstance(schema, dict):
         return _ANY
     found: set[str] = set()
-    for one in _alternatives(schema, root):
+    for one in alternatives(schema, root):
         declared = one.get("type")
         if isinstance(declared, str):
             found.add(declared)
@@ -99,13 +99,13 @@ def _named(schema: Any, root: Mapping[str, Any]) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     found: set[str] = set()
-    for one in _alternatives(schema, root):
+    for one in alternatives(schema, root):
         values = [*(one["enum"] if isinstance(one.get("enum"), list) else ()), one.get("const")]
         found.update(value for value in values if isinstance(value, str))
     return found
 
 
-def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """A schema, and those that it refers to or is made of, each once."""
     open_, seen = [schema], set()
     while open_ and len(seen) < _MOST_SCHEMAS:
@@ -115,14 +115,14 @@ def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterato
         seen.add(id(one))
         yield one
         if isinstance(reference := one.get("$ref"), str):
-            target = _target(reference, root)
-            open_ += [target] if isinstance(target, dict) else []
+            meant = target(reference, root)
+            open_ += [meant] if isinstance(meant, dict) else []
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(parts := one.get(key), list):
                 open_ += [part for part in parts if isinstance(part, dict)]
 
 
-def _target(reference: str, root: Mapping[str, Any]) -> Any:
+def target(reference: str, root: Mapping[str, Any]) -> Any:
     """What a pointer into the same schema names; None if it names nothing there."""
     if not reference.startswith("#"):
         return None

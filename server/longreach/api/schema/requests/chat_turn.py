@@ -22,6 +22,8 @@ class ChatTurn:
         param: the request's field that the messages come from.
         tools: functions that the model may call; their names differ.
         tool_choice: as in OpenAI's API; None means auto.
+        strict_by_default: functions whose calls follow their schemas where these can be followed, unless their `strict`
+            is false.
         parallel_tool_calls: false ends the answer after its first call.
         form: the kind of grammar that the answer follows, and its text; None for free text.
         form_field: the request's field that the form comes from.
@@ -35,6 +37,7 @@ class ChatTurn:
     param: str
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = None
+    strict_by_default: frozenset[str] = frozenset()
     parallel_tool_calls: bool = True
     form: Form | None = None
     form_field: str = "response_format"

@@ -60,7 +60,7 @@ class Function(StrictModel):
     name: Name
     description: Annotated[str | None, Field(max_length=MAX_DESCRIPTION)] = None
     parameters: Annotated[JsonSchema, or_default({})] = Field({}, validate_default=False)
-    strict: bool | None = Field(None, description="Forced calls follow `parameters` either way, others are free.")
+    strict: bool | None = Field(None, description="True: all calls follow `parameters`. Forced calls do so either way.")
 
 
 class Tool(StrictModel):

@@ -36,8 +36,9 @@ _PICTURES = ("computer_", "browser_")
 class MessageFunction(StrictModel):
     """A function that the model may call. `input_examples` are shown with its description.
 
-    `cache_control`, `strict`, `defer_loading` and `eager_input_streaming` change nothing: every tool is offered from
-    the beginning, and input is streamed as it is written.
+    With `strict`, input follows `input_schema` also where the model chooses to call. `cache_control`, `defer_loading`
+    and `eager_input_streaming` change nothing: every tool is offered from the beginning, and input is streamed as it is
+    written.
     """
 
     name: Name

@@ -27,7 +27,8 @@ _Description = Annotated[str | None, Field(max_length=MAX_DESCRIPTION)]
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+    """A function that the model may call; `parameters` is the JSON schema of its arguments. Calls follow it unless
+    `strict` is false, or is left out and no grammar can follow it."""
 
     type: Literal["function"]
     name: Name
@@ -92,6 +93,12 @@ class OfferedTool:
     kind: Literal["function", "custom"]
     function: Function
     grammar: InputFormat | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether its calls follow its schema unless that says otherwise. `strict` is true by default in OpenAI's
+        protocol; a custom tool has something to follow if there is a regular expression."""
+        return self.kind == "function" or (self.grammar is not None and self.grammar.syntax == "regex")
 
     @property
     def tool(self) -> Tool:

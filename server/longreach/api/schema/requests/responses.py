@@ -152,6 +152,7 @@ class ConversationFields(StrictModel):
             param="input",
             tools=[tool.tool for tool in self.offered],
             tool_choice=named or (None if choice is None or not self.tools else choice.mode),
+            strict_by_default=frozenset(tool.shown for tool in self.offered if tool.is_strict),
             parallel_tool_calls=self.parallel_tool_calls,
             form=self.form,
             form_field=self.form_field,

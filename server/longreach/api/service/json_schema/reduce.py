@@ -13,7 +13,7 @@ from longreach.api.service.json_schema.patterns import without_look_ahead
 NEVER: Schema = {"enum": []}
 
 # llguidance's; any other format is an annotation (JSON Schema validation, section 7).
-_FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 _ANNOTATIONS = {
     "$comment", "$schema", "contentEncoding", "contentMediaType", "contentSchema", "default", "deprecated",
     "description", "discriminator", "example", "examples", "externalDocs", "nullable", "readOnly", "title",
@@ -55,7 +55,7 @@ def _drop_annotations(schema: Schema, outermost: bool) -> None:
 
 
 def _reduce_strings(schema: Schema) -> None:
-    if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
+    if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
         del schema["format"]
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
