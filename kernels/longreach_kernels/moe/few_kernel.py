@@ -1,0 +1,104 @@
+"""Products of experts with few rows each: a program reads a block of one expert's weights once, for all of its rows.
+
+Such a product computes next to nothing, and memory must never be idle. The weights are the left operand of the product,
+so that a matrix instruction is filled by outputs, and not by rows that are not there.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from longreach_kernels.moe.activation_kernel import activate
+
+
+@triton.jit
+def few_kernel(
+    X,
+    W,
+    Bias,
+    Out,
+    Chosen,
+    PairWeights,
+    Order,
+    Tiles,
+    NumTiles,
+    most_tiles,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+    FIRST: tl.constexpr,
+    TOP_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IS_DOWN: tl.constexpr,
+    IS_SORTED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (blocks of outputs, tiles of rows).
+
+    Upwards, Out (rows, N) of X (T, K) and W (E, N, K), or W (E, 2 N, K) where an activation follows. Downwards, Out
+    (pairs, N) of X (rows, K), each pair times its weight. Without sorting there is one token, and its pairs are the
+    tiles and the rows.
+    """
+    tile = tl.program_id(1)
+    rows = tl.arange(0, ROWS)
+    if IS_SORTED:
+        if tile >= tl.load(NumTiles):
+            return
+        expert = tl.load(Tiles + tile)
+        rows += tl.load(Tiles + most_tiles + tile)
+        has_row = rows < tl.load(Tiles + 2 * most_tiles + tile)
+        pairs = tl.load(Order + rows, mask=has_row, other=0)
+    else:
+        expert = tl.load(Chosen + tile).to(tl.int32) - FIRST
+        if (expert < 0) | (expert >= E):
+            return
+        has_row = rows == 0
+        rows += tile
+        pairs = rows
+    GATED: tl.constexpr = ACTIVATION is not None
+    inputs = rows if IS_DOWN else pairs // TOP_K
+    x_ptrs = X + inputs.to(tl.int64) * K
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    inside = offs_n < N
+    gate_rows = offs_n * 2 if INTERLEAVED else offs_n
+    OTHER: tl.constexpr = 1 if INTERLEAVED else N
+    w_base = W + expert.to(tl.int64) * ((2 if GATED else 1) * N * K)
+    w_ptrs = w_base + gate_rows.to(tl.int64)[:, None] * K + offs_k[None, :]
+    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if K % BLOCK_K == 0:
+            w_mask = inside[:, None]
+            x_mask = has_row[None, :]
+        else:
+            known = start + offs_k < K
+            w_mask = inside[:, None] & known[None, :]
+            x_mask = has_row[None, :] & known[:, None]
+        w = tl.load(w_ptrs + start, mask=w_mask, other=0.0)
+        x = tl.load(x_ptrs[None, :] + start + offs_k[:, None], mask=x_mask, other=0.0)
+        acc = tl.dot(w, x, acc, input_precision=PRECISION)
+        if GATED:
+            up = tl.load(w_ptrs + OTHER * K + start, mask=w_mask, other=0.0)
+            acc_up = tl.dot(up, x, acc_up, input_precision=PRECISION)
+    if Bias is not None:
+        bias = Bias + expert * ((2 if GATED else 1) * N) + gate_rows
+        acc += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            acc_up += tl.load(bias + OTHER, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        acc = activate(acc, acc_up, ACTIVATION, ALPHA, LIMIT)
+    places = rows
+    if IS_DOWN:
+        acc *= tl.load(PairWeights + pairs, mask=has_row, other=0.0).to(tl.float32)[None, :]
+        places = pairs
+    out = Out + places.to(tl.int64)[None, :] * N + offs_n[:, None]
+    tl.store(out, acc.to(Out.dtype.element_ty), mask=inside[:, None] & has_row[None, :])
