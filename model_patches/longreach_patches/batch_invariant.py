@@ -1,8 +1,8 @@
 """What a model needs so that a token's results do not depend on what is computed along with it.
 
 Its linear modules compute as `fused.invariant` says, its attention as `longreach_kernels.paged_attention` does when it
-is asked to be batch invariant, its norms as in `invariant_norms`. Rotary encoding and activations are computed for each
-number alone anyway.
+is asked to be batch invariant, its norms as in `invariant_norms`, the experts of fused layers as
+`longreach_kernels.moe`. Rotary encoding and activations are computed for each number alone anyway.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from longreach_patches import invariant_norms
+from longreach_patches.families import family_of
 from longreach_patches.layout import RankLayout
 
 
@@ -35,15 +36,16 @@ def check_backend(backend: Backend) -> None:
 def check_modules(model: PreTrainedModel) -> None:
     """See whether a model is made of modules that can be batch invariant; it may be on the meta device.
 
-    Linear modules and embeddings are. Norms are where their form is known. What has matrices of its own, as experts and
-    their gates have, multiplies in ways that are not ours.
+    Linear modules and embeddings are. Norms are where their form is known. Experts and their routers are where
+    layers are fused. Anything else that has matrices of its own multiplies in ways that are not ours.
 
     Raises:
         ValueError: a module is not; the message names it and the fix.
     """
+    mixtures = _fused_mixtures(model)
     for name, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding) or module in mixtures:
             continue
         if invariant_norms.is_norm(module):
             if invariant_norms.form_of(module) is None:
@@ -57,6 +59,18 @@ def check_modules(model: PreTrainedModel) -> None:
                 "with weights of its own, in an order that depends on the number of tokens, or for experts on how "
                 "many tokens each gets; leave it out"
             )
+
+
+def _fused_mixtures(model: PreTrainedModel) -> set[nn.Module]:
+    """The routers and experts that fused layers compute, with the modules in them."""
+    parts = family_of(model.config).parts
+    mixture = None if parts is None else parts.mixture
+    layers = model.base_model.layers
+    if parts is None or mixture is None or not isinstance(layers, nn.ModuleList):
+        return set()
+    mlps = [getattr(layer, parts.mlp) for layer in layers]
+    found = [getattr(mlp, name, None) for mlp in mlps for name in (mixture.router, mixture.experts)]
+    return {inner for module in found if isinstance(module, nn.Module) for inner in module.modules()}
 
 
 def check_ranks(layout: RankLayout) -> None:
