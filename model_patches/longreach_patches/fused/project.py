@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from longreach_kernels.linear import linear
 from torch import Tensor, nn
 
 from longreach_patches.fused.activation import Activation
@@ -32,7 +33,7 @@ class Products:
         if projection.others:
             parts = (projection._replace(others=()), *projection.others)
             return torch.cat([self(x, part) for part in parts], 1)
-        weight, bias, _ = projection
+        weight, bias = projection.weight, projection.bias
         if isinstance(weight, Tensor):
             return (self._own(x) or nn.functional.linear)(x, weight, bias)
         return self._quantized(x, projection)
@@ -40,7 +41,7 @@ class Products:
     def gated(self, x: Tensor, projection: Projection, activation: Activation) -> Tensor | None:
         """activation(gate) * up of a projection whose first half gives gates, (T, outputs / 2), by one kernel; None
         where there is none for so many rows."""
-        weight, bias, others = projection
+        weight, bias, others = projection.weight, projection.bias, projection.others
         if isinstance(weight, Tensor):
             own = self._own(x)
             return None if own is None or others else own(x, weight, bias, gated=True, activation=activation)
@@ -51,7 +52,7 @@ class Products:
     def add(self, stream: Tensor, x: Tensor, projection: Projection, scale: float) -> None:
         """stream += scale * projection(x): the product's kernel adds, so the sum costs no pass of its own and is
         rounded once."""
-        weight, bias, _ = projection
+        weight, bias = projection.weight, projection.bias
         if not isinstance(weight, Tensor):
             self._quantized(x, projection, add_to=stream, scale=scale)
         elif (own := self._own(x)) is not None:
@@ -62,9 +63,7 @@ class Products:
                 stream.add_(bias, alpha=scale)
 
     def _quantized(self, x: Tensor, projection: Projection, **options: Any) -> Tensor:
-        from longreach_kernels.linear import linear
-
-        weight, bias, _ = projection
+        weight, bias = projection.weight, projection.bias
         return linear(x, weight, bias, backend=self.backend, batch_invariant=self.batch_invariant, **options)
 
     def _own(self, x: Tensor) -> Product | None:

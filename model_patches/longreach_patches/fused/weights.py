@@ -32,11 +32,13 @@ class Projection(NamedTuple):
 
     Attributes:
         others: projections of the same input whose outputs follow these, where formats cannot be joined.
+        sizes: outputs of each of the joined.
     """
 
     weight: Weight
     bias: Tensor | None
     others: tuple[Projection, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -139,7 +141,7 @@ def some_inputs(projection: Projection, layout: RankLayout) -> Projection:
 @contextmanager
 def separated(whole: Projection, ranks: int, *projections: Any) -> Iterator[None]:
     """Give projections that were joined rank by rank their own weights for a while, as copies."""
-    sizes = [projection.out_features // ranks for projection in projections]
+    sizes = [size // ranks for size in whole.sizes]
     _set_weights(projections, _by_projection(whole.weight, ranks, sizes))
     if whole.bias is not None:
         for projection, own in zip(projections, _by_projection(whole.bias, ranks, sizes), strict=True):
@@ -173,27 +175,28 @@ def joined(ranks: int, *projections: Any) -> Projection:
     if projections[0].bias is not None:
         bias = _interleaved(ranks, [projection.bias.detach() for projection in projections])
         assert isinstance(bias, Tensor)
+    sizes = tuple(projection.out_features for projection in projections)
     start = 0
-    for projection in projections:
-        end = start + projection.out_features
+    for projection, size in zip(projections, sizes, strict=True):
+        end = start + size
         _set_weights([projection], [take_outputs(weight, start, end) if ranks == 1 else _empty(weight)])
         if bias is not None:
             projection.bias.data = bias[start : end if ranks == 1 else start]
         start = end
-    return Projection(weight, bias)
+    return Projection(weight, bias, sizes=sizes)
 
 
-def _set_weights(projections: Sequence[Any], weights: Sequence[Weight | None]) -> None:
+def _set_weights(projections: Sequence[Any], weights: Sequence[Weight]) -> None:
     for projection, weight in zip(projections, weights, strict=True):
-        if isinstance(weight, Tensor):
-            projection.weight.data = weight
-        else:
+        if hasattr(projection, "weight_value"):
             projection.weight_value = weight
+        else:
+            projection.weight.data = weight
 
 
-def _empty(weight: Weight) -> Tensor | None:
-    """What a module has of a weight that lies elsewhere."""
-    return weight[:0] if isinstance(weight, Tensor) else None
+def _empty(weight: Weight) -> Tensor:
+    """What a module has of a weight that lies elsewhere: no outputs."""
+    return weight[:0] if isinstance(weight, Tensor) else torch.empty(0, weight.shape[1], device=weight.device)
 
 
 def _interleaved(ranks: int, weights: Sequence[Weight]) -> Weight:
