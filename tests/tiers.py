@@ -34,6 +34,7 @@ TIER_OF = {
     "tests/benchmarks/test_training_steps.py": "system",
     "tests/clients": "unit",
     "tests/kernels": "kernel",
+    "tests/kernels/linear/test_formats.py": "unit",
     "tests/kernels/test_block_rules.py": "unit",
     "tests/kernels/test_debug.py": "unit",
     "tests/kernels/test_io_docs.py": "unit",
