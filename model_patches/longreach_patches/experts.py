@@ -44,7 +44,7 @@ def experts_of(module: nn.Module) -> Experts:
     has = cast("Any", module)
     if getattr(module, "has_post_expert_norm", False) or getattr(module, "_is_expert_parallel", False):
         raise UnsupportedModelError(
-            f"{type(module).__name__} has norms of its own behind its experts, or some of the experts; neither is computed"
+            f"{type(module).__name__} has norms behind its experts, or only some of the experts; neither is computed"
         )
     first = "gate_up_proj" if has.has_gate else "up_proj"
     up, down = getattr(has, first), has.down_proj

@@ -85,13 +85,14 @@ def sum_rows(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tiles"])
 def _gather_kernel(
     X, Order, Tiles, NumTiles, Out, most_tiles, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Grid (P, blocks of channels): Out (P, C) of X (T, C), by row."""
     row = tl.program_id(0)
-    if row < tl.load(Tiles + 2 * most_tiles + tl.load(NumTiles) - 1, mask=tl.load(NumTiles) > 0, other=0):
+    last = tl.load(NumTiles) - 1
+    if row < tl.load(Tiles + 2 * most_tiles + last, mask=last >= 0, other=0):
         token = tl.load(Order + row).to(tl.int64) // TOP_K
         channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(X + token * C + channels, mask=channels < C)

@@ -133,7 +133,7 @@ def test_the_same_call_gives_the_same_bits_a_hundred_times(form: str) -> None:
 @gpu
 @pytest.mark.parametrize("form", FORMS)
 def test_a_graph_computes_what_is_chosen_when_it_is_replayed(form: str) -> None:
-    x, experts, weights, layer = on_gpu(torch.bfloat16, FORMS[form])
+    x, _, _, layer = on_gpu(torch.bfloat16, FORMS[form])
     logits = torch.randn(len(x), 4, device="cuda")
 
     def compute() -> torch.Tensor:
