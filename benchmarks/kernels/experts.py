@@ -20,11 +20,11 @@ from longreach_kernels.compilation import compile_only
 from longreach_kernels.moe import Experts, Routing, experts_product, route
 from longreach_kernels.moe.launch import Call, Product
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
-from longreach_kernels.moe.sum_kernel import sum_pairs
+from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, few_tile, many_tile
 from torch import Tensor
 
-_DEVICE = torch.device("cuda")
+_DEVICE = torch.device("cuda", 0)
 _HALF = torch.bfloat16
 
 
@@ -64,35 +64,36 @@ SHAPES = (
 )
 UP_TILES = [
     ManyTile(128, 128, 64, 8, 4),
+    ManyTile(128, 128, 64, 8, 4, group=4),
     ManyTile(128, 128, 64, 8, 3),
-    ManyTile(128, 128, 64, 8, 4, persistent=False),
-    ManyTile(128, 128, 64, 8, 4, group=16),
-    ManyTile(128, 64, 64, 8, 4),
-    ManyTile(128, 64, 64, 4, 4),
     ManyTile(64, 128, 64, 4, 4),
-    ManyTile(64, 64, 64, 4, 5, persistent=False),
+    ManyTile(64, 64, 64, 4, 4, programs=2),
+    ManyTile(128, 64, 64, 4, 3, programs=2),
+    ManyTile(128, 64, 64, 8, 3, programs=2),
 ]
 DOWN_TILES = [
     ManyTile(128, 256, 64, 8, 4),
     ManyTile(128, 256, 64, 8, 3),
-    ManyTile(128, 256, 64, 8, 4, persistent=False),
-    ManyTile(128, 128, 64, 8, 4),
+    ManyTile(128, 128, 64, 4, 3, programs=2),
     ManyTile(128, 128, 64, 4, 4),
+    ManyTile(128, 128, 64, 8, 3, programs=2),
+    ManyTile(128, 128, 64, 4, 3, programs=0),
+    ManyTile(128, 128, 128, 8, 3),
+    ManyTile(64, 128, 64, 4, 4, programs=2),
     ManyTile(64, 256, 64, 4, 4),
-    ManyTile(64, 128, 64, 4, 5, persistent=False),
+    ManyTile(256, 128, 64, 8, 3),
 ]
 FEW_TILES = [
-    FewTile(16, block_n, block_k, warps, stages)
-    for block_n, block_k, warps, stages in (
-        (64, 128, 4, 4),
-        (64, 128, 4, 3),
-        (32, 128, 4, 5),
-        (32, 256, 4, 3),
-        (16, 256, 2, 4),
-        (16, 512, 4, 3),
-        (64, 64, 4, 6),
-        (128, 64, 4, 4),
-        (128, 128, 8, 3),
+    FewTile(rows, block_n, block_k, warps, stages)
+    for rows, block_n, block_k, warps, stages in (
+        (16, 64, 128, 4, 3),
+        (16, 64, 64, 4, 6),
+        (16, 64, 64, 4, 8),
+        (16, 128, 64, 4, 4),
+        (32, 64, 128, 4, 3),
+        (32, 128, 64, 4, 4),
+        (64, 64, 128, 4, 3),
+        (64, 128, 64, 4, 4),
     )
 ]
 Work = Callable[[], object]
@@ -150,16 +151,18 @@ def many_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str,
     flops = 2 * pairs * shape.channels * shape.inner / 1e9
     yield f"{name} layer", 3 * flops, lambda: experts_product(x, experts, weights, layer)
     total = torch.empty_like(x)
-    yield f"{name} sum", 0, lambda: sum_pairs(out, experts, total, layer.count, 0, add=False, scale=1.0)
-    orders: dict[int, SortedPairs] = {rows: sort_pairs(experts, layer.count, 0, rows) for rows in (64, 128)}
+    orders: dict[int, SortedPairs] = {rows: sort_pairs(experts, layer.count, 0, rows) for rows in (64, 128, 256)}
+    more: dict[str, Any] = {"add": False, "scale": 1.0}
+    yield f"{name} sum", 0, lambda: sum_rows(out, orders[128], experts, weights, total, layer.count, 0, **more)
+    yield f"{name} gather", 0, lambda: gather_rows(x, orders[128], shape.top_k)
     yield f"{name} sort", 0, lambda: sort_pairs(experts, layer.count, 0, 128)
     rows = x.new_empty(pairs, shape.channels).normal_()
-    up = Product(x, layer.gate_up, layer.gate_up_bias, inner, False, True, False)
-    gathered = Product(rows, layer.gate_up, layer.gate_up_bias, inner, False, True, True)
-    down = Product(inner, layer.down, layer.down_bias, out, True, False, True)
+    up = Product(x, layer.gate_up, layer.gate_up_bias, inner, False, True)
+    gathered = Product(rows, layer.gate_up, layer.gate_up_bias, inner, True, True)
+    down = Product(inner, layer.down, layer.down_bias, out, True, False)
     for tile in UP_TILES:
         yield f"{name} up {_words(tile)}", 2 * flops, partial(call.multiply, up, tile, orders[tile.rows])
-    for tile in UP_TILES[:3]:
+    for tile in UP_TILES:
         yield (
             f"{name} up of sorted {_words(tile)}",
             2 * flops,
@@ -200,8 +203,8 @@ def few_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, 
         orders = [None if tokens == 1 else sort_pairs(c.experts, layer.count, 0, tile.rows) for c in calls]
         works: list[Work] = []
         for call, order in zip(calls, orders, strict=True):
-            up = Product(call.x, layer.gate_up, layer.gate_up_bias, inner, False, True, False)
-            down = Product(inner, layer.down, layer.down_bias, out, True, False, True)
+            up = Product(call.x, layer.gate_up, layer.gate_up_bias, inner, False, True)
+            down = Product(inner, layer.down, layer.down_bias, out, True, False)
             works.append(partial(call.multiply, up if part == "up" else down, tile, order))
         yield f"{name} {part} {_words(tile)}", (2 if part == "up" else 1) * read, works
 
@@ -234,7 +237,7 @@ def check() -> None:
                 print(f"check {shape.name} {dtype} {tokens}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
 
-_MANY, _FEW = (8192, 4096), (1, 8, 32, 128)
+_MANY, _FEW = (8192, 4096), (1, 8, 64, 256)
 
 
 def _compile(shapes: list[Shape], layers: dict[str, Experts], parts: list[str], threads: int) -> None:

@@ -28,6 +28,7 @@ from longreach_patches.policy_step import (
     chosen_layers,
     masks_under,
 )
+from longreach_patches.quantized import brings_kv_scales, scheme_of
 
 __all__ = [
     "FAMILIES",
@@ -51,6 +52,7 @@ __all__ = [
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",
+    "brings_kv_scales",
     "check_agreement",
     "check_files_if_any",
     "check_layout",
@@ -67,4 +69,5 @@ __all__ = [
     "resolve_dtype",
     "resolve_kv_dtype",
     "rotary_layers",
+    "scheme_of",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from longreach_patches import quantized
 from longreach_patches.families import experts_of_token, family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
@@ -49,8 +50,8 @@ class Footprint:
         check_layout(config, layout)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            quantized.place_declared(model)
             split_weights(model, layout)
-        tensors = [*model.parameters(), *model.buffers()]
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
@@ -82,7 +83,7 @@ class Footprint:
         logits = 1 if layout.size == 1 else 3
         row = config.vocab_size * (logits * dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(
-            weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            weight_bytes=quantized.bytes_of(model),
             pages=pages,
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,

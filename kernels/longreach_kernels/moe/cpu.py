@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from longreach_kernels.linear import Weight, dequantize, take_experts
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.reference import activate
 
@@ -30,5 +31,9 @@ def experts_product(x: Tensor, experts: Tensor, weights: Tensor, layer: Experts)
 def _expert(x: Tensor, expert: int, layer: Experts) -> Tensor:
     gate_up_bias = None if layer.gate_up_bias is None else layer.gate_up_bias[expert]
     down_bias = None if layer.down_bias is None else layer.down_bias[expert]
-    inner = activate(torch.nn.functional.linear(x, layer.gate_up[expert], gate_up_bias), layer)
-    return torch.nn.functional.linear(inner, layer.down[expert], down_bias)
+    inner = activate(torch.nn.functional.linear(x, _weight(layer.gate_up, expert, x.dtype), gate_up_bias), layer)
+    return torch.nn.functional.linear(inner, _weight(layer.down, expert, x.dtype), down_bias)
+
+
+def _weight(weight: Weight, expert: int, dtype: torch.dtype) -> Tensor:
+    return dequantize(take_experts(weight, expert, expert + 1), dtype)[0]

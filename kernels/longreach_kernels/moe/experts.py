@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from longreach_kernels.linear import Weight
+
 ExpertsActivation = Literal["silu", "gelu_tanh", "swiglu_clamped"]
 _KNOWN = ("silu", "gelu_tanh", "swiglu_clamped")
 
@@ -17,8 +19,8 @@ class Experts:
     """E experts, each down(activation(gate_up(x))), with C channels outside and I inside.
 
     Attributes:
-        gate_up: (E, 2 I, C): of each expert the gates' outputs, then those that they gate.
-        down: (E, C, I).
+        gate_up: (E, 2 I, C), of any format: of each expert the gates' outputs, then those that they gate.
+        down: (E, C, I), of any format.
         gate_up_bias: (E, 2 I), in the order of `gate_up`, or None.
         down_bias: (E, C), or None. Of ranks that share an expert's channels, one has it.
         activation: "silu" and "gelu_tanh" give activation(gate) * up; "swiglu_clamped" is gpt-oss's (up + 1) * gate *
@@ -31,8 +33,8 @@ class Experts:
             another rank has them.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     activation: ExpertsActivation | Callable[[Tensor], Tensor] = "silu"

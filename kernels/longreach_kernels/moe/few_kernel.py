@@ -13,14 +13,13 @@ import triton.language as tl
 from longreach_kernels.moe.activation_kernel import activate
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tiles"])
 def few_kernel(
     X,
     W,
     Bias,
     Out,
     Chosen,
-    PairWeights,
     Order,
     Tiles,
     NumTiles,
@@ -33,38 +32,39 @@ def few_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    IS_DOWN: tl.constexpr,
-    IS_SORTED: tl.constexpr,
+    ONE_TOKEN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of outputs, tiles of rows).
+    """Grid (blocks of outputs, tiles of rows): Out (P, N), by row, of X (T, K), or (P, K) by row where there is no
+    Order, and W (E, N, K), or W (E, 2 N, K) where an activation follows.
 
-    Upwards, Out (rows, N) of X (T, K) and W (E, N, K), or W (E, 2 N, K) where an activation follows. Downwards, Out
-    (pairs, N) of X (rows, K), each pair times its weight. Without sorting there is one token, and its pairs are the
-    tiles and the rows.
+    Without Tiles the pairs of one token are the tiles and the rows. X has that token's row alone if ONE_TOKEN.
     """
     tile = tl.program_id(1)
     rows = tl.arange(0, ROWS)
-    if IS_SORTED:
+    if Tiles is not None:
         if tile >= tl.load(NumTiles):
             return
         expert = tl.load(Tiles + tile)
         rows += tl.load(Tiles + most_tiles + tile)
         has_row = rows < tl.load(Tiles + 2 * most_tiles + tile)
-        pairs = tl.load(Order + rows, mask=has_row, other=0)
     else:
         expert = tl.load(Chosen + tile).to(tl.int32) - FIRST
         if (expert < 0) | (expert >= E):
             return
         has_row = rows == 0
         rows += tile
-        pairs = rows
     GATED: tl.constexpr = ACTIVATION is not None
-    inputs = rows if IS_DOWN else pairs // TOP_K
+    if Order is not None:
+        inputs = tl.load(Order + rows, mask=has_row, other=0) // TOP_K
+    elif ONE_TOKEN:
+        inputs = rows // TOP_K
+    else:
+        inputs = rows
     x_ptrs = X + inputs.to(tl.int64) * K
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -96,9 +96,5 @@ def few_kernel(
             acc_up += tl.load(bias + OTHER, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATED:
         acc = activate(acc, acc_up, ACTIVATION, ALPHA, LIMIT)
-    places = rows
-    if IS_DOWN:
-        acc *= tl.load(PairWeights + pairs, mask=has_row, other=0.0).to(tl.float32)[None, :]
-        places = pairs
-    out = Out + places.to(tl.int64)[None, :] * N + offs_n[:, None]
+    out = Out + rows.to(tl.int64)[None, :] * N + offs_n[:, None]
     tl.store(out, acc.to(Out.dtype.element_ty), mask=inside[:, None] & has_row[None, :])

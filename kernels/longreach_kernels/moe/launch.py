@@ -14,8 +14,8 @@ from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.few_kernel import few_kernel
 from longreach_kernels.moe.many_kernel import many_kernel
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
-from longreach_kernels.moe.sum_kernel import sum_pairs
-from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, few_tile, invariant_tile, many_tile
+from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, few_tile, invariant_tile, is_gathered_first, many_tile
 
 # Tokens that are computed together, for their k results each take memory.
 MAX_TOKENS = 16384
@@ -37,8 +37,7 @@ def experts_product(
     for start in range(0, x.shape[0], MAX_TOKENS):
         some = slice(start, start + MAX_TOKENS)
         call = Call(x[some], experts[some], weights[some], layer)
-        pairs = call.pairs(batch_invariant)
-        sum_pairs(pairs, call.experts, out[some], layer.count, layer.first, add=add_to is not None, scale=scale)
+        call.add(out[some], *call.tiles(batch_invariant), add=add_to is not None, scale=scale)
     return out
 
 
@@ -47,18 +46,17 @@ class Product:
     """One of the two products of a call.
 
     Attributes:
-        x: (T, K), or (P, K) in sorted order if `x_is_sorted`.
+        x: (T, K), or (P, K) in sorted order if `by_row`.
         weight: (E, N, K), or (E, 2 N, K) if `gated`.
-        out: (P, N), sorted upwards, by pair downwards.
+        out: (P, N), in sorted order.
     """
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
     out: Tensor
-    is_down: bool
+    by_row: bool
     gated: bool
-    x_is_sorted: bool
 
 
 @dataclass(frozen=True)
@@ -70,33 +68,36 @@ class Call:
     weights: Tensor
     layer: Experts
 
-    def pairs(self, batch_invariant: bool = False) -> Tensor:
-        """The result of each pair of a token and an expert, times its weight, (P, C)."""
-        arch, dtype, pairs = capability(self.x.device), self.x.dtype, self.experts.numel()
-        tiles: list[FewTile | ManyTile] = []
+    def tiles(self, batch_invariant: bool) -> tuple[FewTile | ManyTile, FewTile | ManyTile]:
+        """The tiles of both products, which have as many rows."""
+        size = (self.experts.numel(), self.layer.count)
+        kind = (self.x.dtype, capability(self.x.device))
+        found: list[FewTile | ManyTile] = []
         for gated in (self.layer.is_gated, False):
-            size = (pairs, self.layer.count, gated, dtype, arch)
-            few = None if batch_invariant else few_tile(*size)
-            tiles.append(few or (invariant_tile(*size) if batch_invariant else many_tile(*size)))
-        rows = min(tile.rows for tile in tiles)
-        tiles = [tile._replace(rows=rows) for tile in tiles]
-        return self.pairs_in(tiles[0], tiles[1])
+            few = None if batch_invariant else few_tile(*size, gated, *kind)
+            found.append(few or (invariant_tile if batch_invariant else many_tile)(*size, gated, *kind))
+        rows = min(tile.rows for tile in found)
+        return found[0]._replace(rows=rows), found[1]._replace(rows=rows)
 
-    def pairs_in(self, up: FewTile | ManyTile, down: FewTile | ManyTile) -> Tensor:
-        """`pairs`, in tiles of a size that have as many rows each."""
+    def add(self, out: Tensor, up: FewTile | ManyTile, down: FewTile | ManyTile, *, add: bool, scale: float) -> None:
+        """out (T, C) = scale * the weighted sum of each token's results, or plus that if `add`."""
         layer, pairs = self.layer, self.experts.numel()
         is_one = self.x.shape[0] == 1 and isinstance(up, FewTile)
         order = None if is_one else sort_pairs(self.experts, layer.count, layer.first, up.rows)
         width = layer.gate_up.shape[1] // (2 if layer.is_gated else 1)
-        inner = self.x.new_empty(pairs, width)
-        self.multiply(
-            Product(self.x, layer.gate_up, layer.gate_up_bias, inner, False, layer.is_gated, False), up, order
-        )
+        x = self.x
+        by_row = order is not None and isinstance(up, ManyTile) and is_gathered_first(width)
+        if by_row:
+            assert order is not None
+            x = gather_rows(x, order, self.experts.shape[1])
+        inner = x.new_empty(pairs, width)
+        self.multiply(Product(x, layer.gate_up, layer.gate_up_bias, inner, by_row, layer.is_gated), up, order)
+        del x
         if callable(layer.activation):
-            inner = layer.activation(inner)
-        out = self.x.new_empty(pairs, layer.channels)
-        self.multiply(Product(inner.contiguous(), layer.down, layer.down_bias, out, True, False, True), down, order)
-        return out
+            inner = layer.activation(inner).contiguous()
+        rows = inner.new_empty(pairs, layer.channels)
+        self.multiply(Product(inner, layer.down, layer.down_bias, rows, True, False), down, order)
+        sum_rows(rows, order, self.experts, self.weights, out, layer.count, layer.first, add=add, scale=scale)
 
     def multiply(self, product: Product, tile: FewTile | ManyTile, order: SortedPairs | None) -> None:
         """Compute one product."""
@@ -117,8 +118,7 @@ class Call:
             product.bias,
             product.out,
             self.experts,
-            self.weights,
-            None if order is None else order.order,
+            None if order is None or product.by_row else order.order,
             None if order is None else order.tiles,
             None if order is None else order.num_tiles,
             most,
@@ -130,8 +130,7 @@ class Call:
             ROWS=tile.rows,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            IS_DOWN=product.is_down,
-            IS_SORTED=order is not None,
+            ONE_TOKEN=order is None and not product.by_row,
             **self._options(product, tile),
         )
 
@@ -142,11 +141,11 @@ class Call:
         tma = capability(x.device) >= 90 and _described(weight)
         if tma:
             weight = _weight_descriptor(weight, outputs, product.gated, self.layer.interleaved, tile)
-        if tma and product.x_is_sorted:
+        if tma and product.by_row:
             x = TensorDescriptor(x, list(x.shape), [inputs, 1], [tile.rows, tile.block_k])
         programs = order.tiles.shape[1] * cdiv(outputs, tile.block_n)
-        if tile.persistent:
-            programs = min(programs, processors(product.out.device))
+        if tile.programs:
+            programs = min(programs, tile.programs * processors(product.out.device))
         launch(
             many_kernel,
             (programs,),
@@ -154,8 +153,7 @@ class Call:
             weight,
             product.bias,
             product.out,
-            self.weights,
-            order.order,
+            None if product.by_row else order.order,
             order.tiles,
             order.num_tiles,
             order.tiles.shape[1],
@@ -166,9 +164,7 @@ class Call:
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             GROUP=tile.group,
-            IS_DOWN=product.is_down,
             TMA=tma,
-            X_SORTED=product.x_is_sorted,
             **self._options(product, tile),
         )
 

@@ -77,13 +77,44 @@ def _gate_and_up(acc, INTERLEAVED: tl.constexpr):
     return gate, up
 
 
+@triton.jit
+def _finish(
+    gate,
+    up,
+    Bias,
+    Out,
+    expert,
+    first,
+    rows,
+    has_row,
+    N: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Store sums (rows, columns) with what belongs to the product, rounded once."""
+    columns = first + tl.arange(0, gate.shape[1])
+    inside = columns < N
+    if ACTIVATION is None:
+        if Bias is not None:
+            gate += tl.load(Bias + expert * N + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    else:
+        if Bias is not None:
+            base = Bias + expert * (2 * N) + (2 * columns if INTERLEAVED else columns)
+            gate += tl.load(base, mask=inside, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(base + (1 if INTERLEAVED else N), mask=inside, other=0.0).to(tl.float32)[None, :]
+        gate = activate(gate, up, ACTIVATION, ALPHA, LIMIT)
+    out = Out + rows.to(tl.int64)[:, None] * N + columns[None, :]
+    tl.store(out, gate.to(Out.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
+
+
 @triton.jit(do_not_specialize=["most_tiles"])
 def many_kernel(
     X,
     W,
     Bias,
     Out,
-    PairWeights,
     Order,
     Tiles,
     NumTiles,
@@ -95,18 +126,15 @@ def many_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
-    IS_DOWN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     TMA: tl.constexpr,
-    X_SORTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Any number of programs. Upwards, Out (rows, N) of X (T, K) and W (E, N, K), or W (E, 2 N, K) where an activation
-    follows. Downwards, Out (pairs, N), each pair times its weight. X has a row for each row if
-    X_SORTED, else for each token. W is a tensor descriptor if TMA; so is X if X_SORTED, too."""
+    """Any number of programs: Out (P, N), by row, of X (T, K), or (P, K) by row where there is no Order, and W (E, N,
+    K), or W (E, 2 N, K) where an activation follows. W is a tensor descriptor if TMA, and then so is X by row."""
     GATED: tl.constexpr = ACTIVATION is not None
     num_tiles = tl.load(NumTiles)
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -118,12 +146,13 @@ def many_kernel(
         first = tile_n * BLOCK_N
         rows = first_row + tl.arange(0, BLOCK_M)
         has_row = rows < end
-        pairs = tl.load(Order + rows, mask=has_row, other=0)
-        inputs = rows if X_SORTED else pairs // TOP_K
+        inputs = rows
+        if Order is not None:
+            inputs = tl.load(Order + rows, mask=has_row, other=0) // TOP_K
         acc = tl.zeros((BLOCK_M, (2 if GATED else 1) * BLOCK_N), tl.float32)
         for step in range((K + BLOCK_K - 1) // BLOCK_K):
             k = step * BLOCK_K
-            if TMA and X_SORTED:
+            if TMA and Order is None:
                 x = X.load([first_row, k])
             else:
                 columns = k + tl.arange(0, BLOCK_K)
@@ -133,22 +162,13 @@ def many_kernel(
                 x = tl.load(X + inputs.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
             w = _weights(W, expert, first, k, N, K, BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA)
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
-        columns = first + tl.arange(0, BLOCK_N)
-        inside = columns < N
         if GATED:
             gate, up = _gate_and_up(acc, INTERLEAVED)
-            if Bias is not None:
-                base = Bias + expert * (2 * N) + (2 * columns if INTERLEAVED else columns)
-                gate += tl.load(base, mask=inside, other=0.0).to(tl.float32)[None, :]
-                up += tl.load(base + (1 if INTERLEAVED else N), mask=inside, other=0.0).to(tl.float32)[None, :]
-            result = activate(gate, up, ACTIVATION, ALPHA, LIMIT)
+            _finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
+        elif BLOCK_N == 256:  # in halves: what a whole tile takes on its way out would take a stage from the pipeline
+            low, high = _gate_and_up(acc, False)
+            half = first + BLOCK_N // 2
+            _finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
+            _finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)
         else:
-            result = acc
-            if Bias is not None:
-                result += tl.load(Bias + expert * N + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-        places = rows
-        if IS_DOWN:
-            result *= tl.load(PairWeights + pairs, mask=has_row, other=0.0).to(tl.float32)[:, None]
-            places = pairs
-        out = Out + places.to(tl.int64)[:, None] * N + columns[None, :]
-        tl.store(out, result.to(Out.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
+            _finish(acc, acc, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from longreach_kernels.linear import Weight, dequantize, take_experts
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.routing import Routing
 
@@ -69,11 +70,15 @@ def experts_product(x: Tensor, experts: Tensor, weights: Tensor, layer: Experts)
 
 
 def _expert(x: Tensor, expert: int, layer: Experts) -> Tensor:
-    inner = layer.gate_up[expert].double() @ x
+    inner = _weight(layer.gate_up, expert) @ x
     if layer.gate_up_bias is not None:
         inner = inner + layer.gate_up_bias[expert].double()
-    out = layer.down[expert].double() @ activate(inner[None], layer)[0]
+    out = _weight(layer.down, expert) @ activate(inner[None], layer)[0]
     return out if layer.down_bias is None else out + layer.down_bias[expert].double()
+
+
+def _weight(weight: Weight, expert: int) -> Tensor:
+    return dequantize(take_experts(weight, expert, expert + 1), torch.float64)[0]
 
 
 def activate(gate_up: Tensor, layer: Experts) -> Tensor:

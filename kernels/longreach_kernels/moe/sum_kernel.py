@@ -1,4 +1,4 @@
-"""The sum of a token's k results, in the order of its experts, and with the residual stream."""
+"""Rows of tokens brought into the order of experts, and the weighted sum of a token's k results on the way back."""
 
 # pyright: reportGeneralTypeIssues=false
 from __future__ import annotations
@@ -8,14 +8,17 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import cdiv, launch
+from longreach_kernels.moe.sort_kernel import SortedPairs
 
 _BLOCK = 1024
 
 
 @triton.jit
 def _sum_kernel(
-    Pairs,
+    Rows,
+    Places,
     Chosen,
+    Weights,
     Out,
     C: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -25,15 +28,21 @@ def _sum_kernel(
     ADD: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    """Grid (T, blocks of channels): Out (T, C) of Pairs (T, k, C). Pairs whose expert is not here are not there."""
+    """Grid (T, blocks of channels): Out (T, C) of Rows (P, C). Rows of experts that are not here are not there."""
     token = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < C
     total = tl.zeros((BLOCK,), tl.float32)
     for rank in tl.static_range(TOP_K):
-        expert = tl.load(Chosen + token * TOP_K + rank) - FIRST
+        pair = token * TOP_K + rank
+        expert = tl.load(Chosen + pair).to(tl.int32) - FIRST
         here = (expert >= 0) & (expert < E)
-        total += tl.load(Pairs + (token * TOP_K + rank) * C + channels, mask=inside & here, other=0.0).to(tl.float32)
+        weight = tl.load(Weights + pair).to(tl.float32)
+        row = pair
+        if Places is not None:
+            row = tl.load(Places + pair, mask=here, other=0).to(tl.int64)
+        result = tl.load(Rows + row * C + channels, mask=inside & here, other=0.0).to(tl.float32)
+        total += result * weight
     if SCALE != 1.0:
         total *= SCALE
     if ADD:
@@ -41,15 +50,29 @@ def _sum_kernel(
     tl.store(Out + token * C + channels, total.to(Out.dtype.element_ty), mask=inside)
 
 
-def sum_pairs(pairs: Tensor, chosen: Tensor, out: Tensor, experts: int, first: int, *, add: bool, scale: float) -> None:
-    """out (T, C) = scale * the sum of pairs (T k, C) over k, or plus that if `add`; rounded once."""
+def sum_rows(
+    rows: Tensor,
+    order: SortedPairs | None,
+    chosen: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    experts: int,
+    first: int,
+    *,
+    add: bool,
+    scale: float,
+) -> None:
+    """out (T, C) = scale * the sum of weights (T, k) times rows (P, C) over k, or plus that if `add`; rounded once.
+    Without an order, rows are pairs. Pairs whose expert is not among `experts` from `first` on count nothing."""
     tokens, channels = out.shape
     block = min(_BLOCK, triton.next_power_of_2(channels))
     launch(
         _sum_kernel,
         (tokens, cdiv(channels, block)),
-        pairs,
+        rows,
+        None if order is None else order.places,
         chosen,
+        weights,
         out,
         C=channels,
         TOP_K=chosen.shape[1],
@@ -60,3 +83,39 @@ def sum_pairs(pairs: Tensor, chosen: Tensor, out: Tensor, experts: int, first: i
         SCALE=scale,
         num_warps=4,
     )
+
+
+@triton.jit(do_not_specialize=["most_tiles"])
+def _gather_kernel(
+    X, Order, Tiles, NumTiles, Out, most_tiles, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Grid (P, blocks of channels): Out (P, C) of X (T, C), by row."""
+    row = tl.program_id(0)
+    last = tl.load(NumTiles) - 1
+    if row < tl.load(Tiles + 2 * most_tiles + last, mask=last >= 0, other=0):
+        token = tl.load(Order + row).to(tl.int64) // TOP_K
+        channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(X + token * C + channels, mask=channels < C)
+        tl.store(Out + row.to(tl.int64) * C + channels, x, mask=channels < C)
+
+
+def gather_rows(x: Tensor, order: SortedPairs, top_k: int) -> Tensor:
+    """Rows (P, C) of tokens x (T, C), sorted by expert."""
+    pairs, channels = order.order.numel(), x.shape[1]
+    out = x.new_empty(pairs, channels)
+    block = min(4 * _BLOCK, triton.next_power_of_2(channels))
+    launch(
+        _gather_kernel,
+        (pairs, cdiv(channels, block)),
+        x,
+        order.order,
+        order.tiles,
+        order.num_tiles,
+        out,
+        order.tiles.shape[1],
+        C=channels,
+        TOP_K=top_k,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out

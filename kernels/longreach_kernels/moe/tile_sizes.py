@@ -21,7 +21,8 @@ class FewTile(NamedTuple):
 
 
 class ManyTile(NamedTuple):
-    """A tile of a product of many rows; `group` row tiles share their weights in the L2 cache."""
+    """A tile of a product of many rows. `group` row tiles share their weights in the L2 cache. A multiprocessor has so
+    many `programs`, which take tile after tile; 0 for a program a tile."""
 
     rows: int
     block_n: int
@@ -29,10 +30,11 @@ class ManyTile(NamedTuple):
     num_warps: int
     num_stages: int
     group: int = 8
-    persistent: bool = True
+    programs: int = 1
 
 
 # Rows of an expert, on average, up to which a form is quickest.
+_ONE_TOKEN = 8  # pairs
 _FEW_ROWS, _SOME_ROWS, _MEDIUM_ROWS = 12, 40, 96
 
 
@@ -49,7 +51,7 @@ def few_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: in
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
         return FewTile(rows, 16, 64, 4, 2)
     if 90 <= arch < 120:
-        return FewTile(rows, 64, 128, 4, 4 if gated else 5)
+        return FewTile(rows, 64, 64, 4, 6) if pairs <= _ONE_TOKEN else FewTile(rows, 64, 128, 4, 3)
     # sm_86, sm_89 and sm_120 have 99 KB of shared memory a block.
     return FewTile(rows, 32, 128, 4, 3)
 
@@ -83,3 +85,12 @@ def invariant_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, ar
 def blocks(outputs: int, block: int) -> int:
     """How many tiles cover so many outputs."""
     return cdiv(outputs, block)
+
+
+def is_gathered_first(outputs: int) -> bool:
+    """Whether rows of tokens are brought into order before a product of many rows, and not while it runs.
+
+    Measured on an H200 at 8192 tokens, microseconds, with the gathering: gpt-oss (2880 outputs) 1683 against 1870,
+    Qwen3-30B (768 outputs) 777 against 664.
+    """
+    return outputs >= 2048

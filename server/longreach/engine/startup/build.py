@@ -112,6 +112,8 @@ def _started(state: RankState, config: EngineConfig) -> Started:
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
+        quantization=loaded.quantization or "",
+        weight_bytes=loaded.weight_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from longreach_patches import (
     KVPages,
     LoadedModel,
     PageShape,
+    brings_kv_scales,
     head_shape,
     layer_masks,
     load_model,
@@ -96,6 +98,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
             overrides=config.hf_overrides,
             max_length=config.max_model_len,
             gguf_file=config.gguf_file,
+            quantization=config.quantization,
         )
     if joined.layout.rank == 0:
         logger.info("%s", layers_in_words(loaded))
@@ -105,10 +108,11 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     if on_gpu and layout.size > 1:
         torch.cuda.empty_cache()  # what whole weights took before they were cut
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device, brings_kv_scales(loaded.config))
     own = layer_masks(loaded.config)
     bounded = capacity.bounded_layers(config, own, layout)
-    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
+    planned = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
+    footprint = dataclasses.replace(planned, weight_bytes=loaded.weight_bytes)
     policies = LayerPolicies(
         own,
         head_shape(loaded.config).heads,
