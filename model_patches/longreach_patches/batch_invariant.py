@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from longreach_patches import invariant_norms
 from longreach_patches.families import family_of
 from longreach_patches.layout import RankLayout
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 
 
 def check_backend(backend: Backend) -> None:
@@ -87,12 +88,16 @@ def check_ranks(layout: RankLayout) -> None:
 
 
 def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
-    """Give every linear module and every norm of this instance the invariant forward; returns the modules, for
-    `restore`. Call `check_modules` first."""
+    """Give every linear module and every norm of this instance the invariant forward, quantised or not; returns the
+    modules, for `restore`. Call `check_modules` first."""
     from longreach_patches.fused.invariant import invariant_product  # Triton, which a CPU does without
 
     modules: list[nn.Module] = []
     for module in model.modules():
+        if isinstance(module, QuantizedLinear | QuantizedExperts):
+            module.batch_invariant = True
+            modules.append(module)
+            continue
         if isinstance(module, nn.Linear):
             forward = functools.partial(_forward, invariant_product, module)
         elif invariant_norms.is_norm(module):
@@ -109,7 +114,10 @@ def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
 def restore(modules: list[nn.Module]) -> None:
     """Give the modules their own forward back."""
     for module in modules:
-        del module.forward
+        if isinstance(module, QuantizedLinear | QuantizedExperts):
+            module.batch_invariant = False
+        else:
+            del module.forward
 
 
 def _forward(product: Callable[..., torch.Tensor], module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
