@@ -40,7 +40,9 @@ class Router:
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The experts (T, k) of tokens with these logits (T, E), and their weights."""
-        return route(logits, self.routing, self.correction, backend=self.backend)
+        # Logits are fp32 in every model; the Hopper backend is for 16 bits, and the choice is Triton's there, too.
+        backend = "triton" if self.backend == "hopper" else self.backend
+        return route(logits, self.routing, self.correction, backend=backend)
 
     def logits(self, x: Tensor) -> Tensor:
         """(T, E) fp32, rounded to nothing less on the way: experts lie close to each other."""
