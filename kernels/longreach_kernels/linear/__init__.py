@@ -4,6 +4,7 @@ Depends on torch, and for a GPU on triton, only.
 """
 
 from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Quantized, Weight
+from longreach_kernels.linear.linear import linear
 from longreach_kernels.linear.parts import (
     dequantize,
     join_outputs,
@@ -23,6 +24,7 @@ __all__ = [
     "Weight",
     "dequantize",
     "join_outputs",
+    "linear",
     "quantize_fp8",
     "stack_experts",
     "take_experts",

@@ -1,0 +1,209 @@
+"""Products of few rows with a weight of any format, for steps in which every sequence computes one token.
+
+Such a product reads each weight once and computes next to nothing, so what counts is that memory is never idle. The
+activation behind it and the sum with the residual stream are part of the same kernel, and sums are not split. The
+activations stay in 16 bits whatever the format.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longreach_kernels.backends.triton.config import capability, cdiv, launch
+from longreach_kernels.linear import unpack
+from longreach_kernels.linear.activation import Activation
+from longreach_kernels.linear.activation_kernel import activate
+from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
+from longreach_kernels.linear.tiles import rows_product
+
+MAX_ROWS = 32
+_LEAST_ROWS = 16  # a second size, so that few forms are compiled
+
+
+class RowsConfig(NamedTuple):
+    """Tile of the weight (outputs, inputs), warps, and loads in flight."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class KernelWeight(NamedTuple):
+    """A weight as the kernels take it.
+
+    Attributes:
+        numbers: 16-bit floats, or words (int32) of four bytes of fp8 or eight four-bit numbers.
+        scales: as in the formats; None where there are none. `stride_s` of them lie between outputs, or blocks of them.
+        zeros: as in the formats; None where there are none.
+        layout: FORMAT of `unpack`.
+        group: inputs of a scale; 0 if one is for all inputs of an output.
+        block_rows: outputs of a scale.
+    """
+
+    numbers: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    stride_s: int
+    layout: int
+    group: int = 0
+    block_rows: int = 1
+
+
+def kernel_weight(weight: Weight) -> KernelWeight | None:
+    """A weight of any format, with or without experts, as views of its tensors; None where the kernels have no form of
+    it: inputs that do not fill words, or groups that are no power of two."""
+    if isinstance(weight, Tensor):
+        return KernelWeight(weight, None, None, 0, unpack.HALF.value)
+    if isinstance(weight, Mxfp4):
+        words = _words(weight.packed)
+        if words is None:
+            return None
+        return KernelWeight(words, weight.scales, None, weight.scales.stride(-2), unpack.MXFP4.value, weight.group)
+    if isinstance(weight, Int4Groups):
+        group = 0 if weight.scales.shape[-1] == 1 else weight.group
+        if group & (group - 1) or (weight.zeros is not None and weight.zeros.stride() != weight.scales.stride()):
+            return None
+        layout = unpack.INT4 if weight.zeros is None else unpack.INT4_ZEROS
+        return KernelWeight(weight.packed, weight.scales, weight.zeros, weight.scales.stride(-2), layout.value, group)
+    words = _words(weight.values)
+    if words is None:
+        return None
+    if isinstance(weight, Fp8Channels):
+        return KernelWeight(words, weight.scales, None, weight.scales.stride(-1), unpack.FP8.value)
+    if weight.block[1] & (weight.block[1] - 1):
+        return None
+    return KernelWeight(words, weight.scales, None, weight.scales.stride(-2), unpack.FP8.value, *reversed(weight.block))
+
+
+def _words(numbers: Tensor) -> Tensor | None:
+    """Rows of bytes as rows of words; None where they do not begin or end with one."""
+    whole = numbers.stride(-1) == 1 and numbers.storage_offset() % 4 == 0 and numbers.shape[-1] % 4 == 0
+    if not whole or any(stride % 4 for stride in numbers.stride()[:-1]):
+        return None
+    return numbers.view(torch.int32)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rows_kernel(
+    X,
+    W,
+    Scales,
+    Zeros,
+    Bias,
+    Out,
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    stride_w,
+    stride_s,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (blocks of outputs, blocks of rows): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first,
+    if GATED."""
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    has_row = rows < num_rows
+    inside = offs_n < N
+    acc, acc_up = rows_product(
+        X, W, Scales, Zeros, rows.to(tl.int64) * K, has_row, offs_n, inside, N, K, stride_w, stride_s,
+        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
+    )  # fmt: skip
+    if BIAS:
+        acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            acc_up += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        acc = activate(acc, ACTIVATION) * acc_up
+    places = Out + rows.to(tl.int64)[None, :] * N + offs_n[:, None]
+    valid = inside[:, None] & has_row[None, :]
+    if SCALE != 1.0:
+        acc *= SCALE
+    if ADD:
+        acc += tl.load(places, mask=valid, other=0.0).to(tl.float32)
+    tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
+
+
+def rows_linear(
+    x: Tensor,
+    packed: KernelWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    gated: bool,
+    activation: Activation,
+    add: bool,
+    scale: float,
+    config: RowsConfig | None = None,
+) -> Tensor:
+    """`linear` by the kernel, written to `out` or added to it. Any number of rows is computed, in tiles of at most 32
+    that each read the weight. `config` None: as measured.
+
+    The bits of a row depend on how many rows there are only by the tile, 16 or 32 rows.
+    """
+    rows, inputs = x.shape
+    outputs = out.shape[1]
+    if config is None:
+        config = configure(outputs, gated, packed, x.dtype, capability(x.device))
+    tile = _LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS
+    launch(
+        _rows_kernel,
+        (cdiv(outputs, config.block_n), cdiv(rows, tile)),
+        x,
+        packed.numbers,
+        packed.scales,
+        packed.zeros,
+        bias,
+        out,
+        rows,
+        N=outputs,
+        K=inputs,
+        stride_w=packed.numbers.stride(-2),
+        stride_s=packed.stride_s,
+        FORMAT=packed.layout,
+        GROUP=packed.group,
+        BLOCK_ROWS=packed.block_rows,
+        ROWS=tile,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GATED=gated,
+        ACTIVATION=activation,
+        BIAS=bias is not None,
+        ADD=add,
+        SCALE=scale,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
+
+
+# Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
+_WIDE_PROGRAMS = 90
+
+
+def configure(outputs: int, gated: bool, weight: KernelWeight, dtype: torch.dtype, arch: int) -> RowsConfig:
+    """The tile for a weight, by its format and its outputs."""
+    if arch == 0 or dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
+        return RowsConfig(16, 128, 4, 2)
+    stages = 4 if 90 <= arch < 120 else 3
+    if weight.layout == unpack.HALF.value:
+        return RowsConfig(64, 128, 4, stages) if cdiv(outputs, 64) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
+    return RowsConfig(32 if cdiv(outputs, 32) >= _WIDE_PROGRAMS else 16, 256, 2, stages)
