@@ -39,15 +39,21 @@ _FEW_ROWS, _SOME_ROWS, _MEDIUM_ROWS = 12, 40, 96
 
 
 @lru_cache(maxsize=256)
-def few_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> FewTile | None:
+def few_tile(
+    pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int, *, is_packed: bool = False
+) -> FewTile | None:
     """The tile of a product whose rows are few for each expert; None where they are many. `arch` is a compute
-    capability as one number, 0 for the interpreter."""
+    capability as one number, 0 for the interpreter. `is_packed`: the weights are not of 16 bits."""
     average = pairs / experts
     if average > _SOME_ROWS:
         return None
     rows = 16 if average <= _FEW_ROWS else 32
     if arch == 0:
-        return FewTile(rows, 32, 32, 4, 1)
+        return FewTile(rows, 32, 128 if is_packed else 32, 4, 1)
+    if is_packed:
+        if dtype == torch.float32:
+            return FewTile(rows, 16, 128, 4, 2)
+        return FewTile(rows, 32, 256, 2, 4 if 90 <= arch < 120 else 3)
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
         return FewTile(rows, 16, 64, 4, 2)
     if 90 <= arch < 120:
@@ -71,6 +77,15 @@ def many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: i
     if small:
         return ManyTile(64, 32 if gated else 64, 64, 4, 3)
     return ManyTile(128, 64 if gated else 128, 32, 8, 3)
+
+
+@lru_cache(maxsize=256)
+def fp8_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> ManyTile:
+    """The tile of a product of many rows in FP8; its inputs are those of one scale."""
+    small = pairs / experts <= _MEDIUM_ROWS
+    if 90 <= arch < 120:
+        return ManyTile(64, 64 if gated else 128, 128, 4, 4) if small else ManyTile(128, 128, 128, 8, 3)
+    return ManyTile(64, 32 if gated else 64, 128, 4, 2) if small else ManyTile(128, 64, 128, 8, 2)
 
 
 def invariant_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> ManyTile:
