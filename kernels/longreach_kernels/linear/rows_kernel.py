@@ -90,6 +90,11 @@ def _words(numbers: Tensor) -> Tensor | None:
     return numbers.view(torch.int32)
 
 
+def divisor(inputs: int) -> int:
+    """The greatest power of two, up to 512, that a number of inputs is a multiple of."""
+    return min(inputs & -inputs, 512)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_kernel(
     X,
@@ -99,8 +104,8 @@ def _rows_kernel(
     Bias,
     Out,
     num_rows,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    N,
+    K,
     stride_w,
     stride_s,
     FORMAT: tl.constexpr,
@@ -115,6 +120,7 @@ def _rows_kernel(
     ADD: tl.constexpr,
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIVISOR: tl.constexpr,
 ):
     """Grid (blocks of outputs, blocks of rows): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first,
     if GATED."""
@@ -124,7 +130,7 @@ def _rows_kernel(
     inside = offs_n < N
     acc, acc_up = rows_product(
         X, W, Scales, Zeros, rows.to(tl.int64) * K, has_row, offs_n, inside, N, K, stride_w, stride_s,
-        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
+        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION, DIVISOR,
     )  # fmt: skip
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -173,10 +179,10 @@ def rows_linear(
         bias,
         out,
         rows,
-        N=outputs,
-        K=inputs,
-        stride_w=packed.numbers.stride(-2),
-        stride_s=packed.stride_s,
+        outputs,
+        inputs,
+        packed.numbers.stride(-2),
+        packed.stride_s,
         FORMAT=packed.layout,
         GROUP=packed.group,
         BLOCK_ROWS=packed.block_rows,
@@ -189,6 +195,7 @@ def rows_linear(
         ADD=add,
         SCALE=scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        DIVISOR=divisor(inputs),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
