@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight, dequantize, linear, quantize_fp8
+from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.dequantize_kernel import dequantized
-from longreach_kernels.linear.gpu import _many
+from longreach_kernels.linear.gpu import library_product
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
 from longreach_kernels.linear.rows_kernel import RowsConfig, kernel_weight, rows_linear
 from torch import Tensor
@@ -109,7 +110,7 @@ def of_config(config: RowsConfig, x: Tensor, weight: Weight, gated: bool) -> Ten
     packed = kernel_weight(weight)
     assert packed is not None
     out = x.new_empty(len(x), outputs)
-    return rows_linear(x, packed, None, out, gated=gated, activation="silu", add=False, scale=1.0, config=config)
+    return rows_linear(x, packed, out, After(gated=gated), config)
 
 
 def guarded(what: str, run: Callable[[], Any]) -> Any:
@@ -155,9 +156,8 @@ def few(kinds: Iterable[str], rows: int, ceiling: float) -> None:
                     found.append((us, "x".join(map(str, config))))
             size = bytes_of(weights[0]) / 1e3
             best = ", ".join(f"{text} {size / us:.0f}" for us, text in sorted(found)[:5])
-            print(
-                f"{kind:12} T={rows} {name:8} {own:6.1f} us {size / own:5.0f} GB/s = {size / own / ceiling:.2f} | {best}"
-            )
+            speed = size / own
+            print(f"{kind:12} T={rows} {name:8} {own:6.1f} us {speed:5.0f} GB/s = {speed / ceiling:.2f} | {best}")
         print(f"{kind:12} T={rows} layer {total:.1f} us", flush=True)
 
 
@@ -190,7 +190,7 @@ def between(kinds: Iterable[str], rows: int) -> None:
             weights = copies(random_weight(kind, outputs, inputs))
             x = torch.randn(rows, inputs, device=_DEVICE, dtype=_HALF)
             own = replayed_us([partial(linear, x, weight, batch_invariant=True) for weight in weights])
-            library = replayed_us([partial(_many, x, weight) for weight in weights])
+            library = replayed_us([partial(library_product, x, w, kernel_weight(w)) for w in weights])
             cells.append(f"{name} kernel {own:.0f}, library {library:.0f} us")
         print(f"{kind:12} T={rows} {'; '.join(cells)}", flush=True)
 

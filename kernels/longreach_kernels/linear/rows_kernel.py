@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
 from longreach_kernels.linear import unpack
-from longreach_kernels.linear.activation import Activation
+from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.linear.tiles import rows_product
@@ -147,27 +147,16 @@ def _rows_kernel(
     tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
 
 
-def rows_linear(
-    x: Tensor,
-    packed: KernelWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    gated: bool,
-    activation: Activation,
-    add: bool,
-    scale: float,
-    config: RowsConfig | None = None,
-) -> Tensor:
-    """`linear` by the kernel, written to `out` or added to it. Any number of rows is computed, in tiles of at most 32
-    that each read the weight. `config` None: as measured.
+def rows_linear(x: Tensor, packed: KernelWeight, out: Tensor, after: After, config: RowsConfig | None = None) -> Tensor:
+    """`linear` by the kernel, written to `out`, which is `add_to` if there is one.
 
-    The bits of a row depend on how many rows there are only by the tile, 16 or 32 rows.
+    Any number of rows is computed, in tiles of at most 32 that each read the weight. A row's bits do not depend on the
+    tile. `config` None: as measured.
     """
     rows, inputs = x.shape
     outputs = out.shape[1]
     if config is None:
-        config = configure(outputs, gated, packed, x.dtype, capability(x.device))
+        config = configure(outputs, after.gated, packed, x.dtype, capability(x.device))
     tile = _LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS
     launch(
         _rows_kernel,
@@ -176,7 +165,7 @@ def rows_linear(
         packed.numbers,
         packed.scales,
         packed.zeros,
-        bias,
+        after.bias,
         out,
         rows,
         outputs,
@@ -189,11 +178,11 @@ def rows_linear(
         ROWS=tile,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        GATED=gated,
-        ACTIVATION=activation,
-        BIAS=bias is not None,
-        ADD=add,
-        SCALE=scale,
+        GATED=after.gated,
+        ACTIVATION=after.activation,
+        BIAS=after.bias is not None,
+        ADD=after.add_to is not None,
+        SCALE=after.scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         DIVISOR=divisor(inputs),
         num_warps=config.num_warps,
