@@ -46,7 +46,8 @@ def check_modules(model: PreTrainedModel) -> None:
     mixtures = _fused_mixtures(model)
     for name, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, nn.Linear | nn.Embedding) or module in mixtures:
+        computed = nn.Linear | nn.Embedding | QuantizedLinear | QuantizedExperts
+        if isinstance(module, computed) or module in mixtures:
             continue
         if invariant_norms.is_norm(module):
             if invariant_norms.form_of(module) is None:
@@ -88,8 +89,8 @@ def check_ranks(layout: RankLayout) -> None:
 
 
 def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
-    """Give every linear module and every norm of this instance the invariant forward, quantised or not; returns the
-    modules, for `restore`. Call `check_modules` first."""
+    """Have every linear module, every norm and all quantised experts of this instance compute so; returns the modules,
+    for `restore`. Call `check_modules` first."""
     from longreach_patches.fused.invariant import invariant_product  # Triton, which a CPU does without
 
     modules: list[nn.Module] = []

@@ -20,7 +20,15 @@ from huggingface_hub import snapshot_download
 from longreach_kernels import resolve_backend
 from safetensors import SafetensorError
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from longreach_patches import config_faults, quantized, rope, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
@@ -316,6 +324,8 @@ def _from_quantized(
         raise ModelLoadError(f"{model}: the weights could not be read ({in_one_line(error)})") from error
     _check_report(source, reading.report, _unexpected(reading.report, wrapped))
     read = reading.model
+    if (directory / GENERATION_CONFIG_NAME).is_file():  # which transformers' loader reads with files alone
+        read.generation_config = GenerationConfig.from_pretrained(str(directory))
     whole = whole_bytes(read, layout)
     cuts = layer_cuts(read, layout, target)
     filled = reading.fill(target, cuts)

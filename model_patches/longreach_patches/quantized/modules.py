@@ -43,7 +43,7 @@ class QuantizedLinear(nn.Module):
         return self.weight_value.shape[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
         out = linear(rows, self.weight_value, self.bias, batch_invariant=self.batch_invariant)
         return out.view(*x.shape[:-1], out.shape[-1])
 

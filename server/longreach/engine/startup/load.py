@@ -111,6 +111,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device, brings_kv_scales(loaded.config))
     own = layer_masks(loaded.config)
     bounded = capacity.bounded_layers(config, own, layout)
+    if brings_kv_scales(loaded.config) and loaded.kv_scales is None and not config.random_weights:
+        logger.warning("the checkpoint declares scales of keys and values and has none: they are measured at the start")
     planned = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
     footprint = dataclasses.replace(planned, weight_bytes=loaded.weight_bytes)
     policies = LayerPolicies(
@@ -133,7 +135,8 @@ def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     config = loaded.config
     if loaded.patched.fused:
-        return f"layers are fused: there are fused kernels for the family {config.model_type}"
+        weights = "" if loaded.quantization is None else f", with quantised weights: {loaded.quantization}"
+        return f"layers are fused: there are fused kernels for the family {config.model_type}{weights}"
     why = f"for the family {config.model_type} there are no fused ones"
     if (parts := family_of(config).parts) is not None:
         why = f"{parts.whole or 'projections that cannot be cut'} keep fused ones from being split over ranks"
