@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longreach_patches import quantized
-from longreach_patches.families import experts_of_token, family_of, head_shape, widest_inner
+from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -106,7 +106,7 @@ class Footprint:
 def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
     """What a mixture of experts takes for a token at its peak, in numbers of the model's dtype: the norm, the inner
     channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum."""
-    count, inner = experts_of_token(config)
+    count, inner = experts_per_token(config), expert_inner(config)
     if not count:
         return 0
     copies = 1 if family_of(config).fused else 2

@@ -97,7 +97,9 @@ class Call:
             is_fp8 = self.is_fp8(weight)
             if batch_invariant:
                 found.append((fp8_tile if is_fp8 else invariant_tile)(*size))
-            elif (few := few_tile(*size, is_packed=not isinstance(weight, Tensor))) is not None:
+            elif (
+                few := few_tile(*size, is_one=self.x.shape[0] == 1, is_packed=not isinstance(weight, Tensor))
+            ) is not None:
                 found.append(few)
             else:
                 found.append((fp8_tile if is_fp8 else many_tile)(*size))

@@ -4,7 +4,8 @@ from longreach_patches.families.family import Family, LayerMask
 from longreach_patches.families.parts import LayerParts, Mixture, NormKind, Rotary
 from longreach_patches.families.read import (
     HeadShape,
-    experts_of_token,
+    expert_inner,
+    experts_per_token,
     family_of,
     head_shape,
     head_shapes,
@@ -25,7 +26,8 @@ __all__ = [
     "Mixture",
     "NormKind",
     "Rotary",
-    "experts_of_token",
+    "expert_inner",
+    "experts_per_token",
     "family_of",
     "head_shape",
     "head_shapes",

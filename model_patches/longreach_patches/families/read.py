@@ -107,11 +107,15 @@ def widest_inner(config: PretrainedConfig) -> int:
     return max(*widths, shared, _number(config, ("shared_expert_intermediate_size",), 0))
 
 
-def experts_of_token(config: PretrainedConfig) -> tuple[int, int]:
-    """How many experts compute a token, and the inner channels of each; 0 experts where layers have none."""
+def expert_inner(config: PretrainedConfig) -> int:
+    """The inner channels of an expert."""
     dense = getattr(config, "intermediate_size", None)
-    inner = _number(config, _EXPERT_INNER, dense if isinstance(dense, int) else 0)
-    return _number(config, _EXPERTS_PER_TOKEN, 0), inner
+    return _number(config, _EXPERT_INNER, dense if isinstance(dense, int) else 0)
+
+
+def experts_per_token(config: PretrainedConfig) -> int:
+    """How many experts compute a token, beside those that all tokens share; 0 in a model without experts."""
+    return _number(config, _EXPERTS_PER_TOKEN, 0)
 
 
 def _number(config: PretrainedConfig, names: tuple[str, ...], default: int) -> int:
