@@ -143,7 +143,9 @@ def _choices(router: Router, own: _Chosen) -> tuple[Tensor, Tensor]:
 
 
 def _dense(logits: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    return torch.zeros_like(logits).scatter_(1, experts.long(), weights.to(logits.dtype))
+    # The start also runs this without launching kernels, to compile them: experts are any numbers then.
+    places = experts.long().clamp(0, logits.shape[1] - 1)
+    return torch.zeros_like(logits).scatter_(1, places, weights.to(logits.dtype))
 
 
 def _difference(got: Tensor, own: Tensor) -> Tensor:
