@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import torch
-from longreach_kernels.linear import Quantized, Weight, join_outputs, linear, take_inputs, take_outputs
+from longreach_kernels.linear import Int4Groups, Quantized, Weight, join_outputs, linear, take_inputs, take_outputs
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
 
@@ -46,6 +47,16 @@ class QuantizedLinear(nn.Module):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         out = linear(rows, self.weight_value, self.bias, batch_invariant=self.batch_invariant)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    def can_keep_outputs(self, parts: int) -> bool:
+        """Whether so many runs of outputs cut no block of scales."""
+        shape_alone = self.weight_value.to("meta")
+        try:
+            for part in range(parts):
+                run_of_outputs(shape_alone, parts, part)
+        except ValueError:
+            return False
+        return True
 
     def keep_outputs(self, parts: int, part: int, packed: int = 1) -> None:
         """Keep one of so many runs of outputs; `packed` projections of as many outputs each lie one after another.
@@ -181,7 +192,11 @@ def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> We
     whole = weight.shape[-2] // packed
     share = whole // parts
     starts = [index * whole + part * share for index in range(packed)]
-    return _copied(join_outputs([take_outputs(weight, start, start + share) for start in starts]))
+    order = weight.permutation if isinstance(weight, Int4Groups) else None
+    if isinstance(weight, Int4Groups):  # that of the inputs is one for all, and is not compared
+        weight = replace(weight, permutation=None)
+    run = join_outputs([take_outputs(weight, start, start + share) for start in starts])
+    return _copied(replace(run, permutation=order) if isinstance(run, Int4Groups) else run)
 
 
 def format_name(weight: Weight) -> str:
