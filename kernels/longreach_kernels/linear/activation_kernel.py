@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import cdiv, launch
-from longreach_kernels.linear.activation import Activation
+from longreach_kernels.linear.activation import After
 
 _BLOCK = 2048
 
@@ -53,16 +53,9 @@ def _finish_kernel(
     tl.store(Out + row * WIDTH + offs, x.to(Out.dtype.element_ty), mask=inside)
 
 
-def finish(
-    product: Tensor,
-    bias: Tensor | None,
-    *,
-    gated: bool,
-    activation: Activation,
-    add_to: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """What follows a product (T, N), contiguous, rounded once: see `linear.linear`. The product may be overwritten."""
+def finish(product: Tensor, after: After) -> Tensor:
+    """What follows a product (T, N), contiguous, rounded once. The product may be overwritten."""
+    bias, gated, activation, add_to, scale = after
     if not (gated or bias is not None or add_to is not None or scale != 1.0):
         return product
     rows, outputs = product.shape

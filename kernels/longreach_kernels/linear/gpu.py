@@ -12,43 +12,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from longreach_kernels.backends.triton.config import capability, cdiv
-from longreach_kernels.linear.activation import Activation
+from longreach_kernels.linear.activation import Activation, After
 from longreach_kernels.linear.activation_kernel import finish
 from longreach_kernels.linear.dequantize_kernel import dequantized
-from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Weight
+from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Weight
 from longreach_kernels.linear.parts import dequantize
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.linear.rows_kernel import MAX_ROWS, kernel_weight, rows_linear
+from longreach_kernels.linear.rows_kernel import MAX_ROWS, KernelWeight, kernel_weight, rows_linear
 
 _GROUP = 128
 
 
-def gpu_linear(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    *,
-    gated: bool,
-    activation: Activation,
-    add_to: Tensor | None,
-    scale: float,
-    invariant: bool,
-) -> Tensor:
-    """`linear.linear` on a GPU; inputs are in the order of the weight.
+def gpu_linear(x: Tensor, weight: Weight, after: After, *, gated_input: bool, invariant: bool) -> Tensor:
+    """`linear.linear` on a GPU.
 
     Raises:
         ValueError: the kernels have no form of the weight, and nothing else is batch invariant.
     """
-    x = x.contiguous()
     rows = len(x)
-    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    outputs = weight.shape[0] // 2 if after.gated else weight.shape[0]
     if rows == 0:
-        return x.new_empty(0, outputs) if add_to is None else add_to
+        return x.new_empty(0, outputs) if after.add_to is None else after.add_to
+    x = x.contiguous()
+    fp8 = not invariant and rows > MAX_ROWS and _takes_fp8(x, weight)
+    if gated_input and not fp8:
+        x = finish(x, After(gated=True, activation=after.activation))
+        gated_input = False
+    if isinstance(weight, Int4Groups) and weight.permutation is not None:
+        x = x[:, weight.permutation]
+        weight = replace(weight, permutation=None)
     packed = kernel_weight(weight)
     if invariant and packed is None:
         raise ValueError(
@@ -56,37 +55,44 @@ def gpu_linear(
             "serve it without batch invariance"
         )
     if packed is not None and (invariant or rows <= MAX_ROWS):
-        out = x.new_empty(rows, outputs) if add_to is None else add_to
-        return rows_linear(
-            x, packed, bias, out, gated=gated, activation=activation, add=add_to is not None, scale=scale
-        )
-    product = _many(x, weight)
-    return finish(product, bias, gated=gated, activation=activation, add_to=add_to, scale=scale)
+        out = x.new_empty(rows, outputs) if after.add_to is None else after.add_to
+        return rows_linear(x, packed, out, after)
+    if fp8:
+        return finish(_fp8_product(x, weight, gated_input, after.activation), after)
+    return finish(library_product(x, weight, packed), after)
 
 
-def _many(x: Tensor, weight: Weight) -> Tensor:
-    """x W^T (T, N), contiguous, of many rows."""
+def library_product(x: Tensor, weight: Weight, packed: KernelWeight | None) -> Tensor:
+    """x W^T (T, N), contiguous, of many rows, in the dtype of x; `packed` is of the weight."""
     if isinstance(weight, Tensor):
         return x @ weight.T
-    if isinstance(weight, Fp8Channels) and _takes_fp8(x, weight, 89):
-        return _scaled_channels(x, weight)
-    if isinstance(weight, Fp8Blocks) and weight.block == (_GROUP, _GROUP) and _takes_fp8(x, weight, 90, 100):
-        return _scaled_blocks(x, weight)
-    packed = kernel_weight(weight)
     outputs, inputs = weight.shape
     whole = dequantize(weight, x.dtype) if packed is None else dequantized(packed, outputs, inputs, x.dtype)
     return x @ whole.T
 
 
-def _takes_fp8(x: Tensor, weight: Fp8Channels | Fp8Blocks, least: int, below: int = 1000) -> bool:
-    """Whether the matrix library multiplies FP8 of such sizes on a GPU of a capability from `least` to `below`."""
-    outputs, inputs = weight.shape
-    aligned = outputs % 16 == 0 and inputs % 16 == 0 and weight.values.stride(0) % 16 == 0
-    return x.dtype == torch.bfloat16 and aligned and least <= capability(x.device) < below
+def _takes_fp8(x: Tensor, weight: Weight) -> bool:
+    """Whether the matrix library multiplies FP8 of such sizes on such a GPU."""
+    arch = capability(x.device)
+    if isinstance(weight, Fp8Channels):
+        there = arch >= 89
+    elif isinstance(weight, Fp8Blocks):
+        there = 90 <= arch < 100 and weight.block == (_GROUP, _GROUP)
+    else:
+        return False
+    aligned = all(size % 16 == 0 for size in (*weight.shape, weight.values.stride(0)))
+    return there and aligned and x.dtype == torch.bfloat16
 
 
-def _scaled_channels(x: Tensor, weight: Fp8Channels) -> Tensor:
-    made = rows_by_token(x, weight.input_scale, weight.input_bound)
+def _fp8_product(x: Tensor, weight: Weight, gated: bool, activation: Activation) -> Tensor:
+    if isinstance(weight, Fp8Channels):
+        return _scaled_channels(x, weight, gated, activation)
+    assert isinstance(weight, Fp8Blocks)
+    return _scaled_blocks(x, weight, gated, activation)
+
+
+def _scaled_channels(x: Tensor, weight: Fp8Channels, gated: bool, activation: Activation) -> Tensor:
+    made = rows_by_token(x, weight.input_scale, weight.input_bound, gated=gated, activation=activation)
     return scaled_mm(
         made.values,
         weight.values.T,
@@ -99,9 +105,9 @@ def _scaled_channels(x: Tensor, weight: Fp8Channels) -> Tensor:
     )[: len(x)]
 
 
-def _scaled_blocks(x: Tensor, weight: Fp8Blocks) -> Tensor:
+def _scaled_blocks(x: Tensor, weight: Fp8Blocks, gated: bool, activation: Activation) -> Tensor:
     """The library takes scales of the weight whose columns lie next to each other, in multiples of 4."""
-    made = rows_by_group(x)
+    made = rows_by_group(x, gated=gated, activation=activation)
     columns = cdiv(weight.shape[1], _GROUP)
     scales = weight.scales
     if columns % 4 or not scales.is_contiguous():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.backends.resolve import resolve_backend
-from longreach_kernels.linear.activation import ACTIVATIONS, Activation, gate
+from longreach_kernels.linear.activation import ACTIVATIONS, Activation, After, gate
 from longreach_kernels.linear.formats import Int4Groups, Weight
 from longreach_kernels.linear.parts import dequantize, take_outputs
 
@@ -25,6 +25,7 @@ def linear(
     add_to: Tensor | None = None,
     scale: float = 1.0,
     gated: bool = False,
+    gated_input: bool = False,
     activation: Activation = "silu",
     batch_invariant: bool = False,
 ) -> Tensor:
@@ -37,30 +38,35 @@ def linear(
         add_to: (T, N) in the dtype of x, contiguous, to which the product is added in place and which is returned.
         scale: what the product, with its bias and activation, is multiplied by.
         gated: the first half of the outputs are gates: activation(gate) * up of them, (T, N / 2).
+        gated_input: x is (T, 2 K), gates first: activation(gate) * up of it is multiplied. Many rows that are quantised
+            are so in the kernel of the activation.
         activation: that of gates.
         batch_invariant: a row's result does not depend on how many rows there are. Many rows then take more time.
 
     Raises:
         ValueError: shapes or dtypes do not fit, the weight is one of experts, or the backend cannot compute it.
     """
-    _check(x, weight, bias, add_to, gated, activation)
+    _check(x, weight, gated_input)
+    _check_around(x, weight.shape[0], bias, add_to, gated, activation)
     name = resolve_backend(backend, x.device, x.dtype).name
-    if isinstance(weight, Int4Groups) and weight.permutation is not None:
-        x = x[:, weight.permutation]
-        weight = replace(weight, permutation=None)
+    after = After(bias, gated, activation, add_to, scale)
     if name in ("triton", "hopper"):
         from longreach_kernels.linear.gpu import gpu_linear  # a CPU needs no Triton
 
-        return gpu_linear(
-            x, weight, bias, gated=gated, activation=activation, add_to=add_to, scale=scale, invariant=batch_invariant
-        )
+        return gpu_linear(x, weight, after, gated_input=gated_input, invariant=batch_invariant)
     if batch_invariant:
         raise ValueError(f"batch_invariant: backend {name!r} cannot promise it; use 'triton' on a GPU")
+    dtype = x.dtype
     if name == "reference":
-        wide = x.double() @ dequantize(weight, torch.float64).T
-        return finish(wide, bias, gated=gated, activation=activation, add_to=add_to, scale=scale, dtype=x.dtype)
-    product = _cpu_product(x, weight)
-    return finish(product, bias, gated=gated, activation=activation, add_to=add_to, scale=scale, dtype=x.dtype)
+        x = x.double()
+    if gated_input:
+        gates, ups = x.chunk(2, 1)
+        x = gate(gates, ups, activation)
+    if isinstance(weight, Int4Groups) and weight.permutation is not None:
+        x = x[:, weight.permutation]
+        weight = replace(weight, permutation=None)
+    product = x @ dequantize(weight, x.dtype).T if name == "reference" else _cpu_product(x, weight)
+    return _finish(product, after, dtype)
 
 
 def _cpu_product(x: Tensor, weight: Weight) -> Tensor:
@@ -75,41 +81,33 @@ def _cpu_product(x: Tensor, weight: Weight) -> Tensor:
     return out
 
 
-def finish(
-    product: Tensor,
-    bias: Tensor | None,
-    *,
-    gated: bool,
-    activation: Activation,
-    add_to: Tensor | None,
-    scale: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """What follows a product (T, N), which is overwritten, in torch."""
-    if bias is not None:
-        product += bias
-    if gated:
+def _finish(product: Tensor, after: After, dtype: torch.dtype) -> Tensor:
+    """What follows a product (T, N), which is overwritten."""
+    if after.bias is not None:
+        product += after.bias
+    if after.gated:
         gates, ups = product.chunk(2, 1)
-        product = gate(gates, ups, activation)
-    if scale != 1.0:
-        product *= scale
-    return product.to(dtype) if add_to is None else add_to.copy_(product + add_to)
+        product = gate(gates, ups, after.activation)
+    if after.scale != 1.0:
+        product *= after.scale
+    return product.to(dtype) if after.add_to is None else after.add_to.copy_(product + after.add_to)
 
 
-def _check(
-    x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None, gated: bool, activation: Activation
-) -> None:
+def _check(x: Tensor, weight: Weight, gated_input: bool) -> None:
     if len(weight.shape) != 2:
         raise ValueError(f"weight: shape {tuple(weight.shape)}; a linear layer has (N, K), see `moe` for experts")
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1] * (2 if gated_input else 1)
     if x.dim() != 2 or x.shape[1] != inputs:
-        raise ValueError(
-            f"x: shape {tuple(x.shape)} does not fit a weight of {inputs} inputs; it must be (T, {inputs})"
-        )
+        raise ValueError(f"x: shape {tuple(x.shape)} does not fit a weight of {weight.shape[1]} inputs")
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"x: {x.dtype}; it must be fp16, bf16 or fp32")
     if isinstance(weight, Tensor) and weight.dtype != x.dtype:
         raise ValueError(f"weight: {weight.dtype} does not fit x, which is {x.dtype}; cast one of them")
+
+
+def _check_around(
+    x: Tensor, outputs: int, bias: Tensor | None, add_to: Tensor | None, gated: bool, activation: Activation
+) -> None:
     if gated and outputs % 2:
         raise ValueError(f"gated: {outputs} outputs are no gates and as many others")
     if activation not in ACTIVATIONS:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
 from longreach_kernels.linear import unpack
-from longreach_kernels.linear.activation import Activation
+from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.linear.tiles import rows_product
@@ -90,6 +90,11 @@ def _words(numbers: Tensor) -> Tensor | None:
     return numbers.view(torch.int32)
 
 
+def divisor(inputs: int) -> int:
+    """The greatest power of two, up to 512, that a number of inputs is a multiple of."""
+    return min(inputs & -inputs, 512)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_kernel(
     X,
@@ -99,8 +104,8 @@ def _rows_kernel(
     Bias,
     Out,
     num_rows,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    N,
+    K,
     stride_w,
     stride_s,
     FORMAT: tl.constexpr,
@@ -115,6 +120,7 @@ def _rows_kernel(
     ADD: tl.constexpr,
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIVISOR: tl.constexpr,
 ):
     """Grid (blocks of outputs, blocks of rows): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first,
     if GATED."""
@@ -124,7 +130,7 @@ def _rows_kernel(
     inside = offs_n < N
     acc, acc_up = rows_product(
         X, W, Scales, Zeros, rows.to(tl.int64) * K, has_row, offs_n, inside, N, K, stride_w, stride_s,
-        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
+        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION, DIVISOR,
     )  # fmt: skip
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -141,27 +147,16 @@ def _rows_kernel(
     tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
 
 
-def rows_linear(
-    x: Tensor,
-    packed: KernelWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    gated: bool,
-    activation: Activation,
-    add: bool,
-    scale: float,
-    config: RowsConfig | None = None,
-) -> Tensor:
-    """`linear` by the kernel, written to `out` or added to it. Any number of rows is computed, in tiles of at most 32
-    that each read the weight. `config` None: as measured.
+def rows_linear(x: Tensor, packed: KernelWeight, out: Tensor, after: After, config: RowsConfig | None = None) -> Tensor:
+    """`linear` by the kernel, written to `out`, which is `add_to` if there is one.
 
-    The bits of a row depend on how many rows there are only by the tile, 16 or 32 rows.
+    Any number of rows is computed, in tiles of at most 32 that each read the weight. A row's bits do not depend on the
+    tile. `config` None: as measured.
     """
     rows, inputs = x.shape
     outputs = out.shape[1]
     if config is None:
-        config = configure(outputs, gated, packed, x.dtype, capability(x.device))
+        config = configure(outputs, after.gated, packed, x.dtype, capability(x.device))
     tile = _LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS
     launch(
         _rows_kernel,
@@ -170,25 +165,26 @@ def rows_linear(
         packed.numbers,
         packed.scales,
         packed.zeros,
-        bias,
+        after.bias,
         out,
         rows,
-        N=outputs,
-        K=inputs,
-        stride_w=packed.numbers.stride(-2),
-        stride_s=packed.stride_s,
+        outputs,
+        inputs,
+        packed.numbers.stride(-2),
+        packed.stride_s,
         FORMAT=packed.layout,
         GROUP=packed.group,
         BLOCK_ROWS=packed.block_rows,
         ROWS=tile,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        GATED=gated,
-        ACTIVATION=activation,
-        BIAS=bias is not None,
-        ADD=add,
-        SCALE=scale,
+        GATED=after.gated,
+        ACTIVATION=after.activation,
+        BIAS=after.bias is not None,
+        ADD=after.add_to is not None,
+        SCALE=after.scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        DIVISOR=divisor(inputs),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

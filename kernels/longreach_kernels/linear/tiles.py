@@ -172,6 +172,7 @@ def _half_rows_product(
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     """`rows_product` of a weight of 16 bits."""
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
@@ -181,9 +182,13 @@ def _half_rows_product(
     u_ptrs = W + (rows_w + up).to(tl.int64)[:, None] * stride_w + offs[None, :]
     x_ptrs = X + row_places[None, :] + offs[:, None]
     for start in range(0, K, BLOCK_K):
-        known = start + offs < K
-        valid = inside[:, None] & known[None, :]
-        x = tl.load(x_ptrs + start, mask=known[:, None] & has_row[None, :], other=0.0)
+        valid = inside[:, None]
+        has_x = has_row[None, :]
+        if not EVEN:
+            known = start + offs < K
+            valid = valid & known[None, :]
+            has_x = has_x & known[:, None]
+        x = tl.load(x_ptrs + start, mask=has_x, other=0.0)
         w = tl.load(w_ptrs + start, mask=valid, other=0.0)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
         if GATED:
@@ -214,6 +219,7 @@ def rows_product(
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
+    DIVISOR: tl.constexpr,
 ):
     """Products (BLOCK_N, ROWS) in fp32 of outputs of a weight with rows of X, scaled, and if GATED those of the outputs
     `up` further on.
@@ -227,10 +233,12 @@ def rows_product(
         GROUP: inputs of a scale, a power of two of at least 8; 0 if one is for all inputs.
         BLOCK_ROWS: outputs of a scale.
         BLOCK_K: inputs of a turn of the loop. 128 or more for four-bit numbers, 64 or more for FP8.
+        DIVISOR: a power of two that K is a multiple of, as `divisor` finds it. Of it depends how wide loads are.
     """
+    EVEN: tl.constexpr = DIVISOR % BLOCK_K == 0
     if FORMAT == HALF:
         acc, acc_up = _half_rows_product(
-            X, W, row_places, has_row, rows_w, inside, up, K, stride_w, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION
+            X, W, row_places, has_row, rows_w, inside, up, K, stride_w, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION, EVEN
         )
     else:
         PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
@@ -258,8 +266,13 @@ def rows_product(
         for start in range(0, K, BLOCK_K):
             for step in tl.static_range(BLOCK_K // STEP):
                 first = start + step * STEP
-                x = tl.load(x_ptrs + first, mask=has_row[:, None] & (first + offs < K)[None, :], other=0.0)
-                valid = inside[:, None] & (first // PER_WORD + place < K // PER_WORD)[None, :]
+                valid = inside[:, None]
+                has_x = has_row[:, None]
+                if not EVEN:
+                    has_x = has_x & (first + offs < tl.multiple_of(K, DIVISOR))[None, :]
+                    end = tl.multiple_of(K // PER_WORD, max(1, DIVISOR // PER_WORD))
+                    valid = valid & (first // PER_WORD + place < end)[None, :]
+                x = tl.load(x_ptrs + first, mask=has_x, other=0.0)
                 words = tl.load(w_ptrs + first // PER_WORD, mask=valid, other=0)
                 planes = _planes(x, FORMAT, ROWS, STEP)
                 now, now_zeros = scales, zeros

@@ -134,6 +134,21 @@ def test_scales_of_e8m0_at_their_ends(device: torch.device) -> None:
     assert not out[:, :3].isnan().any()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference", "triton"])
+def test_gates_before_the_product(device: torch.device, backend: str) -> None:
+    if device.type == "cuda" and backend == "cpu":
+        pytest.skip("a CPU's form")
+    for kind in ALL:
+        weight = a_weight(kind, 48, 128, torch.float16).to(device)
+        for rows in (3, 40):
+            x = torch.randn(rows, 256, device=device).half()
+            gates, ups = x.chunk(2, 1)
+            hidden = torch.nn.functional.silu(gates) * ups
+            out = linear(x, weight, gated_input=True, backend=backend)
+            wanted = linear(hidden, weight, backend=backend)
+            assert (out - wanted).abs().max() <= 4e-3 * wanted.abs().max(), (kind, rows)
+
+
 def test_wrong_calls_are_refused() -> None:
     x, weight = torch.randn(2, 128), random_weight("fp8 channels", 16, 128)
     with pytest.raises(ValueError, match=r"x: shape \(2, 64\) does not fit a weight of 128 inputs"):

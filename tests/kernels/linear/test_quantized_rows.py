@@ -124,6 +124,18 @@ def test_joined_blocks_of_fewer_outputs_and_scales_that_are_padded() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not hopper(), reason="the matrix library's products of FP8")
+@pytest.mark.parametrize("kind", ["channels", "blocks"])
+def test_gates_before_products_of_fp8(kind: str) -> None:
+    weight = quantize_fp8(torch.randn(256, 512, device="cuda"), kind)
+    x = torch.randn(100, 1024, device="cuda").bfloat16()
+    gates, ups = x.chunk(2, 1)
+    wanted = linear(torch.nn.functional.silu(gates) * ups, weight).double()
+    out = linear(x, weight, gated_input=True).double()
+    assert (out - wanted).norm() <= 0.02 * wanted.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not hopper(), reason="the matrix library's products of FP8")
 def test_no_wait_for_the_host() -> None:
     """Every form replays in a CUDA graph."""
     from tests.kernels.linear.weights_for_tests import KINDS, random_weight
