@@ -11,17 +11,18 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from longreach_kernels.compilation import compile_only
+from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.moe import Experts, Routing, experts_product, route
-from longreach_kernels.moe.launch import Call, Product
+from longreach_kernels.moe.launch import Call, Product, _numbers
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
-from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, few_tile, many_tile
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile
 from torch import Tensor
 
 _DEVICE = torch.device("cuda", 0)
@@ -38,6 +39,7 @@ class Shape:
     channels: int
     inner: int
     clamped: bool = False
+    format: str = ""  # of 16 bits, or the name of a format
 
     def layer(self) -> Experts:
         """Random weights."""
@@ -45,10 +47,26 @@ class Shape:
         def draw(*shape: int) -> Tensor:
             return torch.empty(shape, device=_DEVICE, dtype=_HALF).normal_(0, 0.02)
 
+        def weight(*shape: int) -> Weight:
+            if not self.format:
+                return draw(*shape)
+            numbers = torch.randint(256, shape, device=_DEVICE, dtype=torch.uint8) % 120  # no NaNs
+            if self.format == "mxfp4":
+                scales = torch.randint(118, 122, (*shape[:-1], shape[-1] // 32), device=_DEVICE, dtype=torch.uint8)
+                return Mxfp4(numbers[..., ::2].contiguous(), scales)
+            if self.format == "int4":
+                scales = torch.full((*shape[:-1], shape[-1] // 128), 0.005, device=_DEVICE, dtype=_HALF)
+                return Int4Groups(numbers[..., ::2].contiguous().view(torch.int32), scales)
+            values = numbers.view(torch.float8_e4m3fn)
+            if self.format == "fp8 channels":
+                return Fp8Channels(values, torch.full(shape[:-1], 1e-3, device=_DEVICE))
+            blocks = (shape[0], *(-(-size // 128) for size in shape[1:]))
+            return Fp8Blocks(values, torch.full(blocks, 1e-3, device=_DEVICE))
+
         e, c, i = self.experts, self.channels, self.inner
         biases = (draw(e, 2 * i), draw(e, c)) if self.clamped else (None, None)
         kind: dict[str, Any] = {"activation": "swiglu_clamped", "interleaved": True} if self.clamped else {}
-        return Experts(draw(e, 2 * i, c), draw(e, c, i), *biases, **kind)
+        return Experts(weight(e, 2 * i, c), weight(e, c, i), *biases, **kind)
 
     def tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """x, experts and weights of random tokens."""
@@ -61,6 +79,10 @@ SHAPES = (
     Shape("qwen3-30b", 128, 8, 2048, 768),
     Shape("gpt-oss-20b", 32, 4, 2880, 2880, clamped=True),
     Shape("mixtral", 8, 2, 4096, 14336),
+    Shape("qwen3-30b-fp8-blocks", 128, 8, 2048, 768, format="fp8 blocks"),
+    Shape("qwen3-30b-fp8-channels", 128, 8, 2048, 768, format="fp8 channels"),
+    Shape("gpt-oss-20b-mxfp4", 32, 4, 2880, 2880, clamped=True, format="mxfp4"),
+    Shape("qwen3-30b-int4", 128, 8, 2048, 768, format="int4"),
 )
 UP_TILES = [
     ManyTile(128, 128, 64, 8, 4),
@@ -95,6 +117,29 @@ FEW_TILES = [
         (64, 64, 128, 4, 3),
         (64, 128, 64, 4, 4),
     )
+]
+PACKED_FEW_TILES = [
+    FewTile(rows, block_n, block_k, warps, stages)
+    for rows, block_n, block_k, warps, stages in (
+        (16, 32, 256, 2, 4),
+        (16, 32, 256, 4, 3),
+        (16, 16, 256, 2, 4),
+        (16, 32, 128, 2, 4),
+        (16, 64, 128, 4, 4),
+        (16, 64, 256, 4, 3),
+        (16, 128, 128, 8, 3),
+        (32, 64, 128, 4, 4),
+        (64, 64, 128, 4, 3),
+    )
+]
+FP8_TILES = [
+    ManyTile(128, 128, 128, 8, 3),
+    ManyTile(128, 128, 128, 8, 2),
+    ManyTile(128, 64, 128, 8, 4),
+    ManyTile(128, 64, 128, 4, 3, programs=2),
+    ManyTile(64, 128, 128, 4, 3),
+    ManyTile(64, 64, 128, 4, 4, programs=2),
+    ManyTile(64, 128, 128, 4, 3, programs=0),
 ]
 Work = Callable[[], object]
 
@@ -156,20 +201,37 @@ def many_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str,
     yield f"{name} sum", 0, lambda: sum_rows(out, orders[128], experts, weights, total, layer.count, 0, **more)
     yield f"{name} gather", 0, lambda: gather_rows(x, orders[128], shape.top_k)
     yield f"{name} sort", 0, lambda: sort_pairs(experts, layer.count, 0, 128)
-    rows = x.new_empty(pairs, shape.channels).normal_()
-    up = Product(x, layer.gate_up, layer.gate_up_bias, inner, False, True)
-    gathered = Product(rows, layer.gate_up, layer.gate_up_bias, inner, True, True)
-    down = Product(inner, layer.down, layer.down_bias, out, True, False)
-    for tile in UP_TILES:
-        yield f"{name} up {_words(tile)}", 2 * flops, partial(call.multiply, up, tile, orders[tile.rows])
-    for tile in UP_TILES:
-        yield (
-            f"{name} up of sorted {_words(tile)}",
-            2 * flops,
-            partial(call.multiply, gathered, tile, orders[tile.rows]),
-        )
-    for tile in DOWN_TILES:
-        yield f"{name} down {_words(tile)}", flops, partial(call.multiply, down, tile, orders[tile.rows])
+    is_fp8 = shape.format.startswith("fp8")
+    if shape.format and not is_fp8:
+        yield f"{name} unpacked", 0, lambda: (_numbers(layer.gate_up, _HALF), _numbers(layer.down, _HALF))
+        return
+    for is_up, source, target, tiles in (
+        (True, x, inner, FP8_TILES if is_fp8 else UP_TILES),
+        (False, inner, out, FP8_TILES if is_fp8 else DOWN_TILES),
+    ):
+        part = "up" if is_up else "down"
+        if is_fp8:
+            yield f"{name} {part} quantized", 0, partial(call.product, source, is_up, target, tiles[0], orders[128])
+        for gathered in (False, True) if is_up else (True,):
+            for tile in tiles:
+                order = orders[tile.rows]
+                product = call.product(source, is_up, target, tile, order)
+                if is_up and product.by_row != gathered:
+                    x_now = (
+                        gather_rows(product.x, order, shape.top_k) if gathered else _ungathered(call, product, order)
+                    )
+                    product = replace(product, x=x_now, by_row=gathered)
+                words = f"{name} {part}{' of sorted' if is_up and gathered else ''} {_words(tile)}"
+                yield words, (2 if is_up else 1) * flops, partial(call.multiply, product, tile, order)
+
+
+def _ungathered(call: Call, product: Product) -> Tensor:
+    """Tokens as they were before their rows were brought into order."""
+    if product.x.dtype == _HALF:
+        return call.x
+    tokens = torch.empty(call.x.shape, dtype=product.x.dtype, device=_DEVICE)
+    tokens.view(torch.uint8).zero_()
+    return tokens
 
 
 def library_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, float, Work]]:
@@ -190,23 +252,24 @@ def library_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[s
 def few_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, float, list[Work]]]:
     """Name, MB of weights, and works over changing experts, of steps of few tokens."""
     draws = [shape.tokens(tokens) for _ in range(8)]
-    each = shape.channels * shape.inner * 2 / 1e6
-    read = each * statistics.mean(float(experts.unique().numel()) for _, experts, _ in draws)
+    present = statistics.mean(float(experts.unique().numel()) for _, experts, _ in draws) / shape.experts
+    up_read, down_read = (present * weight.nbytes / 1e6 for weight in (layer.gate_up, layer.down))
     name = f"{shape.name} {tokens}"
     layers: list[Work] = [partial(experts_product, x, e, w, layer, add_to=x) for x, e, w in draws]
-    yield f"{name} layer", 3 * read, layers
+    yield f"{name} layer", up_read + down_read, layers
     calls = [Call(*draw, layer) for draw in draws]
     pairs = tokens * shape.top_k
     inner, out = (draws[0][0].new_empty(pairs, size) for size in (shape.inner, shape.channels))
     inner.normal_()
-    for part, tile in itertools.product(("up", "down"), FEW_TILES):
-        orders = [None if tokens == 1 else sort_pairs(c.experts, layer.count, 0, tile.rows) for c in calls]
+    for is_up, tile in itertools.product((True, False), PACKED_FEW_TILES if shape.format else FEW_TILES):
+        if tokens * shape.top_k / shape.experts < 4 and tile.rows > 16:
+            continue
         works: list[Work] = []
-        for call, order in zip(calls, orders, strict=True):
-            up = Product(call.x, layer.gate_up, layer.gate_up_bias, inner, False, True)
-            down = Product(inner, layer.down, layer.down_bias, out, True, False)
-            works.append(partial(call.multiply, up if part == "up" else down, tile, order))
-        yield f"{name} {part} {_words(tile)}", (2 if part == "up" else 1) * read, works
+        for call in calls:
+            order = None if tokens == 1 else sort_pairs(call.experts, layer.count, 0, tile.rows)
+            source, target = (call.x, inner) if is_up else (inner, out)
+            works.append(partial(call.multiply, call.product(source, is_up, target, tile, order), tile, order))
+        yield f"{name} {'up' if is_up else 'down'} {_words(tile)}", up_read if is_up else down_read, works
 
 
 def _words(tile: FewTile | ManyTile) -> str:
@@ -274,11 +337,9 @@ def main() -> None:
                 tried(name, works, megabytes, "GB/s")
     for shape in shapes if "many" in parts else ():
         for tokens in _MANY:
-            chosen = [many_tile(tokens * shape.top_k, shape.experts, gated, _HALF, 90) for gated in (True, False)]
-            print(f"{shape.name} {tokens}: tiles {chosen}, few {few_tile(tokens, 1, True, _HALF, 90)}", flush=True)
-            for name, teraflop, work in itertools.chain(
-                many_works(shape, layers[shape.name], tokens), library_works(shape, layers[shape.name], tokens)
-            ):
+            layer = layers[shape.name]
+            library = () if shape.format else library_works(shape, layer, tokens)
+            for name, teraflop, work in itertools.chain(many_works(shape, layer, tokens), library):
                 tried(name, [work] * 3, teraflop, "TFLOP/s")
 
 

@@ -16,6 +16,7 @@ from longreach_kernels import PagedBatch
 from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.experts import check_experts
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import RankLayout
 from longreach_patches.pages import KVPages, PagedStep, PageShape
@@ -32,12 +33,13 @@ _LEAST = 1e-5
 def check_agreement(patched: PatchedModel) -> None:
     """Compute a few random tokens layer by layer, each with the layer's own input, in both ways.
 
-    Does nothing where layers are not fused. Ranks of one model call it together: the sums over ranks are compared, too,
-    and a difference on one rank is an error on all.
+    Experts are compared in all layers, on this rank; the rest is done where layers are fused. Ranks of one model call
+    it together: the sums over ranks are compared, too, and a difference on one rank is an error on all.
 
     Raises:
         UnsupportedModelError: a layer differs by more than rounding; the message says which, and by how much.
     """
+    check_experts(patched.model)
     computed = compute_both(patched)
     if not computed:
         return

@@ -11,15 +11,21 @@ from typing import Any, cast
 
 import torch
 from longreach_kernels.moe import Experts, experts_product
+from longreach_kernels.moe.sizes import step_sizes
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from longreach_patches.errors import UnsupportedModelError
+from longreach_patches.families import experts_per_token
 from longreach_patches.fused.activation import BY_MODULE
 
 NAME = "longreach"
 _ATTRIBUTE = "longreach_experts"  # on experts modules that ours computes
+_TOKENS = 16
+# Of a row's largest number.
+_ROUNDINGS = 8
+_LEAST = 1e-5
 _VALUE = "experts_value"  # on modules whose weights are a value, not parameters of their own
 
 
@@ -74,6 +80,47 @@ def _gates_as(module: Any, kind: dict[str, Any]) -> bool:
     gate_up = torch.linspace(-12, 12, 4 * 62, dtype=torch.float64).view(62, 4).t().contiguous()
     stand_in = Experts(gate_up.new_empty(1, 62, 1), gate_up.new_empty(1, 1, 31), **kind)
     return torch.allclose(module._apply_gate(gate_up), activate(gate_up, stand_in), rtol=1e-9, atol=1e-9)
+
+
+def values_of(model: PreTrainedModel) -> list[Experts]:
+    """The weights of all experts modules that our products compute."""
+    own = (getattr(module, _ATTRIBUTE, None) for module in model.modules())
+    values = (getattr(module, _VALUE, None) for module in model.modules())
+    return [*(one.value for one in own if one is not None), *(one for one in values if isinstance(one, Experts))]
+
+
+def steps_of_all_kinds(model: PreTrainedModel) -> list[int]:
+    """Numbers of tokens of steps that take, between them, every kind of kernel that the experts of a model have."""
+    top_k = experts_per_token(model.config)
+    counts = {value.count for value in values_of(model)} if top_k else set()
+    return sorted({tokens for count in counts for tokens in step_sizes(count, top_k)})
+
+
+@torch.inference_mode()
+def check_experts(model: PreTrainedModel) -> None:
+    """Compute a few random tokens with our products, and with the experts modules' own loops over experts.
+
+    Raises:
+        UnsupportedModelError: a module differs by more than rounding; the message says by how much.
+    """
+    top_k = max(1, experts_per_token(model.config))
+    for index, module in enumerate(modules_with_experts(model)):
+        own: LayerExperts | None = getattr(module, _ATTRIBUTE, None)
+        if own is None:
+            continue
+        value, draw = own.value, torch.Generator().manual_seed(index)
+        like = {"device": value.down.device, "dtype": cast("Tensor", value.down).dtype}
+        x = torch.randn(_TOKENS, value.channels, generator=draw).to(**like)
+        chosen = torch.rand(_TOKENS, value.count, generator=draw).topk(min(top_k, value.count)).indices.to(x.device)
+        weights = torch.rand(chosen.shape, generator=draw).softmax(1).to(**like)
+        expected = type(module).forward.__wrapped__(module, x, chosen, weights)  # pyright: ignore[reportFunctionMemberAccess]
+        got = experts_forward(module, x, chosen, weights)
+        error = float(((got - expected).abs().amax(1) / expected.abs().amax(1).clamp(min=1e-30)).max())
+        if not error <= max(_ROUNDINGS * torch.finfo(x.dtype).eps, _LEAST):
+            raise UnsupportedModelError(
+                f"our products of experts {index} of this {model.config.model_type} model differ from transformers' "
+                f"own by {error:.2g} of the largest number, and rounding explains less; please report this config"
+            )
 
 
 def modules_with_experts(model: PreTrainedModel) -> list[nn.Module]:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longreach_patches import quantized
-from longreach_patches.families import family_of, head_shape, widest_inner
+from longreach_patches.families import experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -64,7 +64,8 @@ class Footprint:
         # product. Attention: the norm with queries, keys and values, or these with queries and keys that are normalised
         # and rotated, or (with context parallelism) as they are sent and received, or the result before, between and
         # after its way back; and an fp32 number or two a head. Of a long step each context rank has its part of the
-        # stream; short steps, of which it has all, are no step's peak.
+        # stream; short steps, of which it has all, are no step's peak. Experts: the norm, with the inner channels and
+        # the result of each of a token's experts.
         ranks = layout.context_size
         hidden, inner = -(-hidden // ranks), -(-inner // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
@@ -74,6 +75,8 @@ class Footprint:
         streams = _streams(config)
         layer = _inputs_of_layers(config) + hidden * (copies if streams == 1 else 2 * streams) + rotary
         mlp = max(hidden + 2 * inner, 3 * inner)
+        if experts := experts_per_token(config):
+            mlp = max(mlp, hidden + inner + experts * hidden)
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )

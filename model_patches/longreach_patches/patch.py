@@ -118,6 +118,12 @@ class PatchedModel:
         """Whether modules of the model's own compute layers, or the MLPs of some."""
         return not self.fused or any(layer.own_mlp is not None for layer in self.fused_layers)
 
+    @property
+    def expert_steps(self) -> list[int]:
+        """Numbers of tokens of steps that take, between them, every kind of kernel that there is for experts; none in a
+        model without."""
+        return experts.steps_of_all_kinds(self.model)
+
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
         if self._previous is None:

@@ -1,7 +1,8 @@
 """Products of experts with few rows each: a program reads a block of one expert's weights once, for all of its rows.
 
 Such a product computes next to nothing, and memory must never be idle. The weights are the left operand of the product,
-so that a matrix instruction is filled by outputs, and not by rows that are not there.
+so that a matrix instruction is filled by outputs, and not by rows that are not there. They may have any format; rows
+stay in 16 bits.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -10,13 +11,55 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from longreach_kernels.linear.tiles import rows_product
+from longreach_kernels.linear.unpack import HALF
 from longreach_kernels.moe.activation_kernel import activate
+
+
+@triton.jit
+def _half_product(
+    X,
+    W,
+    row_places,
+    has_row,
+    rows_w,
+    inside,
+    up,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`rows_product` of a weight of 16 or 32 bits, whose K inputs are known and dense."""
+    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    offs_k = tl.arange(0, BLOCK_K)
+    w_ptrs = W + rows_w.to(tl.int64)[:, None] * K + offs_k[None, :]
+    x_ptrs = X + row_places[None, :] + offs_k[:, None]
+    for start in range(0, K, BLOCK_K):
+        w_mask = inside[:, None]
+        x_mask = has_row[None, :]
+        if K % BLOCK_K != 0:
+            known = start + offs_k < K
+            w_mask = w_mask & known[None, :]
+            x_mask = x_mask & known[:, None]
+        w = tl.load(w_ptrs + start, mask=w_mask, other=0.0)
+        x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)
+        acc = tl.dot(w, x, acc, input_precision=PRECISION)
+        if GATED:
+            w_up = tl.load(w_ptrs + up * K + start, mask=w_mask, other=0.0)
+            acc_up = tl.dot(w_up, x, acc_up, input_precision=PRECISION)
+    return acc, acc_up
 
 
 @triton.jit(do_not_specialize=["most_tiles"])
 def few_kernel(
     X,
     W,
+    Scales,
+    Zeros,
     Bias,
     Out,
     Chosen,
@@ -29,6 +72,10 @@ def few_kernel(
     E: tl.constexpr,
     FIRST: tl.constexpr,
     TOP_K: tl.constexpr,
+    STRIDES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -42,7 +89,8 @@ def few_kernel(
     """Grid (blocks of outputs, tiles of rows): Out (P, N), by row, of X (T, K), or (P, K) by row where there is no
     Order, and W (E, N, K), or W (E, 2 N, K) where an activation follows.
 
-    Without Tiles the pairs of one token are the tiles and the rows. X has that token's row alone if ONE_TOKEN.
+    Without Tiles the pairs of one token are the tiles and the rows. X has that token's row alone if ONE_TOKEN. STRIDES
+    are those of W's experts and outputs, and of the scales' and zeros' experts and outputs, or blocks of these.
     """
     tile = tl.program_id(1)
     rows = tl.arange(0, ROWS)
@@ -59,41 +107,35 @@ def few_kernel(
         has_row = rows == 0
         rows += tile
     GATED: tl.constexpr = ACTIVATION is not None
+    inputs = rows
     if Order is not None:
         inputs = tl.load(Order + rows, mask=has_row, other=0) // TOP_K
     elif ONE_TOKEN:
         inputs = rows // TOP_K
-    else:
-        inputs = rows
-    x_ptrs = X + inputs.to(tl.int64) * K
+    row_places = inputs.to(tl.int64) * K
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K)
     inside = offs_n < N
-    gate_rows = offs_n * 2 if INTERLEAVED else offs_n
-    OTHER: tl.constexpr = 1 if INTERLEAVED else N
-    w_base = W + expert.to(tl.int64) * ((2 if GATED else 1) * N * K)
-    w_ptrs = w_base + gate_rows.to(tl.int64)[:, None] * K + offs_k[None, :]
-    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        if K % BLOCK_K == 0:
-            w_mask = inside[:, None]
-            x_mask = has_row[None, :]
-        else:
-            known = start + offs_k < K
-            w_mask = inside[:, None] & known[None, :]
-            x_mask = has_row[None, :] & known[:, None]
-        w = tl.load(w_ptrs + start, mask=w_mask, other=0.0)
-        x = tl.load(x_ptrs[None, :] + start + offs_k[:, None], mask=x_mask, other=0.0)
-        acc = tl.dot(w, x, acc, input_precision=PRECISION)
-        if GATED:
-            up = tl.load(w_ptrs + OTHER * K + start, mask=w_mask, other=0.0)
-            acc_up = tl.dot(up, x, acc_up, input_precision=PRECISION)
+    rows_w = offs_n * 2 if INTERLEAVED else offs_n
+    UP: tl.constexpr = 1 if INTERLEAVED else N
+    w_base = W + expert.to(tl.int64) * STRIDES[0]
+    if FORMAT == HALF:
+        acc, acc_up = _half_product(
+            X, w_base, row_places, has_row, rows_w, inside, UP, K, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION
+        )
+    else:
+        s_base = Scales + expert.to(tl.int64) * STRIDES[2]
+        z_base = s_base
+        if Zeros is not None:
+            z_base = Zeros + expert.to(tl.int64) * STRIDES[2]
+        acc, acc_up = rows_product(
+            X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, K, STRIDES[1], STRIDES[3],
+            FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
+        )  # fmt: skip
     if Bias is not None:
-        bias = Bias + expert * ((2 if GATED else 1) * N) + gate_rows
+        bias = Bias + expert * ((2 if GATED else 1) * N) + rows_w
         acc += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            acc_up += tl.load(bias + OTHER, mask=inside, other=0.0).to(tl.float32)[:, None]
+            acc_up += tl.load(bias + UP, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATED:
         acc = activate(acc, acc_up, ACTIVATION, ALPHA, LIMIT)
     out = Out + rows.to(tl.int64)[None, :] * N + offs_n[:, None]

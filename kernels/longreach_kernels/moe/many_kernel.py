@@ -10,7 +10,7 @@ from longreach_kernels.moe.activation_kernel import activate
 
 
 @triton.jit
-def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
+def place_of(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
     """The row tile and the column tile of a number: groups of row tiles go through all columns together."""
     in_group = GROUP * tiles_n
     first = tile // in_group * GROUP
@@ -78,7 +78,7 @@ def _gate_and_up(acc, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def _finish(
+def finish(
     gate,
     up,
     Bias,
@@ -139,7 +139,7 @@ def many_kernel(
     num_tiles = tl.load(NumTiles)
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     for tile in tl.range(tl.program_id(0), num_tiles * TILES_N, tl.num_programs(0), flatten=True):
-        tile_m, tile_n = _place(tile, num_tiles, TILES_N, GROUP)
+        tile_m, tile_n = place_of(tile, num_tiles, TILES_N, GROUP)
         expert = tl.load(Tiles + tile_m)
         first_row = tl.load(Tiles + most_tiles + tile_m)
         end = tl.load(Tiles + 2 * most_tiles + tile_m)
@@ -164,11 +164,11 @@ def many_kernel(
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
         if GATED:
             gate, up = _gate_and_up(acc, INTERLEAVED)
-            _finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
+            finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
         elif BLOCK_N == 256:  # in halves: what a whole tile takes on its way out would take a stage from the pipeline
             low, high = _gate_and_up(acc, False)
             half = first + BLOCK_N // 2
-            _finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
-            _finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)
         else:
-            _finish(acc, acc, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(acc, acc, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import cdiv, launch
+from longreach_kernels.moe.sizes import FEW_PAIRS
 
-_FEW_PAIRS = 2048
 _FEW_BLOCK = 256  # pairs that a program reads at a time
 _CHUNK = 128
 _SCANNED, _BINS = 128, 8  # chunks and experts of a turn of the scan
@@ -48,10 +48,10 @@ def _numbers(Chosen, offs, num_pairs, E: tl.constexpr, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _write_tiles(Tiles, NumTiles, counts, expert, most_tiles, BINS: tl.constexpr, ROWS: tl.constexpr):
+def _write_tiles(Tiles, NumTiles, counts, expert, most_tiles, tile_rows, BINS: tl.constexpr):
     """Write the tiles of an expert, by the counts (BINS,) of all; returns its first row."""
     bins = tl.arange(0, BINS)
-    tiles = (counts + ROWS - 1) // ROWS
+    tiles = (counts + tile_rows - 1) // tile_rows
     mine = bins == expert
     count = tl.sum(tl.where(mine, counts, 0), 0)
     first = tl.sum(tl.where(bins < expert, counts, 0), 0)
@@ -61,16 +61,16 @@ def _write_tiles(Tiles, NumTiles, counts, expert, most_tiles, BINS: tl.constexpr
         tl.store(NumTiles, tl.sum(tiles, 0))
     for start in range(0, own_tiles, BINS):
         index = start + bins
-        row = first + index * ROWS
+        row = first + index * tile_rows
         there = index < own_tiles
         place = Tiles + first_tile + index
         tl.store(place, tl.zeros((BINS,), tl.int32) + expert, mask=there)
         tl.store(place + most_tiles, row, mask=there)
-        tl.store(place + 2 * most_tiles, tl.minimum(row + ROWS, first + count), mask=there)
+        tl.store(place + 2 * most_tiles, tl.minimum(row + tile_rows, first + count), mask=there)
     return first
 
 
-@triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
+@triton.jit(do_not_specialize=["num_pairs", "most_tiles", "tile_rows"])
 def _sort_kernel(
     Chosen,
     Order,
@@ -79,10 +79,10 @@ def _sort_kernel(
     NumTiles,
     num_pairs,
     most_tiles,
+    tile_rows,
     E: tl.constexpr,
     FIRST: tl.constexpr,
     BINS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Grid (E,)."""
@@ -93,7 +93,7 @@ def _sort_kernel(
     for start in range(0, num_pairs, BLOCK):
         counts += tl.histogram(_numbers(Chosen, start + offs, num_pairs, E, FIRST), BINS)
     counts = tl.where(bins < E, counts, 0)
-    row = _write_tiles(Tiles, NumTiles, counts, expert, most_tiles, BINS, ROWS)
+    row = _write_tiles(Tiles, NumTiles, counts, expert, most_tiles, tile_rows, BINS)
     for start in range(0, num_pairs, BLOCK):
         own = _numbers(Chosen, start + offs, num_pairs, E, FIRST) == expert
         place = row + tl.cumsum(own.to(tl.int32), 0) - 1
@@ -130,7 +130,7 @@ def _scan_kernel(Counts, Totals, chunks, BINS: tl.constexpr, BLOCK: tl.constexpr
     tl.store(Totals + bins, total)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "most_tiles", "chunks"])
+@triton.jit(do_not_specialize=["num_pairs", "most_tiles", "tile_rows", "chunks"])
 def _place_kernel(
     Chosen,
     Counts,
@@ -142,11 +142,11 @@ def _place_kernel(
     NumTiles,
     num_pairs,
     most_tiles,
+    tile_rows,
     chunks,
     E: tl.constexpr,
     FIRST: tl.constexpr,
     BINS: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Grid (chunks and experts,)."""
@@ -154,7 +154,7 @@ def _place_kernel(
     bins = tl.arange(0, BINS)
     counts = tl.load(Totals + bins, mask=bins < E, other=0)
     if chunk >= chunks:
-        _write_tiles(Tiles, NumTiles, counts, chunk - chunks, most_tiles, BINS, ROWS)
+        _write_tiles(Tiles, NumTiles, counts, chunk - chunks, most_tiles, tile_rows, BINS)
     else:
         offs = chunk * CHUNK + tl.arange(0, CHUNK)
         number = _numbers(Chosen, offs, num_pairs, E, FIRST)
@@ -182,8 +182,8 @@ def sort_pairs(chosen: Tensor, experts: int, first: int, rows: int) -> SortedPai
     found = SortedPairs(new(pairs), new(pairs), new(3, most), new(1))
     bins = max(16, triton.next_power_of_2(experts + 1))
     sizes = {"E": experts, "FIRST": first, "BINS": bins}
-    if pairs <= _FEW_PAIRS:
-        launch(_sort_kernel, (experts,), chosen, *found, pairs, most, **sizes, ROWS=rows, BLOCK=_FEW_BLOCK, num_warps=4)
+    if pairs <= FEW_PAIRS:
+        launch(_sort_kernel, (experts,), chosen, *found, pairs, most, rows, **sizes, BLOCK=_FEW_BLOCK, num_warps=4)
         return found
     chunks = cdiv(pairs, _CHUNK)
     counts, ranks, totals = new(chunks, bins), new(chunks * _CHUNK), new(bins)
@@ -199,9 +199,9 @@ def sort_pairs(chosen: Tensor, experts: int, first: int, rows: int) -> SortedPai
         *found,
         pairs,
         most,
+        rows,
         chunks,
         **sizes,
-        ROWS=rows,
         CHUNK=_CHUNK,
         num_warps=4,
     )

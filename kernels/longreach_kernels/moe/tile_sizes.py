@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from longreach_kernels.backends.triton.config import cdiv
+from longreach_kernels.moe.sizes import FEW_ROWS, MEDIUM_ROWS, SOME_ROWS
 
 
 class FewTile(NamedTuple):
@@ -33,25 +33,27 @@ class ManyTile(NamedTuple):
     programs: int = 1
 
 
-# Rows of an expert, on average, up to which a form is quickest.
-_ONE_TOKEN = 8  # pairs
-_FEW_ROWS, _SOME_ROWS, _MEDIUM_ROWS = 12, 40, 96
-
-
 @lru_cache(maxsize=256)
-def few_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> FewTile | None:
+def few_tile(
+    pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int, *, is_one: bool, is_packed: bool
+) -> FewTile | None:
     """The tile of a product whose rows are few for each expert; None where they are many. `arch` is a compute
-    capability as one number, 0 for the interpreter."""
+    capability as one number, 0 for the interpreter. `is_one`: there is one token. `is_packed`: the weights are not of
+    16 bits."""
     average = pairs / experts
-    if average > _SOME_ROWS:
+    if average > SOME_ROWS:
         return None
-    rows = 16 if average <= _FEW_ROWS else 32
+    rows = 16 if average <= FEW_ROWS else 32
     if arch == 0:
-        return FewTile(rows, 32, 32, 4, 1)
+        return FewTile(rows, 32, 128 if is_packed else 32, 4, 1)
+    if is_packed:
+        if dtype == torch.float32:
+            return FewTile(rows, 16, 128, 4, 2)
+        return FewTile(rows, 32, 256, 2, 4 if 90 <= arch < 120 else 3)
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
         return FewTile(rows, 16, 64, 4, 2)
     if 90 <= arch < 120:
-        return FewTile(rows, 64, 64, 4, 6) if pairs <= _ONE_TOKEN else FewTile(rows, 64, 128, 4, 3)
+        return FewTile(rows, 64, 64, 4, 6) if is_one else FewTile(rows, 64, 128, 4, 3)
     # sm_86, sm_89 and sm_120 have 99 KB of shared memory a block.
     return FewTile(rows, 32, 128, 4, 3)
 
@@ -63,7 +65,7 @@ def many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: i
         return ManyTile(32, 32, 32, 4, 1)
     if dtype == torch.float32:
         return ManyTile(32, 64, 32, 4, 2)
-    small = pairs / experts <= _MEDIUM_ROWS
+    small = pairs / experts <= MEDIUM_ROWS
     if 90 <= arch < 120:
         if small:
             return ManyTile(64, 64 if gated else 128, 64, 4, 5)
@@ -73,18 +75,22 @@ def many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: i
     return ManyTile(128, 64 if gated else 128, 32, 8, 3)
 
 
+@lru_cache(maxsize=256)
+def fp8_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> ManyTile:
+    """The tile of a product of many rows in FP8; its inputs are those of one scale."""
+    small = pairs / experts <= MEDIUM_ROWS
+    if 90 <= arch < 120:
+        return ManyTile(64, 64 if gated else 128, 128, 4, 4) if small else ManyTile(128, 128, 128, 8, 3)
+    return ManyTile(64, 32 if gated else 64, 128, 4, 2) if small else ManyTile(128, 64, 128, 8, 2)
+
+
 def invariant_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> ManyTile:
     """One of the tiles that give the same bits: each has 64 rows or more for four warps, so that the compiler takes one
     and the same matrix instruction, and sums over the inputs in ascending order."""
     tile = many_tile(pairs, experts, gated, dtype, arch)
-    if 90 <= arch < 120 and dtype != torch.float32 and pairs / experts <= _FEW_ROWS:
+    if 90 <= arch < 120 and dtype != torch.float32 and pairs / experts <= FEW_ROWS:
         return ManyTile(64, 32, 128, 4, 5)
     return tile
-
-
-def blocks(outputs: int, block: int) -> int:
-    """How many tiles cover so many outputs."""
-    return cdiv(outputs, block)
 
 
 def is_gathered_first(outputs: int) -> bool:

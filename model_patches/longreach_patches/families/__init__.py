@@ -4,6 +4,7 @@ from longreach_patches.families.family import Family, LayerMask
 from longreach_patches.families.parts import LayerParts, NormKind, Rotary
 from longreach_patches.families.read import (
     HeadShape,
+    experts_per_token,
     family_of,
     head_shape,
     head_shapes,
@@ -23,6 +24,7 @@ __all__ = [
     "LayerParts",
     "NormKind",
     "Rotary",
+    "experts_per_token",
     "family_of",
     "head_shape",
     "head_shapes",

@@ -106,6 +106,11 @@ def widest_inner(config: PretrainedConfig) -> int:
     return max(*widths, experts)
 
 
+def experts_per_token(config: PretrainedConfig) -> int:
+    """How many experts compute a token, beside those that all tokens share; 0 in a model without experts."""
+    return _number(config, _EXPERTS_PER_TOKEN, 0)
+
+
 def _number(config: PretrainedConfig, names: tuple[str, ...], default: int) -> int:
     """What a config has under the first of these names that it knows."""
     found = (getattr(config, name, None) for name in names)

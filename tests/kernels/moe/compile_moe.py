@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from longreach_kernels.linear import dequantize_kernel, quantize_kernel, rows_kernel
 from longreach_kernels.moe import (
     Experts,
     Routing,
@@ -24,18 +25,34 @@ from longreach_kernels.moe import (
 )
 
 from tests.kernels import compile_portable
+from tests.kernels.moe.formats_for_tests import packed
 
-_USED = (launch, route_kernel, sort_kernel, sum_kernel)  # imported before a GPU is pretended
+# Imported before a GPU is pretended.
+_USED = (
+    launch,
+    route_kernel,
+    sort_kernel,
+    sum_kernel,
+    rows_kernel,
+    dequantize_kernel,
+    quantize_kernel,
+)
 _HALF = torch.bfloat16
 _CLAMPED: dict[str, Any] = {"activation": "swiglu_clamped", "interleaved": True}
 
 
-def product(tokens: int, experts: int, dtype: torch.dtype, *, biases: bool = False, **more: Any) -> None:
-    """A layer of sizes that no tile divides."""
+def product(
+    tokens: int, experts: int, dtype: torch.dtype, *, biases: bool = False, kind: str | None = None, **more: Any
+) -> None:
+    """A layer of sizes that no tile divides; `kind` is a format."""
     channels, inner = 320, 192
+    up, down = (
+        torch.zeros(experts, 2 * inner, channels, dtype=dtype),
+        torch.zeros(experts, channels, inner, dtype=dtype),
+    )
     layer = Experts(
-        torch.empty(experts, 2 * inner, channels, dtype=dtype),
-        torch.empty(experts, channels, inner, dtype=dtype),
+        up if kind is None else packed(up, kind),
+        down if kind is None else packed(down, kind),
         torch.empty(experts, 2 * inner, dtype=dtype) if biases else None,
         torch.empty(experts, channels, dtype=dtype) if biases else None,
         **more,
@@ -61,6 +78,12 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "many, interleaved": lambda: product(2000, 4, _HALF, biases=True, **_CLAMPED),
     "many, fp32": lambda: product(2000, 4, torch.float32),
     "few, fp32": lambda: product(9, 4, torch.float32),
+    "few, fp8 blocks": lambda: product(9, 4, _HALF, kind="fp8 blocks"),
+    "few, int4 zeros": lambda: product(9, 4, torch.float16, kind="int4 zeros"),
+    "few, mxfp4": lambda: product(1, 4, _HALF, biases=True, kind="mxfp4", **_CLAMPED),
+    "medium, fp8 channels": lambda: product(150, 4, _HALF, kind="fp8 channels"),
+    "many, fp8 blocks": lambda: product(2000, 4, _HALF, kind="fp8 blocks"),
+    "many, mxfp4": lambda: product(2000, 4, _HALF, biases=True, kind="mxfp4", **_CLAMPED),
 }
 
 

@@ -35,6 +35,8 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
     chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
     if loaded.patched.batch_invariant:  # its products are compiled for several numbers of rows
         chunks += [(tokens, tokens) for tokens in _SIZES]
+    # Beside the answer's token.
+    chunks += [(tokens - 1, tokens - 1) for tokens in loaded.patched.expert_steps]
     for tokens, context in chunks:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
