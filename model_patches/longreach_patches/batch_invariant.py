@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from longreach_patches import invariant_norms
 from longreach_patches.layout import RankLayout
-from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 
 
 def check_backend(backend: Backend) -> None:
@@ -44,7 +43,7 @@ def check_modules(model: PreTrainedModel) -> None:
     """
     for name, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, nn.Linear | nn.Embedding | QuantizedLinear | QuantizedExperts):
+        if isinstance(module, nn.Linear | nn.Embedding):
             continue
         if invariant_norms.is_norm(module):
             if invariant_norms.form_of(module) is None:
@@ -74,16 +73,12 @@ def check_ranks(layout: RankLayout) -> None:
 
 
 def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
-    """Have every linear module, every norm and all quantised experts of this instance compute so; returns the modules,
-    for `restore`. Call `check_modules` first."""
+    """Give every linear module and every norm of this instance the invariant forward; returns the modules, for
+    `restore`. Call `check_modules` first."""
     from longreach_patches.fused.invariant import invariant_product  # Triton, which a CPU does without
 
     modules: list[nn.Module] = []
     for module in model.modules():
-        if isinstance(module, QuantizedLinear | QuantizedExperts):
-            module.batch_invariant = True
-            modules.append(module)
-            continue
         if isinstance(module, nn.Linear):
             forward = functools.partial(_forward, invariant_product, module)
         elif invariant_norms.is_norm(module):
@@ -100,10 +95,7 @@ def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
 def restore(modules: list[nn.Module]) -> None:
     """Give the modules their own forward back."""
     for module in modules:
-        if isinstance(module, QuantizedLinear | QuantizedExperts):
-            module.batch_invariant = False
-        else:
-            del module.forward
+        del module.forward
 
 
 def _forward(product: Callable[..., torch.Tensor], module: nn.Linear, x: torch.Tensor) -> torch.Tensor:

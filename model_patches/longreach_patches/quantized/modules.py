@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self, cast
@@ -11,9 +10,6 @@ import torch
 from longreach_kernels.linear import Int4Groups, Quantized, Weight, join_outputs, linear, take_inputs, take_outputs
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
-
-# Activations that the products of experts know, by the names of transformers' modules.
-_ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh"}
 
 
 class QuantizedLinear(nn.Module):
@@ -110,7 +106,9 @@ class QuantizedExperts(nn.Module):
         for name in ("gate_up_proj_bias", "down_proj_bias"):
             self.register_parameter(name, getattr(like, name, None))
         self.batch_invariant = False
-        self._how = _how(like)
+        from longreach_patches.experts import activation_of  # it imports fused layers, which import this
+
+        self._how = {"interleaved": not cast("Any", like).is_concatenated} | activation_of(like)
 
     @property
     def experts_value(self) -> Experts:
@@ -214,21 +212,3 @@ def _moved(weight: Weight, fn: Callable[[Tensor], Tensor]) -> Weight:
         return weight
     target = fn(torch.empty(0, device=weight.device)).device
     return weight if weight.device == target else weight.to(target)
-
-
-def _how(module: Any) -> dict[str, Any]:
-    """What of `Experts` is no weight, from transformers' module."""
-    if not module.is_concatenated and hasattr(module, "alpha"):
-        return {
-            "activation": "swiglu_clamped",
-            "alpha": float(module.alpha),
-            "limit": float(module.limit),
-            "interleaved": True,
-        }
-    name = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
-    own_gate = type(module)._apply_gate.__name__ != "_default_apply_gate"
-    if name is not None and not own_gate and module.is_concatenated:
-        return {"activation": name, "interleaved": False}
-    shell = copy.copy(module)  # the gate may read its module's attributes; the weights are not kept
-    shell._parameters = {}
-    return {"activation": shell._apply_gate, "interleaved": not module.is_concatenated}

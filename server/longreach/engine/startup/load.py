@@ -137,10 +137,6 @@ def layers_in_words(loaded: LoadedModel) -> str:
     if loaded.patched.fused:
         experts = "; transformers' own modules compute its experts" if loaded.patched.runs_own_modules else ""
         return f"layers are fused: there are fused kernels for the family {config.model_type}{experts}"
-    if loaded.quantization is not None:
-        return (
-            f"layers are transformers' own, with our attention and products of quantised weights: {loaded.quantization}"
-        )
     why = f"for the family {config.model_type} there are no fused ones"
     if (parts := family_of(config).parts) is not None:
         why = f"{parts.whole or 'projections that cannot be cut'} keep fused ones from being split over ranks"
