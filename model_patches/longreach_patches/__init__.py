@@ -7,7 +7,14 @@ from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedMode
 from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
-from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
+from longreach_patches.loader import (
+    LoadedModel,
+    check_split,
+    load_config,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+)
 from longreach_patches.pages import (
     KVPages,
     KVScales,
@@ -57,6 +64,7 @@ __all__ = [
     "check_files_if_any",
     "check_layout",
     "check_ranks",
+    "check_split",
     "chosen_layers",
     "compute_both",
     "head_shape",

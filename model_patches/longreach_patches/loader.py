@@ -108,7 +108,8 @@ def _config_of(
     model: str, raw: dict[str, Any], overrides: Mapping[str, Any], quantization: str | None
 ) -> PretrainedConfig:
     check_other_tools(model, raw)
-    raw = {**raw, **{name: overrides[name] for name in _QUANTIZATION if name in overrides}}
+    raw = raw | {name: overrides[name] for name in _QUANTIZATION if name in overrides}
+    overrides = {name: value for name, value in overrides.items() if name not in _QUANTIZATION}
     found = declared_quantization(model, raw)
     if found is not None and quantization is not None:
         raise UnsupportedModelError(
@@ -191,6 +192,7 @@ def load_model(
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
     check_layout(config, layout)
+    check_split(config, layout)
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
@@ -434,6 +436,16 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
         raise ModelLoadError(
             f"{model}: no model can be built of config.json ({type(error).__name__}: {in_one_line(error)})"
         ) from error
+
+
+def check_split(config: PretrainedConfig, layout: RankLayout) -> None:
+    """See whether a model's quantised weights can be split, before anything is read.
+
+    Raises:
+        ValueError: a block of scales would be cut; the message names the module and the fix.
+    """
+    if layout.size > 1 and quantized.scheme_of(config) is not None:
+        split_weights(_without_weights(config), layout)
 
 
 def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
