@@ -24,6 +24,8 @@ from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_toke
 from longreach_kernels.linear.rows_kernel import RowsConfig, kernel_weight, rows_linear
 from torch import Tensor
 
+from benchmarks.kernels.ceilings import ceilings
+
 _DEVICE = torch.device("cuda", 0)
 _HALF = torch.bfloat16
 # Bytes of weights that are read before the first is read again: more than the L2 cache holds.
@@ -40,9 +42,8 @@ KINDS = ("bf16", "fp8 channels", "fp8 blocks", "int4", "int4 zeros", "mxfp4")
 PACKED_TILES = [
     RowsConfig(*sizes)
     for sizes in (
-        *((16, 256, 2, 4), (16, 512, 2, 4), (16, 512, 2, 6), (16, 512, 4, 4), (16, 256, 1, 6), (16, 512, 1, 4)),
-        *((32, 256, 2, 3), (32, 256, 2, 5), (32, 512, 2, 3), (32, 512, 2, 4), (32, 256, 4, 4), (32, 512, 4, 4)),
-        *((64, 256, 4, 3), (64, 256, 4, 5), (64, 512, 4, 3), (64, 128, 4, 6), (64, 256, 2, 4), (128, 256, 8, 3)),
+        *((32, 1024, 8, 3), (32, 1024, 8, 2), (32, 1024, 8, 4), (16, 1024, 8, 3), (16, 1024, 8, 5), (64, 1024, 8, 2)),
+        *((32, 512, 4, 3), (32, 512, 4, 5), (16, 512, 4, 4), (64, 512, 4, 3), (32, 2048, 16, 2), (16, 2048, 16, 3)),
     )
 ]
 HALF_TILES = [RowsConfig(64, 128, 4, 5), RowsConfig(16, 256, 2, 5)]
@@ -95,13 +96,6 @@ def replayed_us(runs: Sequence[Callable[[], object]], turns: int = 5) -> float:
         torch.cuda.synchronize()
         times.append(events[0].elapsed_time(events[1]) * 1e3 / len(runs))
     return statistics.median(times[1:])
-
-
-def copy_gbs() -> float:
-    """GB/s of a copy of 1 GiB, both ways."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=_DEVICE)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / replayed_us([partial(target.copy_, source)] * 4) / 1e3
 
 
 def of_config(config: RowsConfig, x: Tensor, weight: Weight, gated: bool) -> Tensor:
@@ -215,8 +209,9 @@ def main() -> None:
     arguments = parser.parse_args()
     kinds, parts = arguments.kinds.split(","), arguments.parts.split(",")
     rows = [int(count) for count in arguments.rows.split(",")]
-    ceiling = copy_gbs()
-    print(f"{torch.cuda.get_device_name()}: copy {ceiling:.0f} GB/s", flush=True)
+    measured = ceilings()
+    ceiling = measured["copy_gbs"]
+    print(f"{torch.cuda.get_device_name()}: {', '.join(f'{name} {x:.0f}' for name, x in measured.items())}", flush=True)
     if "check" in parts:
         check(kinds)
     if "few" in parts:
@@ -227,7 +222,7 @@ def main() -> None:
         for count in (4096, 512, 8192):
             many(kinds, count)
     if "between" in parts:
-        for count in (48, 64, 128, 256):
+        for count in (8, 16, 32, 64, 128):
             between(kinds, count)
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longreach_patches import quantized
-from longreach_patches.families import experts_per_token, family_of, head_shape, widest_inner
+from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -57,28 +57,25 @@ class Footprint:
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
-        hidden, inner = config.hidden_size, widest_inner(config) // parts
+        hidden, inner, experts = config.hidden_size, widest_inner(config) // parts, _experts(config, dtype, parts)
         heads = head_shape(config).heads // (parts * layout.context_size)
         queries = heads * max(of_layer.head_dim for of_layer in pages.layers)
         keys = max(of_layer.num_kv_heads * of_layer.head_dim for of_layer in pages.layers)
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
         # stream, and the cosines and sines of the positions. MLP: the norm with gate and up, or these with their
-        # product. Attention: the norm with queries, keys and values, or these with queries and keys that are normalised
-        # and rotated, or (with context parallelism) as they are sent and received, or the result before, between and
-        # after its way back; and an fp32 number or two a head. Of a long step each context rank has its part of the
-        # stream; short steps, of which it has all, are no step's peak. Experts: the norm, with the inner channels and
-        # the result of each of a token's experts.
+        # product. Experts: see `_experts`. Attention: the norm with queries, keys and values, or these with queries and
+        # keys that are normalised and rotated, or (with context parallelism) as they are sent and received, or the
+        # result before, between and after its way back; and an fp32 number or two a head. Of a long step each context
+        # rank has its part of the stream; short steps, of which it has all, are no step's peak.
         ranks = layout.context_size
-        hidden, inner = -(-hidden // ranks), -(-inner // ranks)
+        hidden, inner, experts = -(-hidden // ranks), -(-inner // ranks), -(-experts // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
         parts = family_of(config).parts
         # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
         copies = 2 if parts is not None and parts.parallel else 1
         streams = _streams(config)
         layer = _inputs_of_layers(config) + hidden * (copies if streams == 1 else 2 * streams) + rotary
-        mlp = max(hidden + 2 * inner, 3 * inner)
-        if experts := experts_per_token(config):
-            mlp = max(mlp, hidden + inner + experts * hidden)
+        mlp = max(hidden + 2 * inner, 3 * inner, experts)
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )
@@ -108,6 +105,23 @@ class Footprint:
     def selection_bytes(self) -> int:
         """The most that choosing keys by their bounds takes within a step."""
         return SELECTION_BYTES if self.pages.bounded else 0
+
+
+def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
+    """What a mixture of experts takes for a token at its peak, in numbers of the model's dtype: the norm, the inner
+    channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum."""
+    count, inner = experts_per_token(config), expert_inner(config)
+    if not count:
+        return 0
+    copies = 1 if family_of(config).fused else 2
+    logits = _number_of_experts(config) * torch.float32.itemsize // dtype.itemsize
+    return copies * config.hidden_size + count * (inner // parts + config.hidden_size) + logits
+
+
+def _number_of_experts(config: PretrainedConfig) -> int:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    found = (getattr(config, name, None) for name in names)
+    return next((count for count in found if isinstance(count, int)), 0)
 
 
 def _inputs_of_layers(config: PretrainedConfig) -> int:

@@ -212,11 +212,7 @@ def load_model(
     weight_bytes = quantized.bytes_of(loaded)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
     scheme = quantized.scheme_of(config)
-    if (
-        scheme is None
-        and family_of(config).fused_over(layout.size)
-        and (layout.tensor_size == 1 or is_fully_cut(loaded))
-    ):
+    if family_of(config).fused_over(layout.size) and (layout.tensor_size == 1 or is_fully_cut(loaded)):
         patched.fuse_layers(layout)
     else:
         patched.spread_layers(layout)

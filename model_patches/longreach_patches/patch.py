@@ -115,8 +115,8 @@ class PatchedModel:
 
     @property
     def runs_own_modules(self) -> bool:
-        """Whether modules of the model's own compute layers, or the MLPs of some."""
-        return not self.fused or any(layer.own_mlp is not None for layer in self.fused_layers)
+        """Whether modules of the model's own compute layers, which may wait for the host."""
+        return not self.fused
 
     @property
     def expert_steps(self) -> list[int]:
@@ -165,7 +165,8 @@ def patch(
         fuse_norms: whether to fuse the RMSNorms too. torch.compile does so itself, and without ours it can use one
             graph for all layers that share a mask.
         batch_invariant: whether a token's results are to have the same bits whatever is computed along with it, for
-            inference. Over KV pages that holds as `longreach_kernels.paged_attention` says.
+            inference. Over KV pages that holds as `longreach_kernels.paged_attention` says; of mixtures of experts
+            once layers are fused.
 
     Raises:
         UnsupportedModelError: the family or a feature of its config is not supported, or the model is patched already.

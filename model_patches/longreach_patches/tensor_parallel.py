@@ -86,9 +86,14 @@ def is_cut(module: nn.Module) -> bool:
 def is_fully_cut(model: PreTrainedModel) -> bool:
     """Whether a rank has a part of every projection of every layer, as fused layers need it; true of one part."""
     layers = cast("nn.ModuleList", model.base_model.layers)
-    return all(
-        is_cut(module) for module in layers.modules() if any(isinstance(child, LINEAR) for child in module.children())
-    )
+    return all(is_cut(module) for module in layers.modules() if _has_parts(module))
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Whether a module has matrices that a rank has some of: projections to more than one number, or experts."""
+    if hasattr(module, "experts_value") or any(x.dim() > 2 for x in module.parameters(recurse=False)):
+        return True
+    return any(isinstance(child, LINEAR) and child.out_features > 1 for child in module.children())
 
 
 def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:

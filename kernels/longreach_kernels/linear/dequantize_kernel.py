@@ -59,12 +59,21 @@ def _dequantize_kernel(
     words = tl.load(W + rows.to(tl.int64)[:, None] * stride_w + place[None, :], mask=valid, other=0)
     columns = 1 if GROUP == 0 else tl.cdiv(K, GROUP)
     scales, zeros = load_scales(
-        Scales, Zeros, rows // BLOCK_ROWS, inside, first, columns, stride_s, FORMAT, GROUP, GROUPS
+        Scales,
+        Zeros,
+        rows // BLOCK_ROWS,
+        inside,
+        first + tl.zeros((1,), tl.int32),
+        columns,
+        stride_s,
+        FORMAT,
+        GROUP,
+        GROUPS,
     )
-    shifts = spread(int4_shifts(zeros, FORMAT, dtype), BLOCK_N, WORDS, GROUPS)
+    shifts = tl.reshape(spread(int4_shifts(zeros, FORMAT, dtype), WORDS), (BLOCK_N, WORDS))
     if FORMAT == MXFP4:
         scales = e8m0_scales(scales, dtype)
-    scales = spread(scales.to(tl.float32) * sum_factor(FORMAT, dtype), BLOCK_N, BLOCK_K, GROUPS)
+    scales = tl.reshape(spread(scales.to(tl.float32) * sum_factor(FORMAT, dtype), BLOCK_K), (BLOCK_N, BLOCK_K))
     tile = _together(word_numbers(words, shifts, FORMAT, dtype), FORMAT, BLOCK_N, BLOCK_K)
     offs = first + tl.arange(0, BLOCK_K)
     weights = (tile.to(tl.float32) * scales).to(dtype)

@@ -23,7 +23,7 @@ from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Wei
 from longreach_kernels.linear.tiles import rows_product
 
 MAX_ROWS = 32
-_LEAST_ROWS = 16  # a second size, so that few forms are compiled
+_ROWS = (8, 16, 32)  # of a tile; few, so that few forms are compiled
 
 
 class RowsConfig(NamedTuple):
@@ -33,6 +33,10 @@ class RowsConfig(NamedTuple):
     block_k: int
     num_warps: int
     num_stages: int
+
+    def slices(self, layout: int) -> int:
+        """SLICES of `tiles.rows_product` for a weight of a layout."""
+        return 1 if layout == unpack.HALF.value else self.num_warps
 
 
 class KernelWeight(NamedTuple):
@@ -114,6 +118,7 @@ def _rows_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SLICES: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
@@ -130,7 +135,7 @@ def _rows_kernel(
     inside = offs_n < N
     acc, acc_up = rows_product(
         X, W, Scales, Zeros, rows.to(tl.int64) * K, has_row, offs_n, inside, N, K, stride_w, stride_s,
-        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION, DIVISOR,
+        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, SLICES, GATED, PRECISION, DIVISOR,
     )  # fmt: skip
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -157,7 +162,8 @@ def rows_linear(x: Tensor, packed: KernelWeight, out: Tensor, after: After, conf
     outputs = out.shape[1]
     if config is None:
         config = configure(outputs, after.gated, packed, x.dtype, capability(x.device))
-    tile = _LEAST_ROWS if rows <= _LEAST_ROWS else MAX_ROWS
+    least = _ROWS[1] if packed.layout == unpack.HALF.value else _ROWS[0]
+    tile = next((size for size in _ROWS if size >= max(rows, least)), MAX_ROWS)
     launch(
         _rows_kernel,
         (cdiv(outputs, config.block_n), cdiv(rows, tile)),
@@ -178,6 +184,7 @@ def rows_linear(x: Tensor, packed: KernelWeight, out: Tensor, after: After, conf
         ROWS=tile,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
+        SLICES=config.slices(packed.layout),
         GATED=after.gated,
         ACTIVATION=after.activation,
         BIAS=after.bias is not None,
@@ -196,10 +203,14 @@ _WIDE_PROGRAMS = 90
 
 
 def configure(outputs: int, gated: bool, weight: KernelWeight, dtype: torch.dtype, arch: int) -> RowsConfig:
-    """The tile for a weight, by its format and its outputs."""
-    if arch == 0 or dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
-        return RowsConfig(16, 128, 4, 2)
-    stages = 4 if 90 <= arch < 120 else 3
+    """The tile for a weight, by its format and its outputs; never by the rows, so that bits do not depend on them."""
     if weight.layout == unpack.HALF.value:
-        return RowsConfig(64, 128, 4, stages) if cdiv(outputs, 64) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
-    return RowsConfig(32 if cdiv(outputs, 32) >= _WIDE_PROGRAMS else 16, 256, 2, stages)
+        if arch == 0 or dtype == torch.float32:  # exact products run on the ordinary units: operands sit in registers
+            return RowsConfig(16, 64, 4, 2)
+        stages = 5 if 90 <= arch < 120 else 3
+        wide = RowsConfig(64, 128, 4, stages)
+        return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
+    if arch == 0 or dtype == torch.float32:
+        return RowsConfig(16, 256, 2, 2)
+    stages = 3 if 90 <= arch < 120 else 2
+    return RowsConfig(32, 1024, 8, stages)

@@ -16,6 +16,7 @@ import triton.language as tl
 from longreach_kernels.linear.unpack import (
     FP8,
     HALF,
+    INT4,
     INT4_ZEROS,
     MXFP4,
     e8m0_scales,
@@ -26,18 +27,19 @@ from longreach_kernels.linear.unpack import (
 
 
 @triton.jit
-def _planes_of_4(x, ROWS: tl.constexpr, STEP: tl.constexpr):
-    """Of rows (ROWS, STEP) four tiles (STEP / 4, ROWS): every fourth input, from the first, the second, .."""
-    even, odd = tl.split(tl.reshape(x, (ROWS, STEP // 4, 2, 2)))
+def _planes_of_4(x, SLICES: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
+    """Of rows (SLICES, ROWS, STEP) four tiles (SLICES, STEP / 4, ROWS): every fourth input, from the first on, from the
+    second on, .."""
+    even, odd = tl.split(tl.reshape(x, (SLICES, ROWS, STEP // 4, 2, 2)))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
-    return tl.trans(x0), tl.trans(x1), tl.trans(x2), tl.trans(x3)
+    return x0.permute(0, 2, 1), x1.permute(0, 2, 1), x2.permute(0, 2, 1), x3.permute(0, 2, 1)
 
 
 @triton.jit
-def _planes_of_8(x, ROWS: tl.constexpr, STEP: tl.constexpr):
-    """Of rows (ROWS, STEP) eight tiles (STEP / 8, ROWS): every eighth input, from the first, the second, .."""
-    even, odd = tl.split(tl.reshape(x, (ROWS, STEP // 8, 2, 2, 2)))
+def _planes_of_8(x, SLICES: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
+    """As `_planes_of_4`, eight tiles: every eighth input."""
+    even, odd = tl.split(tl.reshape(x, (SLICES, ROWS, STEP // 8, 2, 2, 2)))
     x04, x26 = tl.split(even)
     x15, x37 = tl.split(odd)
     x0, x4 = tl.split(x04)
@@ -45,46 +47,34 @@ def _planes_of_8(x, ROWS: tl.constexpr, STEP: tl.constexpr):
     x2, x6 = tl.split(x26)
     x3, x7 = tl.split(x37)
     return (
-        tl.trans(x0),
-        tl.trans(x1),
-        tl.trans(x2),
-        tl.trans(x3),
-        tl.trans(x4),
-        tl.trans(x5),
-        tl.trans(x6),
-        tl.trans(x7),
+        x0.permute(0, 2, 1),
+        x1.permute(0, 2, 1),
+        x2.permute(0, 2, 1),
+        x3.permute(0, 2, 1),
+        x4.permute(0, 2, 1),
+        x5.permute(0, 2, 1),
+        x6.permute(0, 2, 1),
+        x7.permute(0, 2, 1),
     )
 
 
 @triton.jit
-def _planes(x, FORMAT: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
+def _planes(x, FORMAT: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
     if FORMAT == FP8:
-        planes = _planes_of_4(x, ROWS, STEP)
+        planes = _planes_of_4(x, SLICES, ROWS, STEP)
     else:
-        planes = _planes_of_8(x, ROWS, STEP)
+        planes = _planes_of_8(x, SLICES, ROWS, STEP)
     return planes
 
 
 @triton.jit
-def _packed_product(
-    acc,
-    words,
-    planes,
-    scales,
-    shifts,
-    FORMAT: tl.constexpr,
-    SCALED: tl.constexpr,
-    dtype: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """acc (BLOCK_N, ROWS) and what words (BLOCK_N, W) add to it; scales, used if SCALED, and shifts fit the words."""
-    numbers = word_numbers(words, shifts, FORMAT, dtype)
-    for place in tl.static_range(4 if FORMAT == FP8 else 8):
-        number = numbers[place]
-        if SCALED:
-            number *= scales
-        acc = tl.dot(number, planes[place], acc, input_precision=PRECISION)
-    return acc
+def spread(values, WIDTH: tl.constexpr):
+    """Values (.., GROUPS), of three dims, for each of WIDTH words or inputs (.., WIDTH)."""
+    first: tl.constexpr = values.shape[0]
+    second: tl.constexpr = values.shape[1]
+    groups: tl.constexpr = values.shape[2]
+    wide = tl.broadcast_to(values[:, :, :, None], (first, second, groups, WIDTH // groups))
+    return tl.reshape(wide, (first, second, WIDTH))
 
 
 @triton.jit
@@ -100,24 +90,18 @@ def load_scales(
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Scales and zeros (BLOCK_N, GROUPS) of the inputs from `first` on, as they are stored; 0 beyond the ends."""
-    column = tl.arange(0, GROUPS)
+    """Scales and zeros (SLICES, BLOCK_N, GROUPS) of GROUPS groups from the inputs `first` (SLICES,) on, as they are
+    stored; 0 beyond the ends."""
+    column = tl.arange(0, GROUPS)[None, :] + tl.zeros_like(first)[:, None]
     if GROUP > 0:
-        column += first // GROUP
-    valid = inside[:, None] & (column < columns)[None, :]
-    places = rows.to(tl.int64)[:, None] * stride_s + column[None, :]
+        column += (first // GROUP)[:, None]
+    valid = inside[None, :, None] & (column < columns)[:, None, :]
+    places = rows.to(tl.int64)[None, :, None] * stride_s + column[:, None, :]
     scales = tl.load(Scales + places, mask=valid, other=0)
     zeros = scales
     if FORMAT == INT4_ZEROS:
         zeros = tl.load(Zeros + places, mask=valid, other=0)
     return scales, zeros
-
-
-@triton.jit
-def spread(values, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
-    """Values (BLOCK_N, GROUPS) for each of WIDTH words or inputs (BLOCK_N, WIDTH)."""
-    wide = tl.broadcast_to(values[:, :, None], (BLOCK_N, GROUPS, WIDTH // GROUPS))
-    return tl.reshape(wide, (BLOCK_N, WIDTH))
 
 
 @triton.jit
@@ -129,35 +113,46 @@ def _add_step(
     zeros,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
     ON_SUMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """acc (BLOCK_N, ROWS) and what a step adds to it, with loaded scales and zeros (BLOCK_N, GROUPS)."""
+    """acc (SLICES, BLOCK_N, ROWS) and what a step adds to it, with loaded scales and zeros (SLICES, BLOCK_N, GROUPS).
+
+    A group with zeros that is as long as a step is unpacked as if they were 8. What that misses is the sum of inputs
+    times a number: a product with ones has that sum in the layout of the result.
+    """
     dtype: tl.constexpr = planes[0].dtype
-    BLOCK_N: tl.constexpr = words.shape[0]
-    WORDS: tl.constexpr = words.shape[1]
+    PLACES: tl.constexpr = 4 if FORMAT == FP8 else 8
     if ON_SUMS:
-        shifts = int4_shifts(zeros, FORMAT, dtype)
-        if GROUP == 0:
-            acc = _packed_product(acc, words, planes, shifts, shifts, FORMAT, False, dtype, PRECISION)
-        else:
-            part = tl.zeros(acc.shape, tl.float32)
-            part = _packed_product(part, words, planes, shifts, shifts, FORMAT, False, dtype, PRECISION)
+        SHIFTED: tl.constexpr = INT4 if FORMAT == INT4_ZEROS else FORMAT
+        usual = int4_shifts(tl.full((1, 1, 1), 8.0, tl.float32), INT4, dtype)
+        numbers = word_numbers(words, usual, SHIFTED, dtype)
+        part = acc if GROUP == 0 and FORMAT != INT4_ZEROS else tl.zeros(acc.shape, tl.float32)
+        for place in tl.static_range(PLACES):
+            part = tl.dot(numbers[place], planes[place], part, input_precision=PRECISION)
+        if FORMAT == INT4_ZEROS:
+            ones = tl.full(words.shape, 1.0, dtype)
+            inputs = tl.zeros(acc.shape, tl.float32)
+            for place in tl.static_range(PLACES):
+                inputs = tl.dot(ones, planes[place], inputs, input_precision=PRECISION)
+            part += inputs * (8.0 - zeros.to(tl.float32))
+        if GROUP > 0:
             acc += part * scales.to(tl.float32)
-    else:
-        if FORMAT == MXFP4:
-            ready = e8m0_scales(scales, dtype)
+        elif FORMAT == INT4_ZEROS:
+            acc += part
         else:
-            ready = scales.to(dtype)
-        ready = spread(ready, BLOCK_N, WORDS, GROUPS)
-        shifts = spread(int4_shifts(zeros, FORMAT, dtype), BLOCK_N, WORDS, GROUPS)
-        acc = _packed_product(acc, words, planes, ready, shifts, FORMAT, True, dtype, PRECISION)
+            acc = part
+    else:
+        WORDS: tl.constexpr = words.shape[2]
+        ready = spread(e8m0_scales(scales, dtype) if FORMAT == MXFP4 else scales.to(dtype), WORDS)
+        numbers = word_numbers(words, spread(int4_shifts(zeros, FORMAT, dtype), WORDS), FORMAT, dtype)
+        for place in tl.static_range(PLACES):
+            acc = tl.dot(numbers[place] * ready, planes[place], acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit
-def _half_rows_product(
+def half_rows_product(
     X,
     W,
     row_places,
@@ -174,7 +169,7 @@ def _half_rows_product(
     PRECISION: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """`rows_product` of a weight of 16 bits."""
+    """`rows_product` of a weight of 16 bits; K is a multiple of BLOCK_K if EVEN."""
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
     offs = tl.arange(0, BLOCK_K)
@@ -217,6 +212,7 @@ def rows_product(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SLICES: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
@@ -224,77 +220,89 @@ def rows_product(
     """Products (BLOCK_N, ROWS) in fp32 of outputs of a weight with rows of X, scaled, and if GATED those of the outputs
     `up` further on.
 
+    The warps of a program share the inputs: each multiplies a slice of every turn's, and at the end their sums are
+    added, always in the same order. A warp alone computes slowly, since what it does is one chain.
+
     Args:
         X: activations, of which `row_places` (ROWS,) int64 are the first inputs; `has_row` says which there are.
         W: 16-bit numbers, or words (int32) of four or eight numbers; outputs are `stride_w` of them apart.
         Scales, Zeros: as in the formats, outputs or blocks of outputs `stride_s` apart; None where there are none.
         rows_w: (BLOCK_N,) outputs, `inside` those that there are.
-        FORMAT: one of those above.
+        FORMAT: one of those of `unpack`.
         GROUP: inputs of a scale, a power of two of at least 8; 0 if one is for all inputs.
         BLOCK_ROWS: outputs of a scale.
-        BLOCK_K: inputs of a turn of the loop. 128 or more for four-bit numbers, 64 or more for FP8.
+        BLOCK_K: inputs of a turn of the loop: of each slice at least 128 for four-bit numbers, 64 for FP8, and no more
+            than GROUP if that is as large.
+        SLICES: as many as there are warps; not used for 16 bits.
         DIVISOR: a power of two that K is a multiple of, as `divisor` finds it. Of it depends how wide loads are.
     """
     EVEN: tl.constexpr = DIVISOR % BLOCK_K == 0
     if FORMAT == HALF:
-        acc, acc_up = _half_rows_product(
+        total, total_up = half_rows_product(
             X, W, row_places, has_row, rows_w, inside, up, K, stride_w, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION, EVEN
         )
     else:
         PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
+        STEP: tl.constexpr = BLOCK_K // SLICES
+        WORDS: tl.constexpr = STEP // PER_WORD
         # Scales of enough inputs multiply the sums of their products, others the weights.
-        ON_SUMS: tl.constexpr = FORMAT != MXFP4 and (GROUP == 0 or GROUP >= 16 * PER_WORD)
-        STEP: tl.constexpr = GROUP if ON_SUMS and GROUP > 0 and GROUP < BLOCK_K else BLOCK_K
+        ON_SUMS: tl.constexpr = FORMAT != MXFP4 and (GROUP == 0 or GROUP % STEP == 0)
         GROUPS: tl.constexpr = 1 if ON_SUMS else STEP // GROUP
-        acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
-        acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        acc = tl.zeros((SLICES, BLOCK_N, ROWS), tl.float32)
+        acc_up = tl.zeros((SLICES, BLOCK_N, ROWS), tl.float32)
         columns = 1 if GROUP == 0 else tl.cdiv(K, GROUP)
-        offs = tl.arange(0, STEP)
-        place = tl.arange(0, STEP // PER_WORD)
-        x_ptrs = X + row_places[:, None] + offs[None, :]
-        w_ptrs = W + rows_w.to(tl.int64)[:, None] * stride_w + place[None, :]
-        u_ptrs = W + (rows_w + up).to(tl.int64)[:, None] * stride_w + place[None, :]
+        slices = tl.arange(0, SLICES) * STEP
+        offs = slices[:, None] + tl.arange(0, STEP)[None, :]
+        places = (slices // PER_WORD)[:, None] + tl.arange(0, WORDS)[None, :]
+        x_ptrs = X + row_places[None, :, None] + offs[:, None, :]
+        w_ptrs = W + rows_w.to(tl.int64)[None, :, None] * stride_w + places[:, None, :]
+        u_ptrs = W + (rows_w + up).to(tl.int64)[None, :, None] * stride_w + places[:, None, :]
         s_rows = rows_w // BLOCK_ROWS
         us_rows = (rows_w + up) // BLOCK_ROWS
-        # Scales are loaded a step before they are used: loads of so few bytes are not part of the pipeline.
-        scales, zeros = load_scales(Scales, Zeros, s_rows, inside, 0, columns, stride_s, FORMAT, GROUP, GROUPS)
+        # Scales are loaded a turn before they are used: loads of so few bytes are not part of the pipeline.
+        scales, zeros = load_scales(Scales, Zeros, s_rows, inside, slices, columns, stride_s, FORMAT, GROUP, GROUPS)
         up_scales, up_zeros = scales, zeros
         if GATED:
             up_scales, up_zeros = load_scales(
-                Scales, Zeros, us_rows, inside, 0, columns, stride_s, FORMAT, GROUP, GROUPS
+                Scales, Zeros, us_rows, inside, slices, columns, stride_s, FORMAT, GROUP, GROUPS
             )
         for start in range(0, K, BLOCK_K):
-            for step in tl.static_range(BLOCK_K // STEP):
-                first = start + step * STEP
-                valid = inside[:, None]
-                has_x = has_row[:, None]
-                if not EVEN:
-                    has_x = has_x & (first + offs < tl.multiple_of(K, DIVISOR))[None, :]
-                    end = tl.multiple_of(K // PER_WORD, max(1, DIVISOR // PER_WORD))
-                    valid = valid & (first // PER_WORD + place < end)[None, :]
-                x = tl.load(x_ptrs + first, mask=has_x, other=0.0)
-                words = tl.load(w_ptrs + first // PER_WORD, mask=valid, other=0)
-                planes = _planes(x, FORMAT, ROWS, STEP)
-                now, now_zeros = scales, zeros
+            valid = inside[None, :, None]
+            has_x = has_row[None, :, None]
+            if not EVEN:
+                has_x = has_x & (start + offs < tl.multiple_of(K, DIVISOR))[:, None, :]
+                end = tl.multiple_of(K // PER_WORD, max(1, DIVISOR // PER_WORD))
+                valid = valid & (start // PER_WORD + places < end)[:, None, :]
+            x = tl.load(x_ptrs + start, mask=has_x, other=0.0)
+            words = tl.load(w_ptrs + start // PER_WORD, mask=valid, other=0)
+            planes = _planes(x, FORMAT, SLICES, ROWS, STEP)
+            now, now_zeros = scales, zeros
+            if GROUP > 0:
+                scales, zeros = load_scales(
+                    Scales, Zeros, s_rows, inside, start + BLOCK_K + slices, columns, stride_s, FORMAT, GROUP, GROUPS
+                )
+            acc = _add_step(acc, words, planes, now, now_zeros, FORMAT, GROUP, ON_SUMS, PRECISION)
+            if GATED:
+                up_words = tl.load(u_ptrs + start // PER_WORD, mask=valid, other=0)
+                now, now_zeros = up_scales, up_zeros
                 if GROUP > 0:
-                    scales, zeros = load_scales(
-                        Scales, Zeros, s_rows, inside, first + STEP, columns, stride_s, FORMAT, GROUP, GROUPS
+                    up_scales, up_zeros = load_scales(
+                        Scales,
+                        Zeros,
+                        us_rows,
+                        inside,
+                        start + BLOCK_K + slices,
+                        columns,
+                        stride_s,
+                        FORMAT,
+                        GROUP,
+                        GROUPS,
                     )
-                acc = _add_step(acc, words, planes, now, now_zeros, FORMAT, GROUP, GROUPS, ON_SUMS, PRECISION)
-                if GATED:
-                    up_words = tl.load(u_ptrs + first // PER_WORD, mask=valid, other=0)
-                    now, now_zeros = up_scales, up_zeros
-                    if GROUP > 0:
-                        up_scales, up_zeros = load_scales(
-                            Scales, Zeros, us_rows, inside, first + STEP, columns, stride_s, FORMAT, GROUP, GROUPS
-                        )
-                    acc_up = _add_step(
-                        acc_up, up_words, planes, now, now_zeros, FORMAT, GROUP, GROUPS, ON_SUMS, PRECISION
-                    )
+                acc_up = _add_step(acc_up, up_words, planes, now, now_zeros, FORMAT, GROUP, ON_SUMS, PRECISION)
         factor = sum_factor(FORMAT, X.dtype.element_ty)
-        acc *= factor
-        acc_up *= factor
         if GROUP == 0:
             acc *= scales.to(tl.float32)
             acc_up *= up_scales.to(tl.float32)
-    return acc, acc_up
+        total = tl.sum(acc, 0) * factor
+        total_up = tl.sum(acc_up, 0) * factor
+    return total, total_up

@@ -135,8 +135,8 @@ def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     config = loaded.config
     if loaded.patched.fused:
-        experts = "; transformers' own modules compute its experts" if loaded.patched.runs_own_modules else ""
-        return f"layers are fused: there are fused kernels for the family {config.model_type}{experts}"
+        weights = "" if loaded.quantization is None else f", with quantised weights: {loaded.quantization}"
+        return f"layers are fused: there are fused kernels for the family {config.model_type}{weights}"
     why = f"for the family {config.model_type} there are no fused ones"
     if (parts := family_of(config).parts) is not None:
         why = f"{parts.whole or 'projections that cannot be cut'} keep fused ones from being split over ranks"
