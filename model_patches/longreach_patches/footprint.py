@@ -24,12 +24,14 @@ class Footprint:
         pages: what a token and a page take in the KV cache.
         token_bytes: activations of one token at the peak of a decoder layer.
         row_bytes: of one row of logits that a token is drawn from.
+        scratch_bytes: of a quantised weight that a product dequantises.
     """
 
     weight_bytes: int
     pages: PageShape
     token_bytes: int
     row_bytes: int
+    scratch_bytes: int = 0
 
     @classmethod
     def of(
@@ -87,6 +89,7 @@ class Footprint:
             pages=pages,
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
+            scratch_bytes=quantized.scratch_bytes(model, dtype),
         )
 
     def step_bytes(self, num_tokens: int, num_rows: int) -> int:
@@ -95,7 +98,8 @@ class Footprint:
         Layers and logits follow one another: the larger of the two counts. Where keys are chosen by their bounds, that
         is done in a layer.
         """
-        return max(num_tokens * self.token_bytes + self.selection_bytes, num_rows * self.row_bytes)
+        layer = num_tokens * self.token_bytes + self.selection_bytes + self.scratch_bytes
+        return max(layer, num_rows * self.row_bytes)
 
     @property
     def selection_bytes(self) -> int:

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any, Self, cast
 
 import torch
-from longreach_kernels.linear import Int4Groups, Quantized, Weight, join_outputs, linear, take_inputs, take_outputs
+from longreach_kernels.linear import (
+    Fp8Blocks,
+    Fp8Channels,
+    Int4Groups,
+    Quantized,
+    Weight,
+    join_outputs,
+    linear,
+    take_inputs,
+    take_outputs,
+)
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
 
@@ -108,7 +118,7 @@ class QuantizedExperts(nn.Module):
         self.batch_invariant = False
         from longreach_patches.experts import activation_of  # it imports fused layers, which import this
 
-        self._how = {"interleaved": not cast("Any", like).is_concatenated} | activation_of(like)
+        self._how: dict[str, Any] = {"interleaved": not cast("Any", like).is_concatenated} | activation_of(like)
 
     @property
     def experts_value(self) -> Experts:
@@ -179,6 +189,23 @@ def bytes_of(model: nn.Module) -> int:
     """Bytes of a model's parameters (tied ones once), buffers and weights with a format."""
     values = sum(weight.nbytes for module in model.modules() for weight in weights_of(module))
     return values + sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+
+
+def scratch_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """The most that a product of many rows dequantises at once: projections of a module that share an input, since
+    they may be joined. FP8 is dequantised where activations are not bf16. Experts never are as a whole."""
+    widest = 0
+    for module in model.modules():
+        by_inputs: dict[int, int] = {}
+        for child in module.children():
+            if isinstance(child, QuantizedLinear) and not (_is_fp8(child.weight_value) and dtype == torch.bfloat16):
+                by_inputs[child.in_features] = by_inputs.get(child.in_features, 0) + child.out_features
+        widest = max([widest, *(inputs * outputs for inputs, outputs in by_inputs.items())])
+    return widest * dtype.itemsize
+
+
+def _is_fp8(weight: Weight) -> bool:
+    return isinstance(weight, Fp8Blocks | Fp8Channels)
 
 
 def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> Weight:

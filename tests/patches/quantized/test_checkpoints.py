@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4
-from longreach_patches import LoadedModel, ModelLoadError, check_files_if_any, load_config, load_model, scheme_of
+from longreach_patches import (
+    Footprint,
+    LoadedModel,
+    ModelLoadError,
+    check_files_if_any,
+    load_config,
+    load_model,
+    scheme_of,
+)
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -276,3 +284,18 @@ def test_an_override_declares_a_layout_for_random_weights(tmp_path: Path) -> Non
     assert set(kinds(loaded).values()) == {Int4Groups}
     with torch.no_grad():
         assert loaded.patched.model(IDS).logits.isfinite().all()
+
+
+def test_a_step_is_planned_with_the_weights_that_a_product_dequantises(tmp_path: Path) -> None:
+    config_of("llama").save_pretrained(tmp_path)
+    scratch = {}
+    for name, options in {
+        "int4": {"overrides": {"quantization_config": compressed(INT4, None, "pack-quantized")}},
+        "fp8": {"quantization": "fp8"},
+        "16 bits": {},
+    }.items():
+        footprint = Footprint.of(load_config(str(tmp_path), **options), torch.bfloat16, 16)
+        scratch[name] = footprint.scratch_bytes
+        assert footprint.step_bytes(100, 1) == 100 * footprint.token_bytes + scratch[name]
+    # Gates and ups are joined: 64 inputs, 2 times 96 outputs, and queries, keys, values and their way back are as wide.
+    assert scratch == {"int4": 64 * 2 * 96 * 2, "fp8": 0, "16 bits": 0}

@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.quantized import writers
 
-library = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+_WHY = "compressed-tensors is not installed"
+compressors = pytest.importorskip("compressed_tensors.compressors", reason=_WHY)
+quantization = pytest.importorskip("compressed_tensors.quantization", reason=_WHY)
 
 FLOAT: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
 TOKEN = FLOAT | {"strategy": "token", "dynamic": True}
@@ -40,13 +42,9 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 @torch.no_grad()
 def test_its_compressors_are_read_as_they_decompress(tmp_path: Path, family: str, name: str) -> None:
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
-
     form, weights, inputs = SCHEMES[name]
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs, format=form)
-    compressor = BaseCompressor.get_value_from_registry(form)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs, format=form)
+    compressor = compressors.BaseCompressor.get_value_from_registry(form)
     whole = tmp_path / "whole"
     random_model(config_of(family), torch.float32).save_pretrained(whole)
     stored, meant = {}, {}
@@ -55,7 +53,7 @@ def test_its_compressors_are_read_as_they_decompress(tmp_path: Path, family: str
             stored[key] = meant[key] = weight
             continue
         low, high = _bounds(weight, weights)
-        scale, zero = calculate_qparams(low, high, scheme.weights)
+        scale, zero = quantization.utils.calculate_qparams(low, high, scheme.weights)
         state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
         if inputs is not None and not inputs.get("dynamic"):
             state["input_scale"] = torch.tensor([0.02])
@@ -64,7 +62,7 @@ def test_its_compressors_are_read_as_they_decompress(tmp_path: Path, family: str
         meant[key] = compressor.decompress(packed, scheme)["weight"].float().contiguous()
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     save_file(meant, whole / "model.safetensors", {"format": "pt"})
-    declared = QuantizationConfig(
+    declared = quantization.QuantizationConfig(
         config_groups={"group_0": scheme}, format=form, quantization_status="compressed", ignore=["lm_head"]
     ).model_dump(mode="json")
     config = json.loads((whole / "config.json").read_text())
