@@ -388,15 +388,15 @@ def main() -> None:
     if "check" in parts:
         check()
     for shape in shapes:
-        for tokens in few:
-            for name, megabytes, works in few_works(shape, layers[shape.name], tokens):
-                tried(name, works, megabytes, "GB/s")
-    for shape in shapes:
         for tokens in many:
             layer = layers[shape.name]
             library = () if shape.format else library_works(shape, layer, tokens)
             for name, teraflop, work in itertools.chain(many_works(shape, layer, tokens), library):
                 tried(name, [work] * 3, teraflop, "TFLOP/s")
+    for shape in shapes:
+        for tokens in few:
+            for name, megabytes, works in few_works(shape, layers[shape.name], tokens):
+                tried(name, works, megabytes, "GB/s")
 
 
 if __name__ == "__main__":
