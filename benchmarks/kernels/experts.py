@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from longreach_kernels.compilation import compile_only
-from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight
+from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight, dequantize
 from longreach_kernels.linear.rows_kernel import kernel_weight
 from longreach_kernels.moe import Experts, Routing, experts_product, route
 from longreach_kernels.moe.launch import Call, Product, _numbers
@@ -260,12 +260,13 @@ def library_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[s
     offsets = torch.bincount(rows.values, minlength=shape.experts).cumsum(0).int()
     tokens_of_rows = rows.indices // shape.top_k
     sorted_x, inner = x[tokens_of_rows], x.new_empty(experts.numel(), shape.inner).normal_()
+    up, down = (dequantize(weight, _HALF).transpose(1, 2) for weight in (layer.gate_up, layer.down))
     grouped = getattr(torch.nn.functional, "grouped_mm", torch._grouped_mm)
     flops = 2 * experts.numel() * shape.channels * shape.inner / 1e9
     name = f"{shape.name} {tokens} library"
     yield f"{name} gather", 0, lambda: x[tokens_of_rows]
-    yield f"{name} up", 2 * flops, lambda: grouped(sorted_x, layer.gate_up.transpose(1, 2), offs=offsets)
-    yield f"{name} down", flops, lambda: grouped(inner, layer.down.transpose(1, 2), offs=offsets)
+    yield f"{name} up", 2 * flops, lambda: grouped(sorted_x, up, offs=offsets)
+    yield f"{name} down", flops, lambda: grouped(inner, down, offs=offsets)
 
 
 def few_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, float, list[Work]]]:

@@ -4,7 +4,8 @@ One row would leave most of a matrix instruction empty. Here a program has a few
 that there are many programs, and nothing passes through shared memory. Weights may have any format.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import triton

@@ -5,7 +5,8 @@ nothing of how many there are of each. Few pairs take one kernel, in which each 
 knows where its own begin. Many take three: chunks are counted, counts are added up, and each chunk writes its pairs.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 from typing import NamedTuple
