@@ -104,7 +104,7 @@ def of_config(config: RowsConfig, x: Tensor, weight: Weight, gated: bool) -> Ten
     packed = kernel_weight(weight)
     assert packed is not None
     out = x.new_empty(len(x), outputs)
-    return rows_linear(x, packed, out, After(gated=gated), config)
+    return rows_linear(x, packed, out, After(gated=gated), config=config)
 
 
 def guarded(what: str, run: Callable[[], Any]) -> Any:
