@@ -128,10 +128,10 @@ def _rows_kernel(
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
 ):
-    """Grid (blocks of outputs, blocks of rows): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first,
-    if GATED."""
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Grid (tiles of rows, blocks of outputs): Out (rows, N) of X (rows, K) and W (N, K), or if GATED W (2 N, K), gates
+    first. Programs that follow one another share weights."""
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     has_row = rows < num_rows
     inside = offs_n < N
     acc, acc_up = rows_product(
@@ -177,7 +177,7 @@ def rows_linear(
         config = configure(outputs, packed, x.dtype, tile, capability(x.device))
     launch(
         _rows_kernel,
-        (cdiv(outputs, config.block_n), cdiv(rows, tile)),
+        (cdiv(rows, tile), cdiv(outputs, config.block_n)),
         x,
         packed.numbers,
         packed.scales,
