@@ -28,6 +28,7 @@ from longreach_kernels.moe.tile_sizes import (
     ManyTile,
     few_tile,
     fp8_tile,
+    invariant_packed_tile,
     invariant_tile,
     is_gathered_first,
     many_tile,
@@ -107,13 +108,16 @@ class Call:
         found: list[FewTile | ManyTile] = []
         for gated, weight in ((layer.is_gated, layer.gate_up), (False, layer.down)):
             size = (pairs, layer.count, gated, *kind)
-            few = few_tile(*size, is_packed=not isinstance(weight, Tensor))
+            is_packed = not isinstance(weight, Tensor)
+            few = few_tile(*size, is_packed=is_packed)
             if few is not None and not batch_invariant:
                 found.append(few)
             elif self.is_fp8(weight):
                 found.append(fp8_tile(*size, by_group=isinstance(weight, Fp8Blocks)))
+            elif batch_invariant:
+                found.append(invariant_packed_tile(gated, *kind) if is_packed else invariant_tile(*size))
             else:
-                found.append((invariant_tile if batch_invariant else many_tile)(*size))
+                found.append(many_tile(*size))
         rows = min(tile.rows for tile in found)
         return found[0]._replace(rows=rows), found[1]._replace(rows=rows)
 

@@ -105,6 +105,14 @@ def invariant_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, ar
     return tile
 
 
+def invariant_packed_tile(gated: bool, dtype: torch.dtype, arch: int) -> FewTile:
+    """The one tile of weights that are unpacked on the way, for any number of rows. It suits steps of few tokens: many
+    read and unpack the weights again for each 32 rows."""
+    if arch == 0:
+        return FewTile(32, 32, 256, 2, 1)
+    return _packed_tile(32, gated, dtype, arch)
+
+
 def is_gathered_first(outputs: int) -> bool:
     """Whether rows of tokens are brought into order before a product of many rows, and not while it runs.
 
