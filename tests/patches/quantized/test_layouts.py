@@ -38,6 +38,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_
 LAYOUTS: dict[str, tuple[Writer, dict[str, Any], type]] = {
     "fp8": (writers.fp8_blocks, BLOCKS | {"modules_to_not_convert": ["lm_head", "mlp.gate"]}, Fp8Blocks),
     "fp8, bf16 scales": (partial(writers.fp8_blocks, dtype=torch.bfloat16), BLOCKS, Fp8Blocks),
+    "fp8, e8m0 scales": (partial(writers.fp8_blocks, dtype=torch.float8_e8m0fnu), BLOCKS, Fp8Blocks),
     "fp8 by tensor": (
         partial(writers.fp8_tensor, names=("weight_scale_inv", "activation_scale")),
         {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
