@@ -17,8 +17,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
-# Of the largest logit: bf16 activations through four layers, and those of fp8 where a product has many rows.
-ROUNDING, ROUNDING_FP8 = 0.03, 0.12
+# Mean errors as parts of the largest logit: bf16 activations through four layers, and those of fp8 where a product has
+# many rows. Single logits may be far off, since rounding may choose other experts.
+ROUNDING, ROUNDING_FP8 = 0.015, 0.04
 
 
 SHAPE = {
@@ -67,5 +68,5 @@ def test_a_layout_gives_the_logits_of_its_weights(tmp_path: Path, family: str, l
     model = load_model(str(tmp_path), device="cuda", dtype="bfloat16").patched.model
     ids = torch.arange(3, 3 + tokens)[None]
     expected = meant(ids).logits
-    error = (model(ids.cuda()).logits.float().cpu() - expected).abs().max() / expected.abs().max()
+    error = (model(ids.cuda()).logits.float().cpu() - expected).abs().mean() / expected.abs().max()
     assert error < (ROUNDING_FP8 if layout[0] == "f" else ROUNDING), error
