@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 from longreach_kernels.compilation import compile_only
-from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight
+from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight, dequantize
+from longreach_kernels.linear.rows_kernel import kernel_weight
 from longreach_kernels.moe import Experts, Routing, experts_product, route
 from longreach_kernels.moe.launch import Call, Product, _numbers
+from longreach_kernels.moe.one_token import OneTile, add_down, multiply_up
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile
@@ -104,6 +106,8 @@ DOWN_TILES = [
     ManyTile(64, 128, 64, 4, 4, programs=2),
     ManyTile(64, 256, 64, 4, 4),
     ManyTile(256, 128, 64, 8, 3),
+    ManyTile(128, 256, 64, 8, 3, group=4),
+    ManyTile(128, 128, 64, 4, 3, group=4, programs=2),
 ]
 FEW_TILES = [
     FewTile(rows, block_n, block_k, warps, stages)
@@ -121,25 +125,42 @@ FEW_TILES = [
 PACKED_FEW_TILES = [
     FewTile(rows, block_n, block_k, warps, stages)
     for rows, block_n, block_k, warps, stages in (
+        (16, 32, 512, 4, 3),
+        (16, 32, 512, 4, 2),
+        (16, 64, 512, 4, 3),
+        (16, 32, 1024, 8, 2),
         (16, 32, 256, 2, 4),
-        (16, 32, 256, 4, 3),
-        (16, 16, 256, 2, 4),
-        (16, 32, 128, 2, 4),
-        (16, 64, 128, 4, 4),
-        (16, 64, 256, 4, 3),
-        (16, 128, 128, 8, 3),
-        (32, 64, 128, 4, 4),
-        (64, 64, 128, 4, 3),
+        (32, 32, 512, 4, 3),
+        (32, 64, 512, 4, 2),
+        (64, 32, 512, 4, 2),
+    )
+]
+ONE_TILES = [
+    OneTile(block_n, block_k, warps, stages)
+    for block_n, block_k, warps, stages in (
+        (8, 512, 4, 3),
+        (16, 512, 4, 2),
+        (8, 512, 2, 2),
+        (4, 1024, 4, 2),
+        (8, 1024, 4, 2),
+        (16, 256, 4, 3),
     )
 ]
 FP8_TILES = [
-    ManyTile(128, 128, 128, 8, 3),
-    ManyTile(128, 128, 128, 8, 2),
-    ManyTile(128, 64, 128, 8, 4),
-    ManyTile(128, 64, 128, 4, 3, programs=2),
-    ManyTile(64, 128, 128, 4, 3),
     ManyTile(64, 64, 128, 4, 4, programs=2),
-    ManyTile(64, 128, 128, 4, 3, programs=0),
+    ManyTile(64, 64, 128, 4, 3, programs=3),
+    ManyTile(128, 64, 128, 8, 4),
+    ManyTile(128, 64, 128, 8, 3),
+    ManyTile(64, 128, 128, 4, 3),
+    ManyTile(128, 128, 128, 8, 3),
+]
+FP8_DOWN_TILES = [
+    ManyTile(64, 128, 128, 4, 4, programs=2),
+    ManyTile(64, 128, 128, 4, 3, programs=3),
+    ManyTile(128, 128, 128, 8, 4),
+    ManyTile(128, 128, 128, 8, 3),
+    ManyTile(64, 256, 128, 4, 3),
+    ManyTile(128, 256, 128, 8, 3),
 ]
 Work = Callable[[], object]
 
@@ -207,7 +228,7 @@ def many_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str,
         return
     for is_up, source, target, tiles in (
         (True, x, inner, FP8_TILES if is_fp8 else UP_TILES),
-        (False, inner, out, FP8_TILES if is_fp8 else DOWN_TILES),
+        (False, inner, out, FP8_DOWN_TILES if is_fp8 else DOWN_TILES),
     ):
         part = "up" if is_up else "down"
         if is_fp8:
@@ -217,9 +238,7 @@ def many_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str,
                 order = orders[tile.rows]
                 product = call.product(source, is_up, target, tile, order)
                 if is_up and product.by_row != gathered:
-                    x_now = (
-                        gather_rows(product.x, order, shape.top_k) if gathered else _ungathered(call, product, order)
-                    )
+                    x_now = gather_rows(product.x, order, shape.top_k) if gathered else _ungathered(call, product)
                     product = replace(product, x=x_now, by_row=gathered)
                 words = f"{name} {part}{' of sorted' if is_up and gathered else ''} {_words(tile)}"
                 yield words, (2 if is_up else 1) * flops, partial(call.multiply, product, tile, order)
@@ -241,12 +260,13 @@ def library_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[s
     offsets = torch.bincount(rows.values, minlength=shape.experts).cumsum(0).int()
     tokens_of_rows = rows.indices // shape.top_k
     sorted_x, inner = x[tokens_of_rows], x.new_empty(experts.numel(), shape.inner).normal_()
+    up, down = (dequantize(weight, _HALF).transpose(1, 2) for weight in (layer.gate_up, layer.down))
     grouped = getattr(torch.nn.functional, "grouped_mm", torch._grouped_mm)
     flops = 2 * experts.numel() * shape.channels * shape.inner / 1e9
     name = f"{shape.name} {tokens} library"
     yield f"{name} gather", 0, lambda: x[tokens_of_rows]
-    yield f"{name} up", 2 * flops, lambda: grouped(sorted_x, layer.gate_up.transpose(1, 2), offs=offsets)
-    yield f"{name} down", flops, lambda: grouped(inner, layer.down.transpose(1, 2), offs=offsets)
+    yield f"{name} up", 2 * flops, lambda: grouped(sorted_x, up, offs=offsets)
+    yield f"{name} down", flops, lambda: grouped(inner, down, offs=offsets)
 
 
 def few_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, float, list[Work]]]:
@@ -261,18 +281,51 @@ def few_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, 
     pairs = tokens * shape.top_k
     inner, out = (draws[0][0].new_empty(pairs, size) for size in (shape.inner, shape.channels))
     inner.normal_()
+    if tokens == 1:
+        yield from _one_works(name, layer, calls, (up_read, down_read))
+        return
     for is_up, tile in itertools.product((True, False), PACKED_FEW_TILES if shape.format else FEW_TILES):
         if tokens * shape.top_k / shape.experts < 4 and tile.rows > 16:
             continue
         works: list[Work] = []
         for call in calls:
-            order = None if tokens == 1 else sort_pairs(call.experts, layer.count, 0, tile.rows)
+            order = sort_pairs(call.experts, layer.count, 0, tile.rows)
             source, target = (call.x, inner) if is_up else (inner, out)
             works.append(partial(call.multiply, call.product(source, is_up, target, tile, order), tile, order))
         yield f"{name} {'up' if is_up else 'down'} {_words(tile)}", up_read if is_up else down_read, works
 
 
-def _words(tile: FewTile | ManyTile) -> str:
+def _one_works(
+    name: str, layer: Experts, calls: list[Call], reads: tuple[float, float]
+) -> Iterable[tuple[str, float, list[Work]]]:
+    """The two kernels of one token."""
+    up, down = (kernel_weight(weight) for weight in (layer.gate_up, layer.down))
+    assert up is not None
+    assert down is not None
+    inner = calls[0].x.new_empty(calls[0].experts.shape[1], layer.inner).normal_()
+    for tile in ONE_TILES:
+        ups: list[Work] = [partial(multiply_up, call.x, call.experts, layer, up, tile) for call in calls]
+        yield f"{name} up {_words(tile)}", reads[0], ups
+    for tile in ONE_TILES:
+        downs: list[Work] = [
+            partial(
+                add_down,
+                inner,
+                c.experts,
+                c.weights,
+                layer,
+                down,
+                torch.empty_like(c.x),
+                add=False,
+                scale=1.0,
+                tile=tile,
+            )
+            for c in calls
+        ]
+        yield f"{name} down {_words(tile)}", reads[1], downs
+
+
+def _words(tile: FewTile | ManyTile | OneTile) -> str:
     return " ".join(str(int(value)) for value in tile)
 
 
@@ -300,18 +353,18 @@ def check() -> None:
                 print(f"check {shape.name} {dtype} {tokens}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
 
-_MANY, _FEW = (8192, 4096), (1, 8, 64, 256)
+_MANY, _FEW = (8192,), (1, 8, 64, 256)
 
 
-def _compile(shapes: list[Shape], layers: dict[str, Experts], parts: list[str], threads: int) -> None:
+def _compile(shapes: list[Shape], layers: dict[str, Experts], few: list[int], many: list[int], threads: int) -> None:
     """Compile what will be timed, side by side."""
     start = time.perf_counter()
     with compile_only(_DEVICE, threads) as done:
         for shape in shapes:
             layer = layers[shape.name]
-            for _, _, work in many_works(shape, layer, _MANY[0]) if "many" in parts else ():
+            for _, _, work in many_works(shape, layer, many[0]) if many else ():
                 work()
-            for tokens in _FEW if "few" in parts else ():
+            for tokens in few:
                 for _, _, works in few_works(shape, layer, tokens):
                     works[0]()
     print(f"compiled {done.ready} kernels in {time.perf_counter() - start:.0f} s, {done.failed} failed", flush=True)
@@ -323,24 +376,28 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
     parser.add_argument("--parts", default="check,many,few", help="of check, many and few, with commas")
+    parser.add_argument("--few", default=",".join(map(str, _FEW)), help="numbers of few tokens, with commas")
+    parser.add_argument("--many", default=",".join(map(str, _MANY)), help="numbers of many tokens, with commas")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
+    few = [int(tokens) for tokens in arguments.few.split(",")] if "few" in parts else []
+    many = [int(tokens) for tokens in arguments.many.split(",")] if "many" in parts else []
     shapes = [shape for shape in SHAPES if shape.name in arguments.shapes.split(",")]
     layers = {shape.name: shape.layer() for shape in shapes}
-    _compile(shapes, layers, parts, arguments.threads)
+    _compile(shapes, layers, few, many, arguments.threads)
     ceilings()
     if "check" in parts:
         check()
-    for shape in shapes if "few" in parts else ():
-        for tokens in _FEW:
-            for name, megabytes, works in few_works(shape, layers[shape.name], tokens):
-                tried(name, works, megabytes, "GB/s")
-    for shape in shapes if "many" in parts else ():
-        for tokens in _MANY:
+    for shape in shapes:
+        for tokens in many:
             layer = layers[shape.name]
             library = () if shape.format else library_works(shape, layer, tokens)
             for name, teraflop, work in itertools.chain(many_works(shape, layer, tokens), library):
                 tried(name, [work] * 3, teraflop, "TFLOP/s")
+    for shape in shapes:
+        for tokens in few:
+            for name, megabytes, works in few_works(shape, layers[shape.name], tokens):
+                tried(name, works, megabytes, "GB/s")
 
 
 if __name__ == "__main__":

@@ -109,13 +109,15 @@ class Footprint:
 
 def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
     """What a mixture of experts takes for a token at its peak, in numbers of the model's dtype: the norm, the inner
-    channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum."""
-    count, inner = experts_per_token(config), expert_inner(config)
+    channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum, and
+    quantised weights may take inner channels of 8 bits."""
+    count, inner = experts_per_token(config), expert_inner(config) // parts
     if not count:
         return 0
     copies = 1 if family_of(config).fused else 2
     logits = _number_of_experts(config) * torch.float32.itemsize // dtype.itemsize
-    return copies * config.hidden_size + count * (inner // parts + config.hidden_size) + logits
+    in_8_bits = 0 if quantized.scheme_of(config) is None else -(-count * inner // dtype.itemsize)
+    return copies * config.hidden_size + count * (inner + config.hidden_size) + in_8_bits + logits
 
 
 def _number_of_experts(config: PretrainedConfig) -> int:

@@ -102,7 +102,7 @@ def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
     if layout.tensor_size == 1:
         return 0
     whole = split_plan.uncut(model, list(split_plan.modules_to_cut(model, layout.tensor_size)))
-    return sum(weight.nbytes for weight in whole)
+    return sum(weight.nbytes for weight in whole.values())
 
 
 def split_head(model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None) -> None:

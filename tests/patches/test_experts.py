@@ -101,8 +101,11 @@ def test_weights_that_lie_inputs_first_are_laid_out_anew_for_kernels(monkeypatch
 def test_the_start_computes_steps_of_every_kind_of_kernel(tmp_path: Path) -> None:
     model_of("mixtral").save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), device="cpu")
-    steps = loaded.patched.expert_steps  # of 4 experts, 2 for a token
-    assert steps == [1, 2, 16, 64, 160, 384, 1025]
+    experts_there, of_a_token = loaded.config.num_local_experts, loaded.config.num_experts_per_tok
+    rows = [tokens * of_a_token / experts_there for tokens in loaded.patched.expert_steps]
+    assert loaded.patched.expert_steps[:2] == [1, 2]
+    for low, high in ((0, 12), (12, 40), (40, 96), (96, 10_000)):  # forms give way to each other there
+        assert any(low < average <= high for average in rows[2:])
     (tmp_path / "dense").mkdir()
     random_model(config_of("llama"), torch.float32).save_pretrained(tmp_path / "dense")
     assert load_model(str(tmp_path / "dense"), device="cpu").patched.expert_steps == []

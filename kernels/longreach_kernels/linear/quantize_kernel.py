@@ -93,9 +93,9 @@ def _by_group_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """Grid (blocks of GROUPS groups of 128, rows). Scales lie group by group."""
-    row = tl.program_id(1).to(tl.int64)
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    """Grid (rows, blocks of GROUPS groups of 128), rows first: the second dim ends at 65535. Scales lie by group."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     offs = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = offs < WIDTH
     x = _input(X, row, offs, inside & (row < num_rows), WIDTH, GATED, ACTIVATION)
@@ -152,7 +152,7 @@ def rows_by_group(x: Tensor, *, gated: bool = False, activation: Activation = "s
     block = min(_BLOCK // _GROUP, triton.next_power_of_2(groups))
     launch(
         _by_group_kernel,
-        (cdiv(groups, block), padded),
+        (padded, cdiv(groups, block)),
         x,
         out,
         scales,

@@ -5,7 +5,8 @@ so that a matrix instruction is filled by outputs, and not by rows that are not 
 stay in 16 bits.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import triton
@@ -62,24 +63,23 @@ def few_kernel(
     Zeros,
     Bias,
     Out,
-    Chosen,
     Order,
     Tiles,
     NumTiles,
     most_tiles,
+    num_inputs,
     N: tl.constexpr,
     K: tl.constexpr,
-    E: tl.constexpr,
-    FIRST: tl.constexpr,
     TOP_K: tl.constexpr,
     STRIDES: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    DIVISOR: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ONE_TOKEN: tl.constexpr,
+    SLICES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -89,29 +89,20 @@ def few_kernel(
     """Grid (blocks of outputs, tiles of rows): Out (P, N), by row, of X (T, K), or (P, K) by row where there is no
     Order, and W (E, N, K), or W (E, 2 N, K) where an activation follows.
 
-    Without Tiles the pairs of one token are the tiles and the rows. X has that token's row alone if ONE_TOKEN. STRIDES
-    are those of W's experts and outputs, and of the scales' and zeros' experts and outputs, or blocks of these.
+    `num_inputs` is K. STRIDES are those of W's experts and outputs, and of the scales' and zeros' experts and outputs,
+    or blocks of these.
     """
     tile = tl.program_id(1)
     rows = tl.arange(0, ROWS)
-    if Tiles is not None:
-        if tile >= tl.load(NumTiles):
-            return
-        expert = tl.load(Tiles + tile)
-        rows += tl.load(Tiles + most_tiles + tile)
-        has_row = rows < tl.load(Tiles + 2 * most_tiles + tile)
-    else:
-        expert = tl.load(Chosen + tile).to(tl.int32) - FIRST
-        if (expert < 0) | (expert >= E):
-            return
-        has_row = rows == 0
-        rows += tile
+    if tile >= tl.load(NumTiles):
+        return
+    expert = tl.load(Tiles + tile)
+    rows += tl.load(Tiles + most_tiles + tile)
+    has_row = rows < tl.load(Tiles + 2 * most_tiles + tile)
     GATED: tl.constexpr = ACTIVATION is not None
     inputs = rows
     if Order is not None:
         inputs = tl.load(Order + rows, mask=has_row, other=0) // TOP_K
-    elif ONE_TOKEN:
-        inputs = rows // TOP_K
     row_places = inputs.to(tl.int64) * K
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = offs_n < N
@@ -128,8 +119,8 @@ def few_kernel(
         if Zeros is not None:
             z_base = Zeros + expert.to(tl.int64) * STRIDES[2]
         acc, acc_up = rows_product(
-            X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, K, STRIDES[1], STRIDES[3],
-            FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
+            X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, num_inputs, STRIDES[1], STRIDES[3],
+            FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, SLICES, GATED, PRECISION, DIVISOR,
         )  # fmt: skip
     if Bias is not None:
         bias = Bias + expert * ((2 if GATED else 1) * N) + rows_w

@@ -1,64 +1,46 @@
 """Products of experts with many rows each, both in FP8 with scales."""
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from longreach_kernels.moe.many_kernel import finish, place_of
+from longreach_kernels.moe.many_kernel import finish, gate_and_up, place_of, weight_tile
 
 
 @triton.jit
-def _weight_tile(
-    W,
-    expert,
-    first,
-    part,
-    k,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    STRIDES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    TMA: tl.constexpr,
-):
-    """The outputs from `first` on, of the gates (part 0) or of what they gate (part 1): (BLOCK_N, BLOCK_K)."""
-    if TMA:
-        if INTERLEAVED:
-            tile = tl.reshape(W.load([expert, first, part, k]), (BLOCK_N, BLOCK_K))
-        else:
-            tile = tl.reshape(W.load([expert, part, first, k]), (BLOCK_N, BLOCK_K))
-    else:
-        rows = first + tl.arange(0, BLOCK_N)
-        columns = k + tl.arange(0, BLOCK_K)
-        inside = (rows < N)[:, None] & (columns < K)[None, :]
-        rows = rows * 2 + part if INTERLEAVED else rows + part * N
-        places = expert.to(tl.int64) * STRIDES[0] + rows.to(tl.int64)[:, None] * STRIDES[1] + columns[None, :]
-        tile = tl.load(W + places, mask=inside, other=0.0)
-    return tile
-
-
-@triton.jit
-def _weight_scales(
+def _scales(
     Scales,
     expert,
     first,
-    part,
     group,
     N: tl.constexpr,
     STRIDES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    GATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """The scales (BLOCK_N,) of the same outputs."""
-    rows = first + tl.arange(0, BLOCK_N)
-    inside = rows < N
-    rows = rows * 2 + part if INTERLEAVED else rows + part * N
-    places = expert.to(tl.int64) * STRIDES[2] + (rows // BLOCK_ROWS).to(tl.int64) * STRIDES[3] + group
-    return tl.load(Scales + places, mask=inside, other=0.0)
+    """The scales of the columns that `weight_tile` gives: (BLOCK_N,), or (2 BLOCK_N,) of gates and what they gate."""
+    WIDTH: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    base = Scales + expert.to(tl.int64) * STRIDES[2] + group
+    columns = tl.arange(0, WIDTH)
+    if not INTERLEAVED and BLOCK_ROWS % BLOCK_N == 0 and N % BLOCK_ROWS == 0:  # one for all, or one for each half
+        scales = tl.zeros((WIDTH,), tl.float32) + tl.load(base + (first // BLOCK_ROWS) * STRIDES[3])
+        if GATED:
+            scales = tl.where(columns < BLOCK_N, scales, tl.load(base + ((first + N) // BLOCK_ROWS) * STRIDES[3]))
+    else:
+        if INTERLEAVED:
+            rows = 2 * first + columns
+            inside = rows < 2 * N
+        else:
+            rows = first + columns % BLOCK_N
+            inside = rows < N
+            rows += columns // BLOCK_N * N
+        scales = tl.load(base + (rows // BLOCK_ROWS).to(tl.int64) * STRIDES[3], mask=inside, other=0.0)
+    return scales
 
 
 @triton.jit(do_not_specialize=["num_inputs", "most_tiles"])
@@ -111,42 +93,42 @@ def fp8_kernel(
         inputs = rows
         if Order is not None:
             inputs = tl.load(Order + rows, mask=has_row, other=0) // TOP_K
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((BLOCK_M, (2 if GATED else 1) * BLOCK_N), tl.float32)
         for step in range((K + BLOCK_K - 1) // BLOCK_K):
             k = step * BLOCK_K
-            if X_BY_ROW:
-                if TMA:
-                    x = X.load([first_row, k])
-                else:
-                    columns = k + tl.arange(0, BLOCK_K)
-                    known = has_row[:, None] & (columns < K)[None, :]
-                    x = tl.load(X + rows.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
+            if X_BY_ROW and TMA:
+                x = X.load([first_row, k])
             else:
                 columns = k + tl.arange(0, BLOCK_K)
-                known = has_row[:, None] & (columns < K)[None, :]
-                x = tl.load(X + inputs.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
-            w = _weight_tile(W, expert, first, 0, k, N, K, STRIDES, BLOCK_N, BLOCK_K, INTERLEAVED, TMA)
+                known = has_row[:, None]
+                if K % BLOCK_K != 0:
+                    known = known & (columns < K)[None, :]
+                places = rows if X_BY_ROW else inputs
+                x = tl.load(X + places.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
+            w = weight_tile(
+                W, expert, first, k, N, K, STRIDES[0], STRIDES[1], BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA
+            )
             if BY_GROUP:
                 of_rows = tl.load(XScales + step * num_inputs + inputs, mask=has_row, other=0.0)
-                scales = _weight_scales(Scales, expert, first, 0, step, N, STRIDES, BLOCK_N, BLOCK_ROWS, INTERLEAVED)
-                acc += tl.dot(x, tl.trans(w)) * of_rows[:, None] * scales[None, :]
+                scales = _scales(Scales, expert, first, step, N, STRIDES, BLOCK_N, BLOCK_ROWS, GATED, INTERLEAVED)
+                if GATED or BLOCK_ROWS % BLOCK_N != 0:
+                    acc += tl.dot(x, tl.trans(w)) * (of_rows[:, None] * scales[None, :])
+                else:
+                    block = tl.max(scales, 0)  # all are one
+                    acc += tl.dot(x, tl.trans(w)) * (of_rows * block)[:, None]
             else:
                 acc = tl.dot(x, tl.trans(w), acc)
-            if GATED:
-                w_up = _weight_tile(W, expert, first, 1, k, N, K, STRIDES, BLOCK_N, BLOCK_K, INTERLEAVED, TMA)
-                if BY_GROUP:
-                    scales = _weight_scales(
-                        Scales, expert, first, 1, step, N, STRIDES, BLOCK_N, BLOCK_ROWS, INTERLEAVED
-                    )
-                    acc_up += tl.dot(x, tl.trans(w_up)) * of_rows[:, None] * scales[None, :]
-                else:
-                    acc_up = tl.dot(x, tl.trans(w_up), acc_up)
         if not BY_GROUP:
             of_rows = tl.load(XScales + inputs, mask=has_row, other=0.0)
-            scales = _weight_scales(Scales, expert, first, 0, 0, N, STRIDES, BLOCK_N, BLOCK_ROWS, INTERLEAVED)
+            scales = _scales(Scales, expert, first, 0, N, STRIDES, BLOCK_N, BLOCK_ROWS, GATED, INTERLEAVED)
             acc *= of_rows[:, None] * scales[None, :]
-            if GATED:
-                scales = _weight_scales(Scales, expert, first, 1, 0, N, STRIDES, BLOCK_N, BLOCK_ROWS, INTERLEAVED)
-                acc_up *= of_rows[:, None] * scales[None, :]
-        finish(acc, acc_up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
+        if GATED:
+            gate, up = gate_and_up(acc, INTERLEAVED)
+            finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
+        elif BLOCK_N == 256:  # in halves, as in `many_kernel`
+            low, high = gate_and_up(acc, False)
+            half = first + BLOCK_N // 2
+            finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)
+        else:
+            finish(acc, acc, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)

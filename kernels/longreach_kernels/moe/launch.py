@@ -14,12 +14,13 @@ from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import FP8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.linear.rows_kernel import KernelWeight, kernel_weight
+from longreach_kernels.linear.rows_kernel import KernelWeight, divisor, kernel_weight
 from longreach_kernels.linear.unpack import HALF
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.few_kernel import few_kernel
 from longreach_kernels.moe.fp8_kernel import fp8_kernel
 from longreach_kernels.moe.many_kernel import many_kernel
+from longreach_kernels.moe.one_token import add_down, multiply_up
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import (
@@ -53,6 +54,9 @@ def experts_product(
     for start in range(0, x.shape[0], MAX_TOKENS):
         some = slice(start, start + MAX_TOKENS)
         call = Call(x[some], experts[some], weights[some], layer)
+        if len(call.x) == 1 and not batch_invariant:
+            call.add_one(out[some], add=add_to is not None, scale=scale)
+            continue
         call.add(out[some], *call.tiles(batch_invariant), add=add_to is not None, scale=scale)
     return out
 
@@ -87,6 +91,15 @@ class Call:
     weights: Tensor
     layer: Experts
 
+    def add_one(self, out: Tensor, *, add: bool, scale: float) -> None:
+        """`add` for one token, in kernels of its own."""
+        layer, dtype = self.layer, self.x.dtype
+        inner = multiply_up(self.x, self.experts, layer, _packed(layer.gate_up, dtype))
+        if callable(layer.activation):
+            inner = layer.activation(inner).contiguous()
+        down = _packed(layer.down, dtype)
+        add_down(inner, self.experts, self.weights, layer, down, out, add=add, scale=scale)
+
     def tiles(self, batch_invariant: bool) -> tuple[FewTile | ManyTile, FewTile | ManyTile]:
         """The tiles of both products, which have as many rows."""
         layer, pairs = self.layer, self.experts.numel()
@@ -94,15 +107,13 @@ class Call:
         found: list[FewTile | ManyTile] = []
         for gated, weight in ((layer.is_gated, layer.gate_up), (False, layer.down)):
             size = (pairs, layer.count, gated, *kind)
-            is_fp8 = self.is_fp8(weight)
-            if batch_invariant:
-                found.append((fp8_tile if is_fp8 else invariant_tile)(*size))
-            elif (
-                few := few_tile(*size, is_one=self.x.shape[0] == 1, is_packed=not isinstance(weight, Tensor))
-            ) is not None:
+            few = few_tile(*size, is_packed=not isinstance(weight, Tensor))
+            if few is not None and not batch_invariant:
                 found.append(few)
+            elif self.is_fp8(weight):
+                found.append(fp8_tile(*size, by_group=isinstance(weight, Fp8Blocks)))
             else:
-                found.append((fp8_tile if is_fp8 else many_tile)(*size))
+                found.append((invariant_tile if batch_invariant else many_tile)(*size))
         rows = min(tile.rows for tile in found)
         return found[0]._replace(rows=rows), found[1]._replace(rows=rows)
 
@@ -115,8 +126,7 @@ class Call:
     def add(self, out: Tensor, up: FewTile | ManyTile, down: FewTile | ManyTile, *, add: bool, scale: float) -> None:
         """out (T, C) = scale * the weighted sum of each token's results, or plus that if `add`."""
         layer, pairs = self.layer, self.experts.numel()
-        is_one = self.x.shape[0] == 1 and isinstance(up, FewTile)
-        order = None if is_one else sort_pairs(self.experts, layer.count, layer.first, up.rows)
+        order = sort_pairs(self.experts, layer.count, layer.first, up.rows)
         inner = self.x.new_empty(pairs, layer.gate_up.shape[1] // (2 if layer.is_gated else 1))
         self.multiply(self.product(self.x, True, inner, up, order), up, order)
         if callable(layer.activation):
@@ -125,16 +135,13 @@ class Call:
         self.multiply(self.product(inner, False, rows, down, order), down, order)
         sum_rows(rows, order, self.experts, self.weights, out, layer.count, layer.first, add=add, scale=scale)
 
-    def product(
-        self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs | None
-    ) -> Product:
+    def product(self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs) -> Product:
         """The product upwards of tokens x (T, C), or downwards of rows x (P, I), in the form that a tile takes."""
         layer = self.layer
         weight, bias = (layer.gate_up, layer.gate_up_bias) if is_up else (layer.down, layer.down_bias)
         gated = is_up and layer.is_gated
         if isinstance(tile, FewTile):
             return Product(x, weight, bias, out, not is_up, gated)
-        assert order is not None
         scales = None
         if self.is_fp8(weight):
             if isinstance(weight, Fp8Channels):
@@ -146,20 +153,18 @@ class Call:
             x = gather_rows(x, order, self.experts.shape[1])
         return Product(x, weight, bias, out, gathers or not is_up, gated, scales, not is_up)
 
-    def multiply(self, product: Product, tile: FewTile | ManyTile, order: SortedPairs | None) -> None:
+    def multiply(self, product: Product, tile: FewTile | ManyTile, order: SortedPairs) -> None:
         """Compute one product."""
         if isinstance(tile, FewTile):
             self._multiply_few(product, tile, order)
             return
-        assert order is not None
         if product.x.dtype == FP8:
             self._multiply_fp8(product, tile, order)
         else:
             self._multiply_many(product, tile, order)
 
-    def _multiply_few(self, product: Product, tile: FewTile, order: SortedPairs | None) -> None:
-        layer, (pairs, outputs) = self.layer, product.out.shape
-        most = pairs if order is None else order.tiles.shape[1]
+    def _multiply_few(self, product: Product, tile: FewTile, order: SortedPairs) -> None:
+        outputs, most = product.out.shape[1], order.tiles.shape[1]
         weight = _packed(product.weight, product.x.dtype)
         scales = weight.numbers if weight.scales is None else weight.scales
         launch(
@@ -171,24 +176,23 @@ class Call:
             weight.zeros,
             product.bias,
             product.out,
-            self.experts,
-            None if order is None or product.by_row else order.order,
-            None if order is None else order.tiles,
-            None if order is None else order.num_tiles,
+            None if product.by_row else order.order,
+            order.tiles,
+            order.num_tiles,
             most,
+            product.x.shape[1],
             N=outputs,
             K=product.x.shape[1],
-            E=layer.count,
-            FIRST=layer.first,
             TOP_K=self.experts.shape[1],
             STRIDES=(*weight.numbers.stride()[:2], scales.stride(0), weight.stride_s),
             FORMAT=weight.layout,
             GROUP=weight.group,
             BLOCK_ROWS=weight.block_rows,
+            DIVISOR=divisor(product.x.shape[1]),
             ROWS=tile.rows,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            ONE_TOKEN=order is None and not product.by_row,
+            SLICES=tile.num_warps,
             PRECISION=_precision(product.x),
             **self._options(product, tile),
         )
@@ -229,7 +233,7 @@ class Call:
         tma = capability(x.device) >= 90 and _described(weight.values)
         values: Any = weight.values
         if tma:
-            values = _parts_descriptor(values, outputs, product.gated, self.layer.interleaved, tile)
+            values = _weight_descriptor(values, outputs, product.gated, self.layer.interleaved, tile)
         launch(
             fp8_kernel,
             (_programs(order, outputs, tile, x),),
@@ -317,23 +321,11 @@ def _rows_descriptor(x: Tensor, tile: ManyTile) -> TensorDescriptor:
 
 
 def _weight_descriptor(weight: Tensor, outputs: int, gated: bool, interleaved: bool, tile: ManyTile) -> Any:
-    """For tiles of gates and what they gate together."""
-    if gated and not interleaved:
-        return _parts_descriptor(weight, outputs, gated, interleaved, tile, parts=2)
-    block = [1, (2 if gated else 1) * tile.block_n, tile.block_k]
-    return TensorDescriptor(weight, list(weight.shape), list(weight.stride()), block)
-
-
-def _parts_descriptor(
-    weight: Tensor, outputs: int, gated: bool, interleaved: bool, tile: ManyTile, parts: int = 1
-) -> Any:
-    """For tiles of so many of the parts, gates and what they gate, of a weight (E, parts, N, K) or (E, N, parts, K)."""
-    experts, rows, inputs = weight.shape
+    """For tiles of a weight's outputs; of gates and what they gate, if `gated`, as many of each."""
+    experts, _, inputs = weight.shape
     of_expert, pitch, _ = weight.stride()
-    count = 2 if gated else 1
-    if interleaved and gated:
-        shape, strides, block = [outputs, count], [count * pitch, pitch], [tile.block_n, parts]
-    else:
-        shape, strides, block = [count, outputs], [outputs * pitch, pitch], [parts, tile.block_n]
-    assert rows == count * outputs
-    return TensorDescriptor(weight, [experts, *shape, inputs], [of_expert, *strides, 1], [1, *block, tile.block_k])
+    if gated and not interleaved:
+        shape, block = [experts, 2, outputs, inputs], [1, 2, tile.block_n, tile.block_k]
+        return TensorDescriptor(weight, shape, [of_expert, outputs * pitch, pitch, 1], block)
+    block = [1, (2 if gated else 1) * tile.block_n, tile.block_k]
+    return TensorDescriptor(weight, list(weight.shape), [of_expert, pitch, 1], block)

@@ -1,6 +1,7 @@
 """Products of experts with many rows each, in tiles of rows of one expert (grouped products)."""
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import triton
@@ -20,13 +21,15 @@ def place_of(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _weights(
+def weight_tile(
     W,
     expert,
     first,
     k,
     N: tl.constexpr,
     K: tl.constexpr,
+    OF_EXPERT: tl.constexpr,
+    PITCH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
@@ -34,7 +37,8 @@ def _weights(
     TMA: tl.constexpr,
 ):
     """A tile of an expert's weights (BLOCK_N, BLOCK_K); of gates and what they gate (2 BLOCK_N, BLOCK_K), alternating
-    or one after the other, as they lie. Beyond its ends zeros, or what nobody stores."""
+    or one after the other, as they lie. Beyond its ends zeros, or what nobody stores. OF_EXPERT and PITCH are the
+    strides of experts and outputs."""
     if not GATED:
         if TMA:
             tile = tl.reshape(W.load([expert, first, k]), (BLOCK_N, BLOCK_K))
@@ -42,8 +46,8 @@ def _weights(
             rows = first + tl.arange(0, BLOCK_N)
             columns = k + tl.arange(0, BLOCK_K)
             inside = (rows < N)[:, None] & (columns < K)[None, :]
-            base = W + expert.to(tl.int64) * (N * K)
-            tile = tl.load(base + rows.to(tl.int64)[:, None] * K + columns[None, :], mask=inside, other=0.0)
+            base = W + expert.to(tl.int64) * OF_EXPERT
+            tile = tl.load(base + rows.to(tl.int64)[:, None] * PITCH + columns[None, :], mask=inside, other=0.0)
     elif TMA:
         if INTERLEAVED:
             tile = tl.reshape(W.load([expert, 2 * first, k]), (2 * BLOCK_N, BLOCK_K))
@@ -60,13 +64,13 @@ def _weights(
             there = rows < N
             rows += place // BLOCK_N * N
         inside = there[:, None] & (columns < K)[None, :]
-        base = W + expert.to(tl.int64) * (2 * N * K)
-        tile = tl.load(base + rows.to(tl.int64)[:, None] * K + columns[None, :], mask=inside, other=0.0)
+        base = W + expert.to(tl.int64) * OF_EXPERT
+        tile = tl.load(base + rows.to(tl.int64)[:, None] * PITCH + columns[None, :], mask=inside, other=0.0)
     return tile
 
 
 @triton.jit
-def _gate_and_up(acc, INTERLEAVED: tl.constexpr):
+def gate_and_up(acc, INTERLEAVED: tl.constexpr):
     """Gates and what they gate, of columns that alternate or lie in halves."""
     M: tl.constexpr = acc.shape[0]
     N: tl.constexpr = acc.shape[1] // 2
@@ -137,6 +141,7 @@ def many_kernel(
     K), or W (E, 2 N, K) where an activation follows. W is a tensor descriptor if TMA, and then so is X by row."""
     GATED: tl.constexpr = ACTIVATION is not None
     num_tiles = tl.load(NumTiles)
+    OF_EXPERT: tl.constexpr = (2 if GATED else 1) * N * K
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     for tile in tl.range(tl.program_id(0), num_tiles * TILES_N, tl.num_programs(0), flatten=True):
         tile_m, tile_n = place_of(tile, num_tiles, TILES_N, GROUP)
@@ -160,13 +165,13 @@ def many_kernel(
                 if K % BLOCK_K != 0:
                     known = known & (columns < K)[None, :]
                 x = tl.load(X + inputs.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
-            w = _weights(W, expert, first, k, N, K, BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA)
+            w = weight_tile(W, expert, first, k, N, K, OF_EXPERT, K, BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA)
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
         if GATED:
-            gate, up = _gate_and_up(acc, INTERLEAVED)
+            gate, up = gate_and_up(acc, INTERLEAVED)
             finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
         elif BLOCK_N == 256:  # in halves: what a whole tile takes on its way out would take a stage from the pipeline
-            low, high = _gate_and_up(acc, False)
+            low, high = gate_and_up(acc, False)
             half = first + BLOCK_N // 2
             finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
             finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)

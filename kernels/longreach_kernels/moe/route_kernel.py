@@ -1,6 +1,7 @@
 """The choice of experts in one kernel: a program of one warp for each token."""
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import torch

@@ -5,7 +5,8 @@ nothing of how many there are of each. Few pairs take one kernel, in which each 
 knows where its own begin. Many take three: chunks are counted, counts are added up, and each chunk writes its pairs.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class SortedPairs(NamedTuple):
         places: (P,) int32: the row of each pair that was not skipped.
         tiles: (3, most tiles) int32: of each tile the expert, of this rank's, its first row, and the row behind its
             last. Only the first `num_tiles` are there.
-        num_tiles: (1,) int32.
+        num_tiles: (2,) int32: of tiles, and of the rows that are there.
     """
 
     order: Tensor
@@ -59,6 +60,7 @@ def _write_tiles(Tiles, NumTiles, counts, expert, most_tiles, tile_rows, BINS: t
     first_tile = tl.sum(tl.where(bins < expert, tiles, 0), 0)
     if expert == 0:
         tl.store(NumTiles, tl.sum(tiles, 0))
+        tl.store(NumTiles + 1, tl.sum(counts, 0))
     for start in range(0, own_tiles, BINS):
         index = start + bins
         row = first + index * tile_rows
@@ -179,7 +181,7 @@ def sort_pairs(chosen: Tensor, experts: int, first: int, rows: int) -> SortedPai
 
     pairs = chosen.numel()
     most = most_tiles(pairs, experts, rows)
-    found = SortedPairs(new(pairs), new(pairs), new(3, most), new(1))
+    found = SortedPairs(new(pairs), new(pairs), new(3, most), new(2))
     bins = max(16, triton.next_power_of_2(experts + 1))
     sizes = {"E": experts, "FIRST": first, "BINS": bins}
     if pairs <= FEW_PAIRS:

@@ -1,16 +1,20 @@
 """Rows of tokens brought into the order of experts, and the weighted sum of a token's k results on the way back."""
 
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import cdiv, launch
+from longreach_kernels.linear.formats import FP8
 from longreach_kernels.moe.sort_kernel import SortedPairs
 
 _BLOCK = 1024
+_GATHERED = 8  # rows of a program
 
 
 @triton.jit
@@ -38,9 +42,7 @@ def _sum_kernel(
         expert = tl.load(Chosen + pair).to(tl.int32) - FIRST
         here = (expert >= 0) & (expert < E)
         weight = tl.load(Weights + pair).to(tl.float32)
-        row = pair
-        if Places is not None:
-            row = tl.load(Places + pair, mask=here, other=0).to(tl.int64)
+        row = tl.load(Places + pair, mask=here, other=0).to(tl.int64)
         result = tl.load(Rows + row * C + channels, mask=inside & here, other=0.0).to(tl.float32)
         total += result * weight
     if SCALE != 1.0:
@@ -52,7 +54,7 @@ def _sum_kernel(
 
 def sum_rows(
     rows: Tensor,
-    order: SortedPairs | None,
+    order: SortedPairs,
     chosen: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -63,14 +65,14 @@ def sum_rows(
     scale: float,
 ) -> None:
     """out (T, C) = scale * the sum of weights (T, k) times rows (P, C) over k, or plus that if `add`; rounded once.
-    Without an order, rows are pairs. Pairs whose expert is not among `experts` from `first` on count nothing."""
+    Pairs whose expert is not among `experts` from `first` on count nothing."""
     tokens, channels = out.shape
     block = min(_BLOCK, triton.next_power_of_2(channels))
     launch(
         _sum_kernel,
         (tokens, cdiv(channels, block)),
         rows,
-        None if order is None else order.places,
+        order.places,
         chosen,
         weights,
         out,
@@ -85,37 +87,44 @@ def sum_rows(
     )
 
 
-@triton.jit(do_not_specialize=["most_tiles"])
+@triton.jit
 def _gather_kernel(
-    X, Order, Tiles, NumTiles, Out, most_tiles, C: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+    X, Order, NumTiles, Out, C: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Grid (P, blocks of channels): Out (P, C) of X (T, C), by row."""
-    row = tl.program_id(0)
-    last = tl.load(NumTiles) - 1
-    if row < tl.load(Tiles + 2 * most_tiles + last, mask=last >= 0, other=0):
-        token = tl.load(Order + row).to(tl.int64) // TOP_K
-        channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(X + token * C + channels, mask=channels < C)
-        tl.store(Out + row.to(tl.int64) * C + channels, x, mask=channels < C)
+    """Grid (blocks of rows, blocks of channels): Out (P, C) of X (T, C), by row."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    has_row = rows < tl.load(NumTiles + 1)
+    tokens = tl.load(Order + rows, mask=has_row, other=0).to(tl.int64) // TOP_K
+    inside = has_row[:, None] & (channels < C)[None, :]
+    x = tl.load(X + tokens[:, None] * C + channels[None, :], mask=inside)
+    tl.store(Out + rows.to(tl.int64)[:, None] * C + channels[None, :], x, mask=inside)
 
 
 def gather_rows(x: Tensor, order: SortedPairs, top_k: int) -> Tensor:
     """Rows (P, C) of tokens x (T, C), sorted by expert."""
     pairs, channels = order.order.numel(), x.shape[1]
     out = x.new_empty(pairs, channels)
-    block = min(4 * _BLOCK, triton.next_power_of_2(channels))
+    if x.dtype == FP8 and channels % 4 == 0:  # as words, four at a time
+        _gather(x.view(torch.int32), order, top_k, out.view(torch.int32))
+    else:
+        _gather(x, order, top_k, out)
+    return out
+
+
+def _gather(x: Tensor, order: SortedPairs, top_k: int, out: Tensor) -> None:
+    pairs, channels = out.shape
+    block = min(_BLOCK, triton.next_power_of_2(channels))
     launch(
         _gather_kernel,
-        (pairs, cdiv(channels, block)),
+        (cdiv(pairs, _GATHERED), cdiv(channels, block)),
         x,
         order.order,
-        order.tiles,
         order.num_tiles,
         out,
-        order.tiles.shape[1],
         C=channels,
         TOP_K=top_k,
+        ROWS=_GATHERED,
         BLOCK=block,
         num_warps=4,
     )
-    return out

@@ -35,27 +35,34 @@ class ManyTile(NamedTuple):
 
 @lru_cache(maxsize=256)
 def few_tile(
-    pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int, *, is_one: bool, is_packed: bool
+    pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int, *, is_packed: bool
 ) -> FewTile | None:
     """The tile of a product whose rows are few for each expert; None where they are many. `arch` is a compute
-    capability as one number, 0 for the interpreter. `is_one`: there is one token. `is_packed`: the weights are not of
-    16 bits."""
+    capability as one number, 0 for the interpreter. `is_packed`: the weights are not of 16
+    bits."""
     average = pairs / experts
     if average > SOME_ROWS:
         return None
     rows = 16 if average <= FEW_ROWS else 32
     if arch == 0:
-        return FewTile(rows, 32, 128 if is_packed else 32, 4, 1)
+        return FewTile(rows, 32, 256, 2, 1) if is_packed else FewTile(rows, 32, 32, 4, 1)
     if is_packed:
-        if dtype == torch.float32:
-            return FewTile(rows, 16, 128, 4, 2)
-        return FewTile(rows, 32, 256, 2, 4 if 90 <= arch < 120 else 3)
+        return _packed_tile(rows, gated, dtype, arch)
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
         return FewTile(rows, 16, 64, 4, 2)
     if 90 <= arch < 120:
-        return FewTile(rows, 64, 64, 4, 6) if is_one else FewTile(rows, 64, 128, 4, 3)
+        return FewTile(rows, 64, 128, 4, 3)
     # sm_86, sm_89 and sm_120 have 99 KB of shared memory a block.
     return FewTile(rows, 32, 128, 4, 3)
+
+
+def _packed_tile(rows: int, gated: bool, dtype: torch.dtype, arch: int) -> FewTile:
+    """Of weights that are unpacked on the way: a warp has 128 of the inputs."""
+    if dtype == torch.float32:
+        return FewTile(rows, 16, 256, 2, 2)
+    if arch < 90 or arch >= 120:
+        return FewTile(rows, 16 if gated else 32, 256, 2, 2)
+    return FewTile(rows, 32, 512, 4, 3)
 
 
 @lru_cache(maxsize=256)
@@ -76,11 +83,16 @@ def many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: i
 
 
 @lru_cache(maxsize=256)
-def fp8_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> ManyTile:
-    """The tile of a product of many rows in FP8; its inputs are those of one scale."""
+def fp8_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int, *, by_group: bool) -> ManyTile:
+    """The tile of a product of many rows in FP8. `by_group`, its inputs are those of one scale, and sums of these take
+    as many registers as the tile's."""
     small = pairs / experts <= MEDIUM_ROWS
     if 90 <= arch < 120:
-        return ManyTile(64, 64 if gated else 128, 128, 4, 4) if small else ManyTile(128, 128, 128, 8, 3)
+        if by_group:
+            return ManyTile(64, 64 if gated else 128, 128, 4, 4, programs=2)
+        if small:
+            return ManyTile(64, 64 if gated else 128, 128, 4, 4)
+        return ManyTile(128, 128 if gated else 256, 128, 8, 3)
     return ManyTile(64, 32 if gated else 64, 128, 4, 2) if small else ManyTile(128, 64, 128, 8, 2)
 
 

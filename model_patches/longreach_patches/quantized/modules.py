@@ -193,9 +193,12 @@ def bytes_of(model: nn.Module) -> int:
 
 def scratch_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """The most that a product of many rows dequantises at once: projections of a module that share an input, since
-    they may be joined. FP8 is dequantised where activations are not bf16. Experts never are as a whole."""
+    they may be joined, or all experts. FP8 is dequantised where activations are not bf16."""
     widest = 0
     for module in model.modules():
+        if isinstance(module, QuantizedExperts):
+            wide = [x.shape.numel() for x in weights_of(module) if not (_is_fp8(x) and dtype == torch.bfloat16)]
+            widest = max([widest, *wide])
         by_inputs: dict[int, int] = {}
         for child in module.children():
             if isinstance(child, QuantizedLinear) and not (_is_fp8(child.weight_value) and dtype == torch.bfloat16):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from longreach_kernels.linear import take_experts
 from longreach_kernels.moe import Experts, experts_product
 
 from tests.kernels.moe.layers import TOLERANCE, error, random_choice, random_layer
@@ -39,7 +40,9 @@ def test_experts_of_ranks_add_up_to_the_whole() -> None:
     whole = random_layer(8, 32, 24, torch.float64)
     x, (experts, weights) = torch.randn(13, 32, dtype=torch.float64), random_choice(13, 8, 3)
     parts = [
-        dataclasses.replace(whole, gate_up=whole.gate_up[a : a + 4], down=whole.down[a : a + 4], first=a)
+        dataclasses.replace(
+            whole, gate_up=take_experts(whole.gate_up, a, a + 4), down=take_experts(whole.down, a, a + 4), first=a
+        )
         for a in (0, 4)
     ]
     total = sum(experts_product(x, experts, weights, part) for part in parts)

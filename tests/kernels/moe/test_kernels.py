@@ -49,7 +49,8 @@ def test_pairs_are_sorted_and_tiles_cover_them(tokens: int, rows: int, device: t
     expected = [pair for expert in range(5) for pair in (numbers == expert).nonzero().flatten().tolist()]
     assert found.order[: len(expected)].tolist() == expected
     assert found.places[expected].tolist() == list(range(len(expected)))
-    tiles = found.tiles[:, : int(found.num_tiles)].t().tolist()
+    tiles = found.tiles[:, : int(found.num_tiles[0])].t().tolist()
+    assert int(found.num_tiles[1]) == len(expected)
     covered = [(expert, row) for expert, first, end in tiles for row in range(first, end)]
     assert covered == [(int(numbers[pair]), row) for row, pair in enumerate(expected)]
     assert all(0 < end - first <= rows for _, first, end in tiles)
