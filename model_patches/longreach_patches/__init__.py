@@ -9,7 +9,6 @@ from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import (
     LoadedModel,
-    check_split,
     load_config,
     load_model,
     resolve_device,
@@ -36,6 +35,7 @@ from longreach_patches.policy_step import (
     masks_under,
 )
 from longreach_patches.quantized import brings_kv_scales, scheme_of
+from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.patches.test_pages import PagedSequences
 CHANNELS = compressed(FLOAT | {"strategy": "channel"}, TOKEN, "float-quantized")
 GROUPS = compressed(INT4 | {"group_size": 16}, None, "pack-quantized")
 STEPS = [[30, 0], [9, 8], [1, 1]]
+# Ranks are threads here, and transformers' loader changes its own module while it loads.
+ONE_AT_A_TIME = threading.Lock()
 
 
 def sized(family: str, **sizes: int) -> PretrainedConfig:
@@ -31,7 +34,8 @@ def sized(family: str, **sizes: int) -> PretrainedConfig:
 
 
 def logits(path: Path, layout: RankLayout, **options: Any) -> list[torch.Tensor]:
-    model = load_model(str(path), device="cpu", layout=layout, **options).patched.model
+    with ONE_AT_A_TIME:
+        model = load_model(str(path), device="cpu", layout=layout, **options).patched.model
     sequences = [torch.randint(3, 97, (n,), generator=torch.Generator().manual_seed(n)) for n in (40, 9)]
     return PagedSequences(model, sequences, layout).steps(STEPS)
 
