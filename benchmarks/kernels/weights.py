@@ -98,13 +98,13 @@ def replayed_us(runs: Sequence[Callable[[], object]], turns: int = 5) -> float:
     return statistics.median(times[1:])
 
 
-def of_config(config: RowsConfig, x: Tensor, weight: Weight, gated: bool) -> Tensor:
-    """A product of few rows in a tile."""
+def of_config(config: RowsConfig | None, x: Tensor, weight: Weight, gated: bool) -> Tensor:
+    """A product by the kernel of few rows, in a tile, or in that which it takes."""
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     packed = kernel_weight(weight)
     assert packed is not None
     out = x.new_empty(len(x), outputs)
-    return rows_linear(x, packed, out, After(gated=gated), config)
+    return rows_linear(x, packed, out, After(gated=gated), config=config)
 
 
 def guarded(what: str, run: Callable[[], Any]) -> Any:
@@ -183,7 +183,7 @@ def between(kinds: Iterable[str], rows: int) -> None:
             outputs, inputs, _ = SHAPES[name]
             weights = copies(random_weight(kind, outputs, inputs))
             x = torch.randn(rows, inputs, device=_DEVICE, dtype=_HALF)
-            own = replayed_us([partial(linear, x, weight, batch_invariant=True) for weight in weights])
+            own = replayed_us([partial(of_config, None, x, weight, False) for weight in weights])
             library = replayed_us([partial(library_product, x, w, kernel_weight(w)) for w in weights])
             cells.append(f"{name} kernel {own:.0f}, library {library:.0f} us")
         print(f"{kind:12} T={rows} {'; '.join(cells)}", flush=True)
@@ -222,7 +222,7 @@ def main() -> None:
         for count in (4096, 512, 8192):
             many(kinds, count)
     if "between" in parts:
-        for count in (8, 16, 32, 64, 128):
+        for count in (16, 32, 64, 128, 256):
             between(kinds, count)
 
 

@@ -7,7 +7,13 @@ from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedMode
 from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
-from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
+from longreach_patches.loader import (
+    LoadedModel,
+    load_config,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+)
 from longreach_patches.pages import (
     KVPages,
     KVScales,
@@ -29,6 +35,7 @@ from longreach_patches.policy_step import (
     masks_under,
 )
 from longreach_patches.quantized import brings_kv_scales, scheme_of
+from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
@@ -57,6 +64,7 @@ __all__ = [
     "check_files_if_any",
     "check_layout",
     "check_ranks",
+    "check_split",
     "chosen_layers",
     "compute_both",
     "head_shape",

@@ -57,10 +57,10 @@ def experts_of(module: nn.Module) -> Experts:
     if has.is_transposed:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
     biases = (getattr(has, f"{first}_bias"), has.down_proj_bias) if has.has_bias else (None, None)
-    return Experts(up, down, *biases, **_activation(has))
+    return Experts(up, down, *biases, **activation_of(has))
 
 
-def _activation(module: Any) -> dict[str, Any]:
+def activation_of(module: Any) -> dict[str, Any]:
     """The fields of `Experts` that say how gates are applied."""
     if not module.has_gate:
         return {"activation": module.act_fn}
@@ -77,7 +77,7 @@ def _gates_as(module: Any, kind: dict[str, Any]) -> bool:
     """Whether a module applies its gates so: asked with numbers on both sides of every bound."""
     from longreach_kernels.moe.reference import activate
 
-    gate_up = torch.linspace(-12, 12, 4 * 62, dtype=torch.float64).view(62, 4).t().contiguous()
+    gate_up = torch.linspace(-12, 12, 4 * 62, dtype=torch.float64, device="cpu").view(62, 4).t().contiguous()
     stand_in = Experts(gate_up.new_empty(1, 62, 1), gate_up.new_empty(1, 1, 31), **kind)
     return torch.allclose(module._apply_gate(gate_up), activate(gate_up, stand_in), rtol=1e-9, atol=1e-9)
 

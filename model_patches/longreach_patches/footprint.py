@@ -24,12 +24,14 @@ class Footprint:
         pages: what a token and a page take in the KV cache.
         token_bytes: activations of one token at the peak of a decoder layer.
         row_bytes: of one row of logits that a token is drawn from.
+        scratch_bytes: of a quantised weight that a product dequantises.
     """
 
     weight_bytes: int
     pages: PageShape
     token_bytes: int
     row_bytes: int
+    scratch_bytes: int = 0
 
     @classmethod
     def of(
@@ -87,6 +89,7 @@ class Footprint:
             pages=pages,
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
+            scratch_bytes=quantized.scratch_bytes(model, dtype),
         )
 
     def step_bytes(self, num_tokens: int, num_rows: int) -> int:
@@ -95,7 +98,8 @@ class Footprint:
         Layers and logits follow one another: the larger of the two counts. Where keys are chosen by their bounds, that
         is done in a layer.
         """
-        return max(num_tokens * self.token_bytes + self.selection_bytes, num_rows * self.row_bytes)
+        layer = num_tokens * self.token_bytes + self.selection_bytes + self.scratch_bytes
+        return max(layer, num_rows * self.row_bytes)
 
     @property
     def selection_bytes(self) -> int:
@@ -105,13 +109,15 @@ class Footprint:
 
 def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
     """What a mixture of experts takes for a token at its peak, in numbers of the model's dtype: the norm, the inner
-    channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum."""
-    count, inner = experts_per_token(config), expert_inner(config)
+    channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum, and
+    quantised weights may take inner channels of 8 bits."""
+    count, inner = experts_per_token(config), expert_inner(config) // parts
     if not count:
         return 0
     copies = 1 if family_of(config).fused else 2
     logits = _number_of_experts(config) * torch.float32.itemsize // dtype.itemsize
-    return copies * config.hidden_size + count * (inner // parts + config.hidden_size) + logits
+    in_8_bits = 0 if quantized.scheme_of(config) is None else -(-count * inner // dtype.itemsize)
+    return copies * config.hidden_size + count * (inner + config.hidden_size) + in_8_bits + logits
 
 
 def _number_of_experts(config: PretrainedConfig) -> int:

@@ -10,29 +10,21 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from longreach_kernels import resolve_backend
-from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
     PretrainedConfig,
-    PreTrainedModel,
 )
-from transformers.utils import GENERATION_CONFIG_NAME
 
-from longreach_patches import config_faults, quantized, rope, wrapper
+from longreach_patches import config_faults, quantized, rope, weight_sources, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
-from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError, UnsupportedModelError
@@ -41,15 +33,12 @@ from longreach_patches.formats import check_other_tools, declared_quantization, 
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import KVScales
 from longreach_patches.patch import PatchedModel, patch
-from longreach_patches.quantized.place import Placed
-from longreach_patches.tensor_parallel import is_fully_cut, layer_cuts, split_head, split_weights, whole_bytes
+from longreach_patches.tensor_parallel import is_fully_cut
 
 logger = logging.getLogger(__name__)
 
 _ANSWERING = ("ForCausalLM", "LMHeadModel")
 _WITH_OTHER_PARTS = "ForConditionalGeneration"
-_FAULTS = ("missing_keys", "mismatched_keys", "error_msgs")
-_STD = 0.02  # of random weights, where a config does not say
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -108,7 +97,8 @@ def _config_of(
     model: str, raw: dict[str, Any], overrides: Mapping[str, Any], quantization: str | None
 ) -> PretrainedConfig:
     check_other_tools(model, raw)
-    raw = {**raw, **{name: overrides[name] for name in _QUANTIZATION if name in overrides}}
+    raw = raw | {name: overrides[name] for name in _QUANTIZATION if name in overrides}
+    overrides = {name: value for name, value in overrides.items() if name not in _QUANTIZATION}
     found = declared_quantization(model, raw)
     if found is not None and quantization is not None:
         raise UnsupportedModelError(
@@ -191,20 +181,19 @@ def load_model(
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
     check_layout(config, layout)
+    weight_sources.check_split(config, layout)
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
-        check_modules(_without_weights(config))
-    scales = None
+        check_modules(weight_sources.without_weights(config))
     if random_weights:
-        loaded, whole = _random(config, target, resolved_dtype, layout)
+        weighted = weight_sources.drawn(config, target, resolved_dtype, layout)
     elif gguf_file is not None:
-        loaded, whole = _from_gguf(Path(gguf_file), config, target, resolved_dtype, layout)
-    elif (scheme := quantized.scheme_of(config)) is not None:
-        loaded, whole, scales = _from_quantized(model, config, scheme, target, resolved_dtype, layout)
+        weighted = weight_sources.from_gguf(Path(gguf_file), config, target, resolved_dtype, layout)
     else:
-        read = _from_files(model, config, resolved_dtype)
-        loaded, whole = _moved(read, layout, target)
+        wrapped = wrapper.is_wrapper(_read_config(model))
+        weighted = weight_sources.from_files(model, config, target, resolved_dtype, layout, wrapped=wrapped)
+    loaded = weighted.model
     longest = rope.longest_sequence(config)
     rope.freeze(loaded, max_length or longest)
     weight_bytes = quantized.bytes_of(loaded)
@@ -222,10 +211,10 @@ def load_model(
         longest,
         seconds,
         layout,
-        whole,
+        weighted.whole_bytes,
         weight_bytes,
         quantization=None if scheme is None else scheme.name,
-        kv_scales=scales,
+        kv_scales=weighted.kv_scales,
     )
 
 
@@ -259,120 +248,6 @@ def resolve_dtype(name: str, device: torch.device, config: PretrainedConfig) -> 
         return torch.float32
     own = getattr(config, "dtype", None)
     return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
-
-
-def _random(
-    config: PretrainedConfig, device: torch.device, dtype: torch.dtype, layout: RankLayout
-) -> tuple[PreTrainedModel, int]:
-    """Every weight is drawn whole and cut at once: the parts of all ranks are those of one model, and a model fits that
-    is larger than the device. Also returns `LoadedModel.whole_bytes`."""
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    placed: dict[nn.Module, Placed] = {one.module: one for one in quantized.place_declared(model).values()}
-    whole = whole_bytes(model, layout)
-    cuts = layer_cuts(model, layout)
-    for module in model.modules():
-        module.to_empty(device=device, recurse=False)
-        inner = module if isinstance(module, PreTrainedModel) else model  # an inner model may know its own sizes alone
-        if module in placed:
-            placed[module].draw(getattr(config, "initializer_range", None) or _STD, device, dtype)
-        else:
-            inner._init_weights(module)
-        if module in cuts:
-            cuts[module]()
-    model.tie_weights()
-    split_head(model, layout)
-    return model, whole
-
-
-def _moved(read: PreTrainedModel, layout: RankLayout, target: torch.device) -> tuple[PreTrainedModel, int]:
-    """A model, or its rank's part, on its device; also `LoadedModel.whole_bytes`."""
-    whole = whole_bytes(read, layout)
-    split_weights(read, layout, target)
-    return read.to(target), whole  # pyright: ignore[reportArgumentType]
-
-
-def _from_gguf(
-    file: Path, config: PretrainedConfig, target: torch.device, dtype: torch.dtype, layout: RankLayout
-) -> tuple[PreTrainedModel, int]:
-    from longreach_patches import gguf_file as gguf  # transformers' reader takes its time to import
-
-    if quantized.scheme_of(config) is not None:
-        raise ValueError("--quantization: weights of GGUF files are not quantized once more; leave it out")
-    read, report = gguf.load(file, config, dtype)
-    _check_report(file, report, report.get("unexpected_keys") or ())
-    return _moved(read, layout, target)
-
-
-def _from_quantized(
-    model: str,
-    config: PretrainedConfig,
-    scheme: quantized.Scheme,
-    target: torch.device,
-    dtype: torch.dtype,
-    layout: RankLayout,
-) -> tuple[PreTrainedModel, int, KVScales | None]:
-    directory = Path(model)
-    if not directory.is_dir():
-        directory = Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-    wrapped = wrapper.is_wrapper(_read_config(model))
-    source = check_files(directory, scheme.types)
-    try:
-        reading = quantized.read(source, config, scheme, dtype, wrapped)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelLoadError(f"{model}: the weights could not be read ({in_one_line(error)})") from error
-    _check_report(source, reading.report, _unexpected(reading.report, wrapped))
-    read = reading.model
-    if (directory / GENERATION_CONFIG_NAME).is_file():  # which transformers' loader reads with files alone
-        read.generation_config = GenerationConfig.from_pretrained(str(directory))
-    whole = whole_bytes(read, layout)
-    cuts = layer_cuts(read, layout, target)
-    filled = reading.fill(target, cuts)
-    for module, cut in cuts.items():
-        if module not in filled:
-            cut()
-    split_head(read, layout, target)
-    return read.to(target), whole, KVScales.of_checkpoint(config, reading.kv, layout, target)  # pyright: ignore[reportArgumentType]
-
-
-def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    wrapped = wrapper.is_wrapper(_read_config(model))
-    source: str | Path = check_files(Path(model)) if Path(model).is_dir() else model
-    try:
-        loaded, report = cast(
-            "tuple[PreTrainedModel, dict[str, Any]]",
-            AutoModelForCausalLM.from_pretrained(
-                model,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                key_mapping=wrapper.KEY_MAPPING if wrapped else None,
-            ),
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelLoadError(f"{model}: the weights could not be read ({in_one_line(error)})") from error
-    _check_report(source, report, _unexpected(report, wrapped))
-    return loaded
-
-
-def _unexpected(report: Mapping[str, Any], wrapped: bool) -> list[str]:
-    """Tensors of another model than the config describes; tables of frequencies are always computed."""
-    return [
-        name
-        for name in report.get("unexpected_keys") or ()
-        if not name.endswith("rotary_emb.inv_freq") and (not wrapped or wrapper.is_of_text(name))
-    ]
-
-
-def _check_report(source: str | Path, report: Mapping[str, Any], unexpected: Collection[str]) -> None:
-    # transformers fills what is missing with random numbers and only warns; a server must not answer from those.
-    for fault, found in (*((name, report.get(name)) for name in _FAULTS), ("unexpected_keys", unexpected)):
-        if found:
-            some = ", ".join(str(name) for name in sorted(found, key=str)[:3])
-            raise ModelLoadError(f"{source}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
 
 
 def _read_config(model: str) -> dict[str, Any]:
@@ -427,17 +302,10 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
                 "num_key_value_heads)"
             )
     try:
-        _without_weights(config)
+        weight_sources.without_weights(config)
     except ModelLoadError as error:
         raise ModelLoadError(f"{model}: {error}") from error
     except Exception as error:  # each model class fails in its own way
         raise ModelLoadError(
             f"{model}: no model can be built of config.json ({type(error).__name__}: {in_one_line(error)})"
         ) from error
-
-
-def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    quantized.place_declared(model)
-    return model

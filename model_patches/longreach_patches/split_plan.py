@@ -104,8 +104,9 @@ def modules_to_cut(model: PreTrainedModel, parts: int) -> Iterator[CutModule]:
             yield CutModule(module, kinds)
 
 
-def uncut(model: PreTrainedModel, cut: list[CutModule]) -> list[nn.Parameter | Weight]:
-    """The matrices of a model's layers that all ranks have whole."""
+def uncut(model: PreTrainedModel, cut: list[CutModule]) -> dict[str, nn.Parameter | Weight]:
+    """The matrices of a model's layers that all ranks have whole: parameters by name, and what a quantised module
+    has by its name and a number."""
     parts, modules = set(), set()
     for one in cut:
         modules.add(one.module)
@@ -115,8 +116,13 @@ def uncut(model: PreTrainedModel, cut: list[CutModule]) -> list[nn.Parameter | W
             parts |= {id(weight) for weight in (child.parameters() if isinstance(child, nn.Module) else [child])}
     layers = model.base_model.layers
     assert isinstance(layers, nn.ModuleList)
-    whole = [weight for weight in layers.parameters() if weight.dim() > 1 and id(weight) not in parts]
-    return [*whole, *(weight for module in layers.modules() if module not in modules for weight in weights_of(module))]
+    whole: dict[str, nn.Parameter | Weight] = {
+        name: weight for name, weight in layers.named_parameters() if weight.dim() > 1 and id(weight) not in parts
+    }
+    for name, module in layers.named_modules():
+        if module not in modules:
+            whole |= {f"{name}.{place}": weight for place, weight in enumerate(weights_of(module))}
+    return whole
 
 
 def _is_covered(module: nn.Module, kinds: dict[str, str], head_dim: int) -> bool:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from longreach_patches import split_plan
 from longreach_patches.layout import RankLayout
-from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, QuantizedModule
 from longreach_patches.split_plan import LINEAR, CutModule
 
 Linear = nn.Linear | QuantizedLinear
@@ -32,6 +32,9 @@ def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.devi
 
     What is cut goes to `device`, where one is given, and no more of it than the rank's part. Call `check_layout` first.
     The model may be on the meta device.
+
+    Raises:
+        ValueError: a quantised weight's blocks of scales would be cut; the message names the module.
     """
     for cut in layer_cuts(model, layout, device).values():
         cut()
@@ -41,7 +44,10 @@ def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.devi
 def layer_cuts(
     model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None
 ) -> dict[nn.Module, Callable[[], None]]:
-    """What `split_weights` does to each module of the layers, to be called when its own weights are there."""
+    """What `split_weights` does to each module of the layers, to be called when its own weights are there.
+
+    A cut of quantised weights raises a ValueError, which names the module, where it would cut a block of scales.
+    """
     cuts: dict[nn.Module, Callable[[], None]] = {}
     if layout.tensor_size == 1:
         return cuts
@@ -57,7 +63,19 @@ def layer_cuts(
             if name not in of_module:
                 projection = cast("Linear", getattr(cut.module, name))
                 cuts[projection] = functools.partial(_cut_projection, projection, kind, layout, device)
-    return cuts
+    names = {module: name for name, module in model.named_modules() if isinstance(module, QuantizedModule)}
+    named = {
+        module: functools.partial(_named, names[module], layout, cuts[module]) for module in names if module in cuts
+    }
+    return cuts | named
+
+
+def _named(name: str, layout: RankLayout, cut: Callable[[], None]) -> None:
+    """Cut a quantised module, and say which one it is if that cannot be."""
+    try:
+        cut()
+    except ValueError as error:
+        raise ValueError(f"{layout.flags}: {name} cannot be split: {error}") from error
 
 
 def is_cut(module: nn.Module) -> bool:
@@ -84,15 +102,18 @@ def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
     if layout.tensor_size == 1:
         return 0
     whole = split_plan.uncut(model, list(split_plan.modules_to_cut(model, layout.tensor_size)))
-    return sum(weight.nbytes for weight in whole)
+    return sum(weight.nbytes for weight in whole.values())
 
 
 def split_head(model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None) -> None:
-    """What `split_weights` does to the output layer, whose weight may be the embedding's."""
+    """What `split_weights` does to the output layer, whose weight may be the embedding's. One whose blocks of scales
+    would be cut stays whole."""
     head = model.get_output_embeddings()
     if layout.size > 1 and isinstance(head, LINEAR) and head.out_features % layout.size == 0:
         if isinstance(head, nn.Linear):
             head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
+        elif not head.can_keep_outputs(layout.size):
+            return
         _keep_outputs(head, layout.size, layout.rank, device)
         cast("Any", head).forward = functools.partial(_all_logits, head, layout)
 

@@ -193,7 +193,8 @@ def forecast(
                 rows.append(_row(part, model, config, host, layout, size))
     notes = [rope.described(model, config.max_model_len or rope.longest_sequence(model))]
     if gguf is not None:
-        notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes))
+        formats = None if scheme is None else scheme.name
+        notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes, formats))
     note = ". ".join(text for text in notes if text is not None)
     formats = None if scheme is None else scheme.name
     return Forecast(name, model.model_type, _name(dtype), tuple(rows), note or None, formats)

@@ -158,6 +158,7 @@ def test_what_experts_give_is_compared() -> None:
     layer = handle.fused_layers[1]
     experts = layer._whole.experts
     assert experts is not None
+    assert isinstance(experts.down, torch.Tensor)
     layer._whole = layer._share = replace(layer._whole, experts=replace(experts, down=experts.down.roll(1, 0)))
     with pytest.raises(UnsupportedModelError, match="the fused layer 1 "):
         check_agreement(handle)

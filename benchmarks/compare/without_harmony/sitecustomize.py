@@ -6,6 +6,10 @@ vLLM loads openai_harmony's encoding before it serves anything, and that fetches
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 
@@ -22,9 +26,14 @@ def leave_out(harmony: Any) -> None:
     harmony.load_harmony_encoding = lambda _: NoEncoding()
 
 
-try:
-    import openai_harmony
-except ImportError:  # a vLLM without it loads nothing
-    pass
-else:
-    leave_out(openai_harmony)
+def run_the_next(paths: list[str]) -> None:
+    """Run the module of this name that Python would have found without this folder."""
+    here = Path(__file__).resolve().parent
+    spec = PathFinder.find_spec("sitecustomize", [path for path in paths if Path(path).resolve() != here])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+run_the_next(sys.path)
+if importlib.util.find_spec("openai_harmony") is not None:  # a vLLM without it loads nothing
+    leave_out(importlib.import_module("openai_harmony"))

@@ -56,7 +56,7 @@ def gpu_linear(x: Tensor, weight: Weight, after: After, *, gated_input: bool, in
         )
     if packed is not None and (invariant or rows <= MAX_ROWS):
         out = x.new_empty(rows, outputs) if after.add_to is None else after.add_to
-        return rows_linear(x, packed, out, after)
+        return rows_linear(x, packed, out, after, invariant=invariant)
     if fp8:
         return finish(_fp8_product(x, weight, gated_input, after.activation), after)
     return finish(library_product(x, weight, packed), after)

@@ -24,6 +24,7 @@ from longreach_kernels.linear.tiles import rows_product
 
 MAX_ROWS = 32
 _ROWS = (8, 16, 32)  # of a tile; few, so that few forms are compiled
+_INVARIANT_ROWS = 16
 
 
 class RowsConfig(NamedTuple):
@@ -127,10 +128,10 @@ def _rows_kernel(
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
 ):
-    """Grid (blocks of outputs, blocks of rows): Out (rows, N) of X (rows, K) and W (N, K), or W (2 N, K), gates first,
-    if GATED."""
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Grid (tiles of rows, blocks of outputs): Out (rows, N) of X (rows, K) and W (N, K), or if GATED W (2 N, K), gates
+    first. Programs that follow one another share weights."""
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     has_row = rows < num_rows
     inside = offs_n < N
     acc, acc_up = rows_product(
@@ -152,21 +153,31 @@ def _rows_kernel(
     tl.store(places, acc.to(Out.dtype.element_ty), mask=valid)
 
 
-def rows_linear(x: Tensor, packed: KernelWeight, out: Tensor, after: After, config: RowsConfig | None = None) -> Tensor:
+def rows_linear(
+    x: Tensor,
+    packed: KernelWeight,
+    out: Tensor,
+    after: After,
+    *,
+    invariant: bool = False,
+    config: RowsConfig | None = None,
+) -> Tensor:
     """`linear` by the kernel, written to `out`, which is `add_to` if there is one.
 
-    Any number of rows is computed, in tiles of at most 32 that each read the weight. A row's bits do not depend on the
-    tile. `config` None: as measured.
+    Any number of rows is computed, in tiles of at most 32 that each read the weight. If `invariant`, all tiles have 16
+    rows, and the bits of a row depend on nothing but the row. `config` None: as measured.
     """
     rows, inputs = x.shape
     outputs = out.shape[1]
-    if config is None:
-        config = configure(outputs, after.gated, packed, x.dtype, capability(x.device))
-    least = _ROWS[1] if packed.layout == unpack.HALF.value else _ROWS[0]
+    least = _INVARIANT_ROWS if invariant or packed.layout == unpack.HALF.value else 1
     tile = next((size for size in _ROWS if size >= max(rows, least)), MAX_ROWS)
+    if invariant:
+        tile = _INVARIANT_ROWS
+    if config is None:
+        config = configure(outputs, packed, x.dtype, tile, capability(x.device))
     launch(
         _rows_kernel,
-        (cdiv(outputs, config.block_n), cdiv(rows, tile)),
+        (cdiv(rows, tile), cdiv(outputs, config.block_n)),
         x,
         packed.numbers,
         packed.scales,
@@ -202,8 +213,8 @@ def rows_linear(x: Tensor, packed: KernelWeight, out: Tensor, after: After, conf
 _WIDE_PROGRAMS = 90
 
 
-def configure(outputs: int, gated: bool, weight: KernelWeight, dtype: torch.dtype, arch: int) -> RowsConfig:
-    """The tile for a weight, by its format and its outputs; never by the rows, so that bits do not depend on them."""
+def configure(outputs: int, weight: KernelWeight, dtype: torch.dtype, tile_rows: int, arch: int) -> RowsConfig:
+    """The tile for a weight, by its format, its outputs, and the rows of a tile."""
     if weight.layout == unpack.HALF.value:
         if arch == 0 or dtype == torch.float32:  # exact products run on the ordinary units: operands sit in registers
             return RowsConfig(16, 64, 4, 2)
@@ -212,5 +223,6 @@ def configure(outputs: int, gated: bool, weight: KernelWeight, dtype: torch.dtyp
         return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
     if arch == 0 or dtype == torch.float32:
         return RowsConfig(16, 256, 2, 2)
-    stages = 3 if 90 <= arch < 120 else 2
-    return RowsConfig(32, 1024, 8, stages)
+    if arch in (80, 90, 100):
+        return RowsConfig(32, 1024, 8, 3) if tile_rows < MAX_ROWS and arch > 80 else RowsConfig(32, 512, 4, 3)
+    return RowsConfig(16, 512, 4, 3 if tile_rows < MAX_ROWS else 2)  # 99 KB of shared memory

@@ -242,22 +242,26 @@ class FusedLayer:
         assert weights.gate_up is not None
         assert weights.down is not None
         factor = None if self._shared_gate is None else self._products(x, self._shared_gate).sigmoid_()
-        inner = None
+        inner, gate = None, None
         if weights.blocks == 1 and self._activation is not None:
-            inner = self._products.gated(x, weights.gate_up, self._activation)
+            if factor is None and self._products.gates_late(x, weights.down):
+                gate = self._activation
+            else:
+                inner = self._products.gated(x, weights.gate_up, self._activation)
         if inner is None:
-            gate_up = self._products(x, weights.gate_up)
+            inner = self._products(x, weights.gate_up)
             del x
-            # Within a block gates come before what they gate; their products are in the channels' own order.
-            by_block = gate_up.view(-1, gate_up.shape[1] // weights.blocks)
-            inner = self._activate(by_block).view(stream.shape[0], -1)
-            del gate_up, by_block
+            if gate is None:
+                # Within a block gates come before what they gate; their products are in the channels' own order.
+                by_block = inner.view(-1, inner.shape[1] // weights.blocks)
+                inner = self._activate(by_block).view(stream.shape[0], -1)
+                del by_block
         if factor is not None:
             inner.mul_(factor)
         if total is None:
-            self._add_product(stream, inner, weights, weights.down, norm)
+            self._add_product(stream, inner, weights, weights.down, norm, gate)
             return
-        self._products.add(total, inner, weights.down, self._multiplier if norm is None else 1.0)
+        self._products.add(total, inner, weights.down, self._multiplier if norm is None else 1.0, gate)
         self._finish(stream, total, weights, norm)
 
     def _sum_of_experts(self, x: Tensor, experts: Experts, to: Tensor | None) -> Tensor:
@@ -288,14 +292,20 @@ class FusedLayer:
             self._add(stream, total, norm)
 
     def _add_product(
-        self, stream: Tensor, x: Tensor, weights: LayerWeights, projection: Projection, norm: Norm | None
+        self,
+        stream: Tensor,
+        x: Tensor,
+        weights: LayerWeights,
+        projection: Projection,
+        norm: Norm | None,
+        gate: Activation | None = None,
     ) -> None:
         """stream += norm(projection(x)), summed over the ranks that each have a part of the projection's inputs."""
         total = self._first_of_sum(stream, weights, norm)
         if total is None:
-            total = self._products(x, projection)
+            total = self._products(x, projection, gate)
         else:
-            self._products.add(total, x, projection, self._multiplier)
+            self._products.add(total, x, projection, self._multiplier, gate)
         self._finish(stream, total, weights, norm)
 
     def _add(self, stream: Tensor, x: Tensor, norm: Norm | None) -> None:

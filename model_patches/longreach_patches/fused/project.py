@@ -28,15 +28,15 @@ class Products:
     backend: str
     batch_invariant: bool
 
-    def __call__(self, x: Tensor, projection: Projection) -> Tensor:
-        """The projection of x (T, inputs): (T, outputs)."""
+    def __call__(self, x: Tensor, projection: Projection, gate: Activation | None = None) -> Tensor:
+        """The projection of x (T, inputs): (T, outputs). With a `gate`, x is as in `add`."""
         if projection.others:
             parts = (projection._replace(others=()), *projection.others)
             return torch.cat([self(x, part) for part in parts], 1)
         weight, bias = projection.weight, projection.bias
         if isinstance(weight, Tensor):
             return (self._own(x) or nn.functional.linear)(x, weight, bias)
-        return self._quantized(x, projection)
+        return self._quantized(x, projection, **_gated_input(gate))
 
     def gated(self, x: Tensor, projection: Projection, activation: Activation) -> Tensor | None:
         """activation(gate) * up of a projection whose first half gives gates, (T, outputs / 2), by one kernel; None
@@ -49,12 +49,18 @@ class Products:
             return None
         return self._quantized(x, projection, gated=True, activation=activation)
 
-    def add(self, stream: Tensor, x: Tensor, projection: Projection, scale: float) -> None:
+    def gates_late(self, x: Tensor, down: Projection) -> bool:
+        """Whether the activation of gates belongs to the next product: many rows may be quantised in its kernel."""
+        return not (isinstance(down.weight, Tensor) or self.batch_invariant or x.shape[0] <= MAX_ROWS)
+
+    def add(
+        self, stream: Tensor, x: Tensor, projection: Projection, scale: float, gate: Activation | None = None
+    ) -> None:
         """stream += scale * projection(x): the product's kernel adds, so the sum costs no pass of its own and is
-        rounded once."""
+        rounded once. With a `gate`, x has gates and what they gate; see `gates_late`."""
         weight, bias = projection.weight, projection.bias
         if not isinstance(weight, Tensor):
-            self._quantized(x, projection, add_to=stream, scale=scale)
+            self._quantized(x, projection, add_to=stream, scale=scale, **_gated_input(gate))
         elif (own := self._own(x)) is not None:
             own(x, weight, bias=bias, add_to=stream, scale=scale)
         else:
@@ -77,3 +83,7 @@ class Products:
         from longreach_patches.fused.products import product
 
         return product
+
+
+def _gated_input(gate: Activation | None) -> dict[str, Any]:
+    return {} if gate is None else {"gated_input": True, "activation": gate}

@@ -7,7 +7,7 @@ checkpoint. Layouts become values of `longreach_kernels.linear`, and nothing els
 from longreach_patches.quantized.at_load import KINDS
 from longreach_patches.quantized.config import KEY, brings_kv_scales, declare, place_declared, scheme_of
 from longreach_patches.quantized.load import Reading, read
-from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, bytes_of
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, bytes_of, scratch_bytes
 from longreach_patches.quantized.scheme import Scheme
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "place_declared",
     "read",
     "scheme_of",
+    "scratch_bytes",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 from longreach_patches.quantized.int4 import PackQuantizedLayout
 from longreach_patches.quantized.layouts import Fp8BlocksLayout, Fp8ChannelsLayout, Layout
 from longreach_patches.quantized.mxfp4 import Mxfp4Layout
-from longreach_patches.quantized.scheme import Group, NotReadError, Scheme, targets
+from longreach_patches.quantized.scheme import Group, NotReadError, Scheme, entries_of, targets
 
 _TYPES = frozenset({"F8_E4M3", "I32", "I64", "U8"})
 _BLOCK = [128, 128]
@@ -35,13 +35,12 @@ def compressed_tensors(found: Mapping[str, Any]) -> Scheme:
     if not declared:
         raise NotReadError("it has no config_groups")
     groups = tuple(_group(str(name), value, found.get("format")) for name, value in declared.items())
-    ignore = found.get("ignore") or ()
     kv = found.get("kv_cache_scheme")
     return Scheme(
         "compressed-tensors",
         # A module's own name counts before that of its class.
-        tuple(sorted((group for group in groups), key=lambda group: group.matches("\0"))),
-        targets(ignore if isinstance(ignore, list) else ()),
+        tuple(sorted(groups, key=lambda group: group.matches("\0"))),
+        targets(entries_of(found, "ignore")),
         _TYPES,
         kv_scales=_is_fp8_kv(kv),
         head=True,
@@ -51,8 +50,8 @@ def compressed_tensors(found: Mapping[str, Any]) -> Scheme:
 def _group(name: str, declared: object, form: object) -> Group:
     if not isinstance(declared, Mapping):
         raise NotReadError(f"the preset {name!r} in config_groups is not read; it needs its values written out")
-    entries = declared.get("targets")
-    if not isinstance(entries, list) or not entries:
+    entries = entries_of(declared, "targets")
+    if not entries:
         raise NotReadError(f"{name} has no targets")
     if "Embedding" in entries:
         raise NotReadError("quantised embeddings are not computed")
@@ -102,7 +101,7 @@ def _fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any], strategy: str) -
     static = inputs.get("dynamic", False) is False
     if strategy == "block":
         block = weights.get("block_structure")
-        if block != _BLOCK:
+        if block not in (_BLOCK, "128x128"):
             raise NotReadError(f"blocks of {block} are not computed, only those of {_BLOCK}")
         if static:
             raise NotReadError("blocks with static activations are not computed")

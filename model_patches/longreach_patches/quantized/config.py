@@ -49,8 +49,7 @@ def brings_kv_scales(config: PretrainedConfig) -> bool:
 
 
 def place_declared(model: PreTrainedModel) -> dict[str, Placed]:
-    """Put quantised modules without numbers in the place of those that a model's config declares as such; `model` is on
-    the meta device.
+    """Put quantised modules without numbers in the place of those that a model's config declares as such.
 
     Raises:
         longreach_patches.ModelLoadError: a module's sizes do not go with its layout.

@@ -71,7 +71,8 @@ class Fp8BlocksLayout(Layout):
 
     def empty(self, shape: torch.Size) -> Weight:
         *lead, outputs, inputs = shape
-        return Fp8Blocks(torch.empty(shape, dtype=FP8), torch.empty(*lead, -(-outputs // 128), -(-inputs // 128)))
+        scales = torch.empty(*lead, -(-outputs // 128), -(-inputs // 128), dtype=torch.float32)
+        return Fp8Blocks(torch.empty(shape, dtype=FP8), scales)
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,9 @@ class Fp8ChannelsLayout(Layout):
         return Fp8Channels(found["values"].contiguous(), scales, static, bound)
 
     def empty(self, shape: torch.Size) -> Weight:
-        static = torch.empty(shape[:-2]) if self.static else None
-        return Fp8Channels(torch.empty(shape, dtype=FP8), torch.empty(shape[:-1]), static, self.bound)
+        static = torch.empty(shape[:-2], dtype=torch.float32) if self.static else None
+        scales = torch.empty(shape[:-1], dtype=torch.float32)
+        return Fp8Channels(torch.empty(shape, dtype=FP8), scales, static, self.bound)
 
     def _scales(self, scales: Tensor, lead: list[int], outputs: int) -> Tensor:
         flat = scales.float().reshape(*lead, -1)

@@ -9,7 +9,16 @@ from longreach_patches.quantized.compressed_tensors import compressed_tensors
 from longreach_patches.quantized.int4 import AwqLayout, GptqLayout
 from longreach_patches.quantized.layouts import Fp8BlocksLayout, Fp8ChannelsLayout, Layout
 from longreach_patches.quantized.mxfp4 import Mxfp4Layout
-from longreach_patches.quantized.scheme import Group, Matches, NotReadError, Scheme, any_of, containing, nothing
+from longreach_patches.quantized.scheme import (
+    Group,
+    Matches,
+    NotReadError,
+    Scheme,
+    any_of,
+    containing,
+    entries_of,
+    nothing,
+)
 
 # What is read, for messages.
 KNOWN = (
@@ -44,7 +53,7 @@ def _fp8(found: Mapping[str, Any]) -> Scheme:
         raise NotReadError(f"activation_scheme {scheme!r} is not known")
     layout: Layout
     if block is not None:
-        if list(block) != _BLOCK:
+        if block != _BLOCK:
             raise NotReadError(f"blocks of {block} are not computed, only those of {_BLOCK}")
         if scheme != "dynamic":
             raise NotReadError("blocks with static activations are not computed")
@@ -88,7 +97,7 @@ def _dynamic(rules: object) -> Matches:
     for pattern, changes in rules.items():
         if not str(pattern).startswith("-:") and changes:
             raise NotReadError(f"`dynamic` gives the modules {pattern!r} values of their own, which is not read")
-    return any_of(str(pattern)[2:] for pattern in rules if str(pattern).startswith("-:"))
+    return any_of([str(pattern)[2:] for pattern in rules if str(pattern).startswith("-:")])
 
 
 def _awq(found: Mapping[str, Any]) -> Scheme:
@@ -101,7 +110,7 @@ def _awq(found: Mapping[str, Any]) -> Scheme:
     if found.get("zero_point") is False:
         raise NotReadError("weights without zero points are not read")
     layout = AwqLayout(_group(found), symmetric=False)
-    left_out = containing(found.get("modules_to_not_convert") or ())
+    left_out = containing(entries_of(found, "modules_to_not_convert"))
     return Scheme("awq", (Group(layout),), left_out, frozenset({"I32"}))
 
 
@@ -110,14 +119,13 @@ def _mxfp4(found: Mapping[str, Any]) -> Scheme:
 
 
 def _left_out(found: Mapping[str, Any]) -> Matches:
-    entries = found.get("modules_to_not_convert") or found.get("ignored_layers") or ()
-    return any_of(entries if isinstance(entries, list) else ())
+    return any_of(entries_of(found, "modules_to_not_convert", "ignored_layers"))
 
 
 def _check_bits(found: Mapping[str, Any]) -> None:
     bits = found.get("bits", found.get("w_bit", _BITS))
     if bits != _BITS:
-        raise NotReadError(f"weights of {bits} bits are not computed, only those of {_BITS}")
+        raise NotReadError(f"weights of {bits!r} bits are not computed, only those of {_BITS}")
 
 
 def _group(found: Mapping[str, Any]) -> int | None:

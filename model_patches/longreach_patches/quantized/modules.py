@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import torch
-from longreach_kernels.linear import Quantized, Weight, join_outputs, linear, take_inputs, take_outputs
+from longreach_kernels.linear import (
+    Fp8Blocks,
+    Fp8Channels,
+    Int4Groups,
+    Quantized,
+    Weight,
+    join_outputs,
+    linear,
+    take_inputs,
+    take_outputs,
+)
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
-
-# Activations that the products of experts know, by the names of transformers' modules.
-_ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELUTanh": "gelu_tanh"}
 
 
 class QuantizedLinear(nn.Module):
@@ -46,6 +53,16 @@ class QuantizedLinear(nn.Module):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         out = linear(rows, self.weight_value, self.bias, batch_invariant=self.batch_invariant)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    def can_keep_outputs(self, parts: int) -> bool:
+        """Whether so many runs of outputs cut no block of scales."""
+        shape_alone = self.weight_value.to("meta")
+        try:
+            for part in range(parts):
+                run_of_outputs(shape_alone, parts, part)
+        except ValueError:
+            return False
+        return True
 
     def keep_outputs(self, parts: int, part: int, packed: int = 1) -> None:
         """Keep one of so many runs of outputs; `packed` projections of as many outputs each lie one after another.
@@ -99,7 +116,9 @@ class QuantizedExperts(nn.Module):
         for name in ("gate_up_proj_bias", "down_proj_bias"):
             self.register_parameter(name, getattr(like, name, None))
         self.batch_invariant = False
-        self._how = _how(like)
+        from longreach_patches.experts import activation_of  # it imports fused layers, which import this
+
+        self._how: dict[str, Any] = {"interleaved": not cast("Any", like).is_concatenated} | activation_of(like)
 
     @property
     def experts_value(self) -> Experts:
@@ -172,6 +191,26 @@ def bytes_of(model: nn.Module) -> int:
     return values + sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
+def scratch_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """The most that a product of many rows dequantises at once: projections of a module that share an input, since
+    they may be joined, or all experts. FP8 is dequantised where activations are not bf16."""
+    widest = 0
+    for module in model.modules():
+        if isinstance(module, QuantizedExperts):
+            wide = [x.shape.numel() for x in weights_of(module) if not (_is_fp8(x) and dtype == torch.bfloat16)]
+            widest = max([widest, *wide])
+        by_inputs: dict[int, int] = {}
+        for child in module.children():
+            if isinstance(child, QuantizedLinear) and not (_is_fp8(child.weight_value) and dtype == torch.bfloat16):
+                by_inputs[child.in_features] = by_inputs.get(child.in_features, 0) + child.out_features
+        widest = max([widest, *(inputs * outputs for inputs, outputs in by_inputs.items())])
+    return widest * dtype.itemsize
+
+
+def _is_fp8(weight: Weight) -> bool:
+    return isinstance(weight, Fp8Blocks | Fp8Channels)
+
+
 def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> Weight:
     """One of so many runs of outputs, as a copy, so that the whole can be freed; see `QuantizedLinear.keep_outputs`.
 
@@ -181,7 +220,11 @@ def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> We
     whole = weight.shape[-2] // packed
     share = whole // parts
     starts = [index * whole + part * share for index in range(packed)]
-    return _copied(join_outputs([take_outputs(weight, start, start + share) for start in starts]))
+    order = weight.permutation if isinstance(weight, Int4Groups) else None
+    if isinstance(weight, Int4Groups):  # that of the inputs is one for all, and is not compared
+        weight = replace(weight, permutation=None)
+    run = join_outputs([take_outputs(weight, start, start + share) for start in starts])
+    return _copied(replace(run, permutation=order) if isinstance(run, Int4Groups) else run)
 
 
 def format_name(weight: Weight) -> str:
@@ -199,21 +242,3 @@ def _moved(weight: Weight, fn: Callable[[Tensor], Tensor]) -> Weight:
         return weight
     target = fn(torch.empty(0, device=weight.device)).device
     return weight if weight.device == target else weight.to(target)
-
-
-def _how(module: Any) -> dict[str, Any]:
-    """What of `Experts` is no weight, from transformers' module."""
-    if not module.is_concatenated and hasattr(module, "alpha"):
-        return {
-            "activation": "swiglu_clamped",
-            "alpha": float(module.alpha),
-            "limit": float(module.limit),
-            "interleaved": True,
-        }
-    name = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
-    own_gate = type(module)._apply_gate.__name__ != "_default_apply_gate"
-    if name is not None and not own_gate and module.is_concatenated:
-        return {"activation": name, "interleaved": False}
-    shell = copy.copy(module)  # the gate may read its module's attributes; the weights are not kept
-    shell._parameters = {}
-    return {"activation": shell._apply_gate, "interleaved": not module.is_concatenated}

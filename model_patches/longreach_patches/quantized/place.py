@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from longreach_kernels.linear import Weight
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -52,11 +53,24 @@ class Placed:
             if bias is not None:
                 bias.data.zero_()
 
+    def quantize_own(self, device: torch.device) -> None:
+        """Give the module the numbers of transformers' own module, through a layout that quantises, on the device. That
+        module is without weights afterwards."""
+        module, own = self.module, self.own._parameters
+        if isinstance(module, QuantizedLinear):
+            module.weight_value = self._quantized(own.pop("weight"), module.weight_value.shape, device)
+        else:
+            module.gate_up = self._quantized(own.pop("gate_up_proj"), module.gate_up.shape, device)
+            module.down = self._quantized(own.pop("down_proj"), module.down.shape, device)
+
+    def _quantized(self, weight: nn.Parameter | None, shape: torch.Size, device: torch.device) -> Weight:
+        assert weight is not None
+        values = weight.detach().to(device)
+        return self.layout.read({"values": values.transpose(1, 2) if is_transposed(self.own) else values}, shape)
+
 
 def place(model: PreTrainedModel, choose: Choice) -> dict[str, Placed]:
     """Put quantised modules in the place of linear ones and of experts, in place, where `choose` names a layout.
-
-    The model is on the meta device.
 
     Raises:
         ModelLoadError: a module's sizes do not go with its layout; the message names both.

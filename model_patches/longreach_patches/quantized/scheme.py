@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from longreach_patches.quantized.layouts import Layout
 
@@ -13,6 +14,22 @@ Matches = Callable[[str], bool]  # of a module's name
 
 class NotReadError(ValueError):
     """A quantization that is not read; the message says what of it is not."""
+
+
+def entries_of(found: Mapping[str, Any], *names: str) -> list[str]:
+    """A list of modules, under the first of some names that is there and not null; empty where none is.
+
+    Raises:
+        NotReadError: it is no list of texts.
+    """
+    for name in names:
+        value = found.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
+            raise NotReadError(f"{name} is no list of names")
+        return [entry for entry in value if entry]
+    return []
 
 
 def everything(name: str) -> bool:
@@ -69,32 +86,29 @@ class Scheme:
         return next((group.layout for group in self.groups if any(map(group.matches, names))), None)
 
 
-def any_of(entries: Iterable[object]) -> Matches:
+def any_of(entries: Sequence[str]) -> Matches:
     """Of transformers' lists (`modules_to_not_convert`): an entry is a name, a pattern, or the end of a name, and
     stands for all modules below it."""
-    texts = [entry for entry in entries if isinstance(entry, str) and entry]
-    patterns = [pattern for text in texts if (pattern := _pattern(text)) is not None]
+    patterns = [pattern for text in entries if (pattern := _pattern(text)) is not None]
 
     def matches(name: str) -> bool:
-        return any(pattern.match(name) for pattern in patterns) or any(name.endswith(f".{text}") for text in texts)
+        return any(pattern.match(name) for pattern in patterns) or any(name.endswith(f".{text}") for text in entries)
 
     return matches
 
 
-def containing(entries: Iterable[object]) -> Matches:
+def containing(entries: Sequence[str]) -> Matches:
     """Of AWQ's lists: an entry stands for all modules whose name contains it."""
-    texts = [entry for entry in entries if isinstance(entry, str) and entry]
-    return lambda name: any(text in name for text in texts)
+    return lambda name: any(text in name for text in entries)
 
 
-def targets(entries: Iterable[object], kind: str = "Linear") -> Matches:
+def targets(texts: Sequence[str], kind: str = "Linear") -> Matches:
     """Of compressed-tensors' lists: an entry is a whole name, `re:` and a pattern from a name's start, or the name of a
     class of modules.
 
     Raises:
         NotReadError: a pattern is none.
     """
-    texts = [entry for entry in entries if isinstance(entry, str)]
     if kind in texts:
         return everything
     names = {text for text in texts if not text.startswith("re:")}

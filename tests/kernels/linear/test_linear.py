@@ -56,7 +56,7 @@ def test_odd_sizes(device: torch.device, kind: str, rows: int, outputs: int, inp
     check_linear(x, a_weight(kind, outputs, inputs, dtype, group).to(device), backend="triton")
 
 
-@pytest.mark.parametrize("around", [AROUND[0], AROUND[4]], ids=str)
+@pytest.mark.parametrize("around", [AROUND[0], AROUND[2], AROUND[4]], ids=str)
 @pytest.mark.parametrize("kind", ALL)
 def test_many_rows(device: torch.device, kind: str, around: dict[str, Any]) -> None:
     """Dequantised into a scratch, or, on a GPU in bf16, products of FP8."""
@@ -121,12 +121,27 @@ def test_blocks_of_fewer_outputs(device: torch.device) -> None:
         check_linear(torch.randn(rows, 256, device=device).half(), weight, backend="triton")
 
 
+def test_groups_that_the_kernels_do_not_take(device: torch.device) -> None:
+    """No power of two, or zeros that do not lie as the scales do."""
+    zeros = random_weight("int4 zeros", 16, 128)
+    assert isinstance(zeros, Int4Groups)
+    assert zeros.zeros is not None
+    apart = replace(zeros, zeros=zeros.zeros.T.contiguous().T)
+    for weight in (random_weight("int4 zeros", 16, 144, group=24), apart):
+        for rows in (2, 40):
+            check_linear(torch.randn(rows, weight.shape[1], device=device).half(), weight.to(device), backend="triton")
+
+
 def test_scales_of_e8m0_at_their_ends(device: torch.device) -> None:
     weight = random_weight("mxfp4", 16, 128)
     assert not isinstance(weight, torch.Tensor)
     for exponent in (0, 20, 127, 200):
-        scales = torch.full_like(weight.scales, exponent)
-        check_linear(torch.randn(2, 128, device=device), replace(weight, scales=scales).to(device), backend="triton")
+        scaled = replace(weight, scales=torch.full_like(weight.scales, exponent)).to(device)
+        for rows in (2, 40):
+            x = torch.randn(rows, 128, device=device)
+            exact = x.double() @ scaled.dequantize(torch.float64).T
+            error = (linear(x, scaled, backend="triton").double() - exact).abs().max()
+            assert error <= 1e-5 * exact.abs().max(), (exponent, rows)
     scales = weight.scales.clone()
     scales[3, 0] = 255
     out = linear(torch.randn(2, 128, device=device), replace(weight, scales=scales).to(device), backend="triton")

@@ -27,10 +27,10 @@ _SMALL: dict[str, Any] = {
 }
 # Values that a config gets where its class knows the name.
 _IF_KNOWN: dict[str, Any] = {
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "moe_num_experts": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_k": 2,
     "moe_topk": 2,
@@ -55,7 +55,15 @@ _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 4.0,
 }
-_FACTOR: dict[str, Any] = {"routed_scaling_factor": 1.7}
+_GROUPS: dict[str, Any] = {
+    "model_type": "glm4_moe",
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "use_qk_norm": True,
+    "routed_scaling_factor": 1.7,
+}
 _GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0}
 _GLOBAL: dict[str, Any] = {"global_head_dim": 32, "layer_types": [_SLIDING, "full_attention"] * 2}
 # Three layers read the keys and values of the second and the third one, whose kinds differ.
@@ -102,7 +110,7 @@ ODD: dict[str, dict[str, Any]] = {
     | {"sliding_window": WINDOW, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2},
     "gemma4_unified_text": _GLOBAL
     | {"sliding_window": WINDOW, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
-    "glm4_moe-groups": {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "use_qk_norm": True} | _FACTOR,
+    "glm4_moe-groups": _GROUPS,
     "gpt_neox": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.25}},
     "gpt_oss": _THREE_OF_FOUR | {"swiglu_limit": 1.5},
     "granite": _MULTIPLIERS,

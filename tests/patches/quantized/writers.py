@@ -66,7 +66,8 @@ def integers(weight: Tensor, group: int, symmetric: bool, order: np.ndarray | No
     for one in range(count):
         own = w[:, groups == one]
         low, high = np.minimum(own.min(1), 0), np.maximum(own.max(1), 0)
-        scale = np.float16(np.maximum(-low / 8, high / 7) if symmetric else (high - low) / 15).astype(np.float64)
+        wide = np.maximum(-low / 8, high / 7) if symmetric else (high - low) / 15
+        scale: np.ndarray = np.asarray(wide).astype(np.float16).astype(np.float64)
         zero = np.full(outputs, 8) if symmetric else np.clip(np.round(-low / scale), 0, 15).astype(np.int64)
         own = np.clip(np.round(own / scale[:, None]) + zero[:, None], 0, 15).astype(np.int64)
         numbers[:, groups == one] = own

@@ -96,6 +96,7 @@ def test_without_scales_they_are_measured(
     engine, started = build(written(tmp_path, **declared), **settings)
     assert started.kv_dtype == "float8_e4m3fn"
     pages: KVPages = engine._runner._computing.pages  # type: ignore[attr-defined]
-    assert pages.scales[0] is not None
-    assert all(0 < scale < 1 for scale in pages.scales[0][0].tolist())
+    first = pages.scales[0]
+    assert first is not None
+    assert all(0 < scale < 1 for scale in first[0].tolist())
     assert ("declares scales of keys and values and has none" in caplog.text) == bool(declared)

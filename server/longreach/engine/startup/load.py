@@ -126,7 +126,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
         rotary=rotary_layers(loaded.config),
     )
     if config.gguf_file is not None and layout.rank == 0 and not config.random_weights:
-        logger.info("%s", gguf_source.dequantized(config.gguf_file, str(loaded.dtype), footprint.weight_bytes))
+        sizes = str(loaded.dtype), footprint.weight_bytes, loaded.quantization
+        logger.info("%s", gguf_source.dequantized(config.gguf_file, *sizes))
     demand = capacity.Demand.of(footprint, loaded.config, config, batched_tokens)
     return LoadedRank(config, loaded, own, footprint, demand, policies, batched_tokens)
 
