@@ -127,7 +127,9 @@ class Call:
         self.multiply(self.product(inner, False, rows, down, order), down, order)
         sum_rows(rows, order, self.experts, self.weights, out, layer.count, layer.first, add=add, scale=scale)
 
-    def product(self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs) -> Product:
+    def product(
+        self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs | None
+    ) -> Product:
         """The product upwards of tokens x (T, C), or downwards of rows x (P, I), in the form that a tile takes."""
         layer = self.layer
         weight, bias = (layer.gate_up, layer.gate_up_bias) if is_up else (layer.down, layer.down_bias)

@@ -81,7 +81,7 @@ def test_bits_do_not_depend_on_the_rows(device: torch.device, kind: str) -> None
         assert torch.equal(linear(x[:rows], weight, backend="triton", batch_invariant=True), whole[:rows]), rows
 
 
-@pytest.mark.parametrize("rows", [3, 50])
+@pytest.mark.parametrize("rows", [3, 70])
 def test_parts_of_weights(device: torch.device, rows: int) -> None:
     """Views whose rows are further apart than they are long."""
     for kind in KINDS:
@@ -101,7 +101,7 @@ def test_activation_order(device: torch.device, backend: str) -> None:
     check_linear(torch.randn(4, 128, device=device).half(), weight, backend=backend)
 
 
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("rows", [2, 70])
 @pytest.mark.parametrize("inputs", [37, 100])
 def test_inputs_that_fill_no_words(device: torch.device, inputs: int, rows: int) -> None:
     for kind in ("channels", "blocks"):
@@ -117,7 +117,7 @@ def test_blocks_of_fewer_outputs(device: torch.device) -> None:
     weight = quantize_fp8(torch.randn(200, 256), "blocks").to(device)
     assert isinstance(weight, Fp8Blocks)
     weight = weight.with_rows(32)
-    for rows in (4, 40):
+    for rows in (4, 70):
         check_linear(torch.randn(rows, 256, device=device).half(), weight, backend="triton")
 
 
@@ -128,7 +128,7 @@ def test_groups_that_the_kernels_do_not_take(device: torch.device) -> None:
     assert zeros.zeros is not None
     apart = replace(zeros, zeros=zeros.zeros.T.contiguous().T)
     for weight in (random_weight("int4 zeros", 16, 144, group=24), apart):
-        for rows in (2, 40):
+        for rows in (2, 40, 70):
             check_linear(torch.randn(rows, weight.shape[1], device=device).half(), weight.to(device), backend="triton")
 
 
@@ -137,7 +137,7 @@ def test_scales_of_e8m0_at_their_ends(device: torch.device) -> None:
     assert not isinstance(weight, torch.Tensor)
     for exponent in (0, 20, 127, 200):
         scaled = replace(weight, scales=torch.full_like(weight.scales, exponent)).to(device)
-        for rows in (2, 40):
+        for rows in (2, 40, 70):
             x = torch.randn(rows, 128, device=device)
             exact = x.double() @ scaled.dequantize(torch.float64).T
             error = (linear(x, scaled, backend="triton").double() - exact).abs().max()
@@ -155,7 +155,7 @@ def test_gates_before_the_product(device: torch.device, backend: str) -> None:
         pytest.skip("a CPU's form")
     for kind in ALL:
         weight = a_weight(kind, 48, 128, torch.float16).to(device)
-        for rows in (3, 40):
+        for rows in (3, 70):
             x = torch.randn(rows, 256, device=device).half()
             gates, ups = x.chunk(2, 1)
             hidden = torch.nn.functional.silu(gates) * ups
