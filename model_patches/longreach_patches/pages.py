@@ -170,7 +170,9 @@ class KVScales:
             own = layout.part(shape.kv_heads)
             for side, scale in zip(sides, found[source], strict=True):
                 if len(scale) not in (1, shape.kv_heads):
-                    raise ValueError(f"layer {index} has {len(scale)} scales of keys for {shape.kv_heads} KV heads")
+                    raise ValueError(
+                        f"layer {index} has {len(scale)} scales of keys or values for {shape.kv_heads} KV heads"
+                    )
                 each = scale.expand(shape.kv_heads)[own.start : own.stop]
                 side.append(each.contiguous().to(device))
         return cls(tuple(sides[0]), tuple(sides[1]))

@@ -88,7 +88,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"quant_method": "auto-round", "bits": 3, "group_size": -1}, "auto-round, 3 bits", ""),
     ({"quant_method": "exl2", "bits": 4.65}, "exl2, 4.65 bits", ""),
     ({"quant_method": "exl3", "bits": 3.0}, "exl3, 3 bits", ""),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt", ""),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt", "the algorithm NVFP4 is not read, only FP8"),
     ({"quant_method": "bitnet"}, "bitnet, 2 bits", ""),
     ({"quant_method": "eetq", "weights": "int8"}, "eetq, 8 bits", ""),
     ({"quant_method": "aqlm", "nbits_per_codebook": 16}, "aqlm", ""),
@@ -172,7 +172,7 @@ def test_other_names_for_it_are_known(tmp_path: Path, changes: dict[str, Any], w
 @pytest.mark.parametrize(
     ("name", "contents", "words"),
     [
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "FP8, 8 bits (hf_quant_config.json)"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4, 4 bits (hf_quant_config.json)"),
         ("quantize_config.json", {"bits": 8, "group_size": 32}, "gptq, 8 bits, groups of 32 (quantize_config.json)"),
         ("quant_config.json", {"w_bit": 3, "q_group_size": 128}, "awq, 3 bits, groups of 128 (quant_config.json)"),
     ],
@@ -185,6 +185,7 @@ def test_a_file_beside_a_config_that_says_nothing(tmp_path: Path, name: str, con
 @pytest.mark.parametrize(
     ("name", "contents", "formats"),
     [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "fp8 by tensor, static activations"),
         ("quantize_config.json", {"bits": 4, "group_size": 32}, "int4 in groups of 32, symmetric"),
         ("quant_config.json", {"w_bit": 4, "q_group_size": 32}, "int4 in groups of 32, asymmetric"),
     ],

@@ -42,7 +42,7 @@ def compressed_tensors(found: Mapping[str, Any]) -> Scheme:
         tuple(sorted(groups, key=lambda group: group.matches("\0"))),
         targets(entries_of(found, "ignore")),
         _TYPES,
-        kv_scales=_is_fp8_kv(kv),
+        kv_scales=is_fp8_kv(kv),
         head=True,
     )
 
@@ -113,7 +113,8 @@ def _fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any], strategy: str) -
     return Fp8ChannelsLayout(by_tensor=strategy == "tensor", static=static)
 
 
-def _is_fp8_kv(kv: object) -> bool:
+def is_fp8_kv(kv: object) -> bool:
+    """Whether a `kv_cache_scheme` is of 8-bit floats with scales in the files."""
     found = _mapping(kv)
     return bool(found) and (found.get("num_bits", 8), found.get("type")) == (8, "float") and not found.get("dynamic")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from longreach_patches.quantized.compressed_tensors import compressed_tensors
+from longreach_patches.quantized.compressed_tensors import compressed_tensors, is_fp8_kv
 from longreach_patches.quantized.int4 import AwqLayout, GptqLayout
 from longreach_patches.quantized.layouts import Fp8BlocksLayout, Fp8ChannelsLayout, Layout
 from longreach_patches.quantized.mxfp4 import Mxfp4Layout
@@ -14,6 +14,7 @@ from longreach_patches.quantized.scheme import (
     Matches,
     NotReadError,
     Scheme,
+    any_like,
     any_of,
     containing,
     entries_of,
@@ -23,7 +24,7 @@ from longreach_patches.quantized.scheme import (
 # What is read, for messages.
 KNOWN = (
     "fp8 (blocks of 128x128, or by tensor), fbgemm_fp8, compressed-tensors (float-quantized; pack-quantized of 4 bits; "
-    "mxfp4-pack-quantized), gptq of 4 bits, awq of 4 bits (gemm), mxfp4"
+    "mxfp4-pack-quantized), gptq of 4 bits, awq of 4 bits (gemm), modelopt's FP8, mxfp4"
 )
 _BLOCK = [128, 128]
 _GPTQ_FORMATS = {"gptq": True, "gptq_v2": False}  # whether zeros are stored less one
@@ -118,6 +119,16 @@ def _mxfp4(found: Mapping[str, Any]) -> Scheme:
     return Scheme("mxfp4", (Group(Mxfp4Layout()),), _left_out(found), frozenset({"U8"}), experts_only=True)
 
 
+def _modelopt(found: Mapping[str, Any]) -> Scheme:
+    """Of NVIDIA's ModelOpt, whose lists have the stars of file names."""
+    if (algorithm := found.get("quant_algo")) != "FP8":
+        raise NotReadError(f"the algorithm {algorithm} is not read, only FP8")
+    excluded = entries_of(found, "exclude_modules", "ignore")
+    layout = Fp8ChannelsLayout(by_tensor=True, static=True)
+    kv = found.get("kv_cache_quant_algo") == "FP8" or is_fp8_kv(found.get("kv_cache_scheme"))
+    return Scheme("modelopt", (Group(layout),), any_like(excluded), frozenset({"F8_E4M3"}), kv)
+
+
 def _left_out(found: Mapping[str, Any]) -> Matches:
     return any_of(entries_of(found, "modules_to_not_convert", "ignored_layers"))
 
@@ -147,5 +158,6 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "compressed-tensors": compressed_tensors,
     "gptq": _gptq,
     "awq": _awq,
+    "modelopt": _modelopt,
     "mxfp4": _mxfp4,
 }

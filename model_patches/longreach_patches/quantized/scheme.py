@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,11 @@ def any_of(entries: Sequence[str]) -> Matches:
         return any(pattern.match(name) for pattern in patterns) or any(name.endswith(f".{text}") for text in entries)
 
     return matches
+
+
+def any_like(entries: Sequence[str]) -> Matches:
+    """Of ModelOpt's lists: an entry with stars, as of file names, stands for the modules that it matches."""
+    return lambda name: any(fnmatch.fnmatchcase(name, entry) for entry in entries)
 
 
 def containing(entries: Sequence[str]) -> Matches:

@@ -46,6 +46,11 @@ LAYOUTS: dict[str, tuple[Writer, dict[str, Any], type]] = {
         Fp8Channels,
     ),
     "fp8 of older tools": (writers.fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}, Fp8Channels),
+    "modelopt": (
+        writers.fp8_tensor,
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.layers.*.mlp.gate"]},
+        Fp8Channels,
+    ),
     "fbgemm": (writers.fbgemm, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, Fp8Channels),
     "float-quantized by channel": (
         writers.fp8_channels,
