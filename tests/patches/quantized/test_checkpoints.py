@@ -149,6 +149,7 @@ def test_an_output_layer_that_is_the_embedding_is_not(tmp_path: Path) -> None:
     meant = writers.write(tmp_path, random_model(config, torch.float32), writers.fp8_channels, declared)
     loaded = same(tmp_path, meant)
     assert "lm_head" not in kinds(loaded)
+    assert Footprint.of(load_config(str(tmp_path)), torch.float32, 16).weight_bytes == loaded.weight_bytes
     assert loaded.patched.model.lm_head.weight is loaded.patched.model.model.embed_tokens.weight
 
 
