@@ -25,7 +25,14 @@ from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Weight
 from longreach_kernels.linear.parts import dequantize
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.linear.rows_kernel import MAX_ROWS, KernelWeight, kernel_weight, rows_linear
+from longreach_kernels.linear.rows_kernel import (
+    FP8_ROWS,
+    HALF_ROWS,
+    PACKED_ROWS,
+    KernelWeight,
+    kernel_weight,
+    rows_linear,
+)
 
 _GROUP = 128
 
@@ -41,7 +48,7 @@ def gpu_linear(x: Tensor, weight: Weight, after: After, *, gated_input: bool, in
     if rows == 0:
         return x.new_empty(0, outputs) if after.add_to is None else after.add_to
     x = x.contiguous()
-    fp8 = not invariant and rows > MAX_ROWS and _takes_fp8(x, weight)
+    fp8 = not invariant and rows > FP8_ROWS and _takes_fp8(x, weight)
     if gated_input and not fp8:
         x = finish(x, After(gated=True, activation=after.activation))
         gated_input = False
@@ -54,7 +61,8 @@ def gpu_linear(x: Tensor, weight: Weight, after: After, *, gated_input: bool, in
             "batch_invariant: the weight's inputs do not fill words of 4 bytes, or its groups are no power of 2; "
             "serve it without batch invariance"
         )
-    if packed is not None and (invariant or rows <= MAX_ROWS):
+    most = HALF_ROWS if isinstance(weight, Tensor) else PACKED_ROWS
+    if packed is not None and (invariant or (rows <= most and not fp8)):
         out = x.new_empty(rows, outputs) if after.add_to is None else after.add_to
         return rows_linear(x, packed, out, after, invariant=invariant)
     if fp8:

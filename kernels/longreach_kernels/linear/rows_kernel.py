@@ -22,7 +22,10 @@ from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.linear.tiles import rows_product
 
-MAX_ROWS = 32
+MAX_ROWS = 32  # of a tile
+# Rows up to which the kernel is as quick as the matrix library: with the library's products of FP8, where it has them,
+# with weights of 16 bits, and with packed weights that are dequantised for it first.
+FP8_ROWS, HALF_ROWS, PACKED_ROWS = 16, 32, 64
 _ROWS = (8, 16, 32)  # of a tile; few, so that few forms are compiled
 _INVARIANT_ROWS = 16
 
@@ -223,6 +226,7 @@ def configure(outputs: int, weight: KernelWeight, dtype: torch.dtype, tile_rows:
         return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
     if arch == 0 or dtype == torch.float32:
         return RowsConfig(16, 256, 2, 2)
-    if arch in (80, 90, 100):
-        return RowsConfig(32, 1024, 8, 3) if tile_rows < MAX_ROWS and arch > 80 else RowsConfig(32, 512, 4, 3)
-    return RowsConfig(16, 512, 4, 3 if tile_rows < MAX_ROWS else 2)  # 99 KB of shared memory
+    # Narrow tiles and few warps: a program waits for all its warps in every turn.
+    if tile_rows < MAX_ROWS:
+        return RowsConfig(16, 512, 4, 4 if arch in (90, 100) else 3)
+    return RowsConfig(32, 512, 4, 3) if arch in (80, 90, 100) else RowsConfig(16, 512, 4, 2)  # others have 99 KB

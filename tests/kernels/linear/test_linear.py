@@ -56,7 +56,7 @@ def test_odd_sizes(device: torch.device, kind: str, rows: int, outputs: int, inp
     check_linear(x, a_weight(kind, outputs, inputs, dtype, group).to(device), backend="triton")
 
 
-@pytest.mark.parametrize("around", [AROUND[0], AROUND[4]], ids=str)
+@pytest.mark.parametrize("around", [AROUND[0], AROUND[2], AROUND[4]], ids=str)
 @pytest.mark.parametrize("kind", ALL)
 def test_many_rows(device: torch.device, kind: str, around: dict[str, Any]) -> None:
     """Dequantised into a scratch, or, on a GPU in bf16, products of FP8."""
@@ -81,7 +81,7 @@ def test_bits_do_not_depend_on_the_rows(device: torch.device, kind: str) -> None
         assert torch.equal(linear(x[:rows], weight, backend="triton", batch_invariant=True), whole[:rows]), rows
 
 
-@pytest.mark.parametrize("rows", [3, 50])
+@pytest.mark.parametrize("rows", [3, 70])
 def test_parts_of_weights(device: torch.device, rows: int) -> None:
     """Views whose rows are further apart than they are long."""
     for kind in KINDS:
@@ -101,7 +101,7 @@ def test_activation_order(device: torch.device, backend: str) -> None:
     check_linear(torch.randn(4, 128, device=device).half(), weight, backend=backend)
 
 
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("rows", [2, 70])
 @pytest.mark.parametrize("inputs", [37, 100])
 def test_inputs_that_fill_no_words(device: torch.device, inputs: int, rows: int) -> None:
     for kind in ("channels", "blocks"):
@@ -117,16 +117,31 @@ def test_blocks_of_fewer_outputs(device: torch.device) -> None:
     weight = quantize_fp8(torch.randn(200, 256), "blocks").to(device)
     assert isinstance(weight, Fp8Blocks)
     weight = weight.with_rows(32)
-    for rows in (4, 40):
+    for rows in (4, 70):
         check_linear(torch.randn(rows, 256, device=device).half(), weight, backend="triton")
+
+
+def test_groups_that_the_kernels_do_not_take(device: torch.device) -> None:
+    """No power of two, or zeros that do not lie as the scales do."""
+    zeros = random_weight("int4 zeros", 16, 128)
+    assert isinstance(zeros, Int4Groups)
+    assert zeros.zeros is not None
+    apart = replace(zeros, zeros=zeros.zeros.T.contiguous().T)
+    for weight in (random_weight("int4 zeros", 16, 144, group=24), apart):
+        for rows in (2, 40, 70):
+            check_linear(torch.randn(rows, weight.shape[1], device=device).half(), weight.to(device), backend="triton")
 
 
 def test_scales_of_e8m0_at_their_ends(device: torch.device) -> None:
     weight = random_weight("mxfp4", 16, 128)
     assert not isinstance(weight, torch.Tensor)
     for exponent in (0, 20, 127, 200):
-        scales = torch.full_like(weight.scales, exponent)
-        check_linear(torch.randn(2, 128, device=device), replace(weight, scales=scales).to(device), backend="triton")
+        scaled = replace(weight, scales=torch.full_like(weight.scales, exponent)).to(device)
+        for rows in (2, 40, 70):
+            x = torch.randn(rows, 128, device=device)
+            exact = x.double() @ scaled.dequantize(torch.float64).T
+            error = (linear(x, scaled, backend="triton").double() - exact).abs().max()
+            assert error <= 1e-5 * exact.abs().max(), (exponent, rows)
     scales = weight.scales.clone()
     scales[3, 0] = 255
     out = linear(torch.randn(2, 128, device=device), replace(weight, scales=scales).to(device), backend="triton")
@@ -140,7 +155,7 @@ def test_gates_before_the_product(device: torch.device, backend: str) -> None:
         pytest.skip("a CPU's form")
     for kind in ALL:
         weight = a_weight(kind, 48, 128, torch.float16).to(device)
-        for rows in (3, 40):
+        for rows in (3, 70):
             x = torch.randn(rows, 256, device=device).half()
             gates, ups = x.chunk(2, 1)
             hidden = torch.nn.functional.silu(gates) * ups
