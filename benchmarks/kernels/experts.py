@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight, dequantize
-from longreach_kernels.linear.rows_kernel import kernel_weight
 from longreach_kernels.moe import Experts, Routing, experts_product, route
 from longreach_kernels.moe.launch import Call, Product, _numbers
-from longreach_kernels.moe.one_token import OneTile, add_down, multiply_up
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile
@@ -125,25 +123,24 @@ FEW_TILES = [
 PACKED_FEW_TILES = [
     FewTile(rows, block_n, block_k, warps, stages)
     for rows, block_n, block_k, warps, stages in (
-        (16, 32, 512, 4, 3),
-        (16, 32, 512, 4, 2),
-        (16, 64, 512, 4, 3),
-        (16, 32, 1024, 8, 2),
+        (16, 32, 128, 2, 4),
         (16, 32, 256, 2, 4),
-        (32, 32, 512, 4, 3),
-        (32, 64, 512, 4, 2),
-        (64, 32, 512, 4, 2),
+        (16, 64, 128, 4, 4),
+        (16, 64, 256, 4, 3),
+        (32, 64, 128, 4, 4),
+        (64, 64, 128, 4, 3),
     )
 ]
-ONE_TILES = [
-    OneTile(block_n, block_k, warps, stages)
-    for block_n, block_k, warps, stages in (
-        (8, 512, 4, 3),
-        (16, 512, 4, 2),
-        (8, 512, 2, 2),
-        (4, 1024, 4, 2),
-        (8, 1024, 4, 2),
-        (16, 256, 4, 3),
+FP8_FEW_TILES = [
+    FewTile(rows, block_n, block_k, warps, stages)
+    for rows, block_n, block_k, warps, stages in (
+        (16, 64, 128, 4, 4),
+        (16, 64, 128, 4, 6),
+        (16, 128, 128, 4, 4),
+        (16, 32, 128, 2, 6),
+        (32, 64, 128, 4, 4),
+        (64, 64, 128, 4, 4),
+        (64, 128, 128, 8, 4),
     )
 ]
 FP8_TILES = [
@@ -281,51 +278,19 @@ def few_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str, 
     pairs = tokens * shape.top_k
     inner, out = (draws[0][0].new_empty(pairs, size) for size in (shape.inner, shape.channels))
     inner.normal_()
-    if tokens == 1:
-        yield from _one_works(name, layer, calls, (up_read, down_read))
-        return
-    for is_up, tile in itertools.product((True, False), PACKED_FEW_TILES if shape.format else FEW_TILES):
+    packed_tiles = FP8_FEW_TILES if shape.format.startswith("fp8") else PACKED_FEW_TILES
+    for is_up, tile in itertools.product((True, False), packed_tiles if shape.format else FEW_TILES):
         if tokens * shape.top_k / shape.experts < 4 and tile.rows > 16:
             continue
         works: list[Work] = []
         for call in calls:
-            order = sort_pairs(call.experts, layer.count, 0, tile.rows)
+            order = None if tokens == 1 else sort_pairs(call.experts, layer.count, 0, tile.rows)
             source, target = (call.x, inner) if is_up else (inner, out)
             works.append(partial(call.multiply, call.product(source, is_up, target, tile, order), tile, order))
         yield f"{name} {'up' if is_up else 'down'} {_words(tile)}", up_read if is_up else down_read, works
 
 
-def _one_works(
-    name: str, layer: Experts, calls: list[Call], reads: tuple[float, float]
-) -> Iterable[tuple[str, float, list[Work]]]:
-    """The two kernels of one token."""
-    up, down = (kernel_weight(weight) for weight in (layer.gate_up, layer.down))
-    assert up is not None
-    assert down is not None
-    inner = calls[0].x.new_empty(calls[0].experts.shape[1], layer.inner).normal_()
-    for tile in ONE_TILES:
-        ups: list[Work] = [partial(multiply_up, call.x, call.experts, layer, up, tile) for call in calls]
-        yield f"{name} up {_words(tile)}", reads[0], ups
-    for tile in ONE_TILES:
-        downs: list[Work] = [
-            partial(
-                add_down,
-                inner,
-                c.experts,
-                c.weights,
-                layer,
-                down,
-                torch.empty_like(c.x),
-                add=False,
-                scale=1.0,
-                tile=tile,
-            )
-            for c in calls
-        ]
-        yield f"{name} down {_words(tile)}", reads[1], downs
-
-
-def _words(tile: FewTile | ManyTile | OneTile) -> str:
+def _words(tile: FewTile | ManyTile) -> str:
     return " ".join(str(int(value)) for value in tile)
 
 

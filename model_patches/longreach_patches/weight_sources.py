@@ -20,6 +20,7 @@ from longreach_patches import quantized, wrapper
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.errors import ModelLoadError
+from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import RankLayout
 from longreach_patches.pages import KVScales
 from longreach_patches.quantized.place import Placed
@@ -57,7 +58,9 @@ def check_split(config: PretrainedConfig, layout: RankLayout) -> None:
         ValueError: a block of scales would be cut; the message names the module and the fix.
     """
     if layout.size > 1 and quantized.scheme_of(config) is not None:
-        split_weights(without_weights(config), layout)
+        model = without_weights(config)
+        split_weights(model, layout)
+        check_shares(model, layout)
 
 
 def drawn(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, layout: RankLayout) -> Weighted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from longreach_kernels.linear import Int4Groups, Mxfp4, Quantized, Weight, dequantize, quantize_fp8
 from longreach_kernels.linear.formats import E2M1, E8M0_BIAS
-from longreach_patches import PatchedModel, RankLayout, UnsupportedModelError, agreement, check_agreement, patch
+from longreach_patches import PatchedModel, RankLayout, agreement, check_agreement, check_split, load_config, patch
 from longreach_patches.fused.dispatch import MAX_ROWS
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 from torch import Tensor, nn
@@ -194,31 +195,37 @@ def test_context_ranks_share_a_format(name: str, kind: str, monkeypatch: pytest.
             check(actual, wanted)
 
 
-@torch.no_grad()
-def test_a_block_that_a_share_would_cut_is_refused_by_the_flags_name() -> None:
-    model, _ = model_of("llama-biases", "fp8 blocks")
-    handle = patch(model, "cpu")
-    with pytest.raises(UnsupportedModelError, match=r"^--context-parallel-size 2: fp8 blocks: .* at multiples of 128"):
-        handle.fuse_layers(RankLayout(context_size=2))
+@pytest.mark.parametrize(
+    ("name", "module"), [("llama", r"0\.self_attn\.q_proj"), ("glm4_moe", r"0\.self_attn\.q_proj"), ("gpt_oss", None)]
+)
+def test_a_block_that_a_share_would_cut_is_refused_by_name_before_weights_are_read(
+    name: str, module: str | None, tmp_path: Path
+) -> None:
+    config_of(name).save_pretrained(tmp_path)
+    config = load_config(str(tmp_path), quantization="fp8_blocks" if module else "fp8")
+    if module is None:
+        check_split(config, RankLayout(context_size=2))
+        return
+    message = rf"^--context-parallel-size 2: each rank computes a run of model\.layers\.{module}: fp8 blocks: .* of 128"
+    with pytest.raises(ValueError, match=message):
+        check_split(config, RankLayout(context_size=2))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_a_gpu_computes_few_rows_and_many(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_computes_few_rows_and_many(name: str, kind: str) -> None:
     model, plain = model_of(name, kind)
     model, plain = model.to("cuda", torch.bfloat16), plain.cuda()  # type: ignore[arg-type]
     ids = torch.randint(5, 512, (80,), generator=torch.Generator().manual_seed(1)).cuda()
     expected = plain(ids[None], use_cache=False).logits[0]
     handle = fused(model, "auto")
-    for rows in (16, 64):  # more than what kernels of few rows compute
-        monkeypatch.setattr(agreement, "_TOKENS", rows)
-        check_agreement(handle)
+    check_agreement(handle)  # of few rows
     positions = torch.arange(len(ids), device="cuda")
     step = agreement._step(handle, positions, RankLayout())
     how = {"position_ids": positions[None], "attention_mask": step.mask_placeholder, "paged_step": step}
     got = model(ids[None], use_cache=False, **how).logits[0]
     errors = (got - expected).abs().amax(1) / expected.abs().amax(1)
-    # Activations of FP8 are rounded to its 3 bits, and a token whose experts are others has other logits.
-    assert errors.median() < (0.1 if kind.startswith("fp8") else 0.04)
+    # Of many rows activations are FP8, too, which has 3 bits; and a token whose experts are others has other logits.
+    assert errors.median() < (0.15 if kind.startswith("fp8") else 0.04)

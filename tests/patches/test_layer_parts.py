@@ -142,3 +142,22 @@ def test_projections_that_are_joined_on_the_disk_are_used_as_they_are() -> None:
     [layer, *_] = fused(model, "cpu").fused_layers
     assert layer._whole.qkv.weight is model.model.layers[0].self_attn.qkv_proj.weight
     assert layer._whole.gate_up.weight is model.model.layers[0].mlp.gate_up_proj.weight
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen2_moe"])
+@torch.no_grad()
+def test_a_mixture_is_after_undo_what_it_was_and_its_experts_are_held_once(name: str) -> None:
+    model, [ids] = model_of(name), sequences(1)
+    before = {key: weight.clone() for key, weight in model.state_dict().items()}
+    expected = model(ids[None], use_cache=False).logits
+    handle = fused(model, "cpu")
+    experts = handle.fused_layers[-1]._whole.experts
+    assert experts is not None
+    assert isinstance(experts.gate_up, Tensor)
+    own = model.model.layers[-1].mlp.experts
+    assert experts.gate_up.data_ptr() == own.gate_up_proj.data_ptr()
+    assert experts.gate_up.is_contiguous()
+    handle.undo()
+    assert torch.equal(model(ids[None], use_cache=False).logits, expected)
+    after = model.state_dict()
+    assert all(torch.equal(weight, after[key]) for key, weight in before.items())

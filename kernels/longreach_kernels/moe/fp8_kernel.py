@@ -43,7 +43,7 @@ def _scales(
     return scales
 
 
-@triton.jit(do_not_specialize=["num_inputs", "most_tiles"])
+@triton.jit(do_not_specialize=["num_inputs", "most_tiles", "group"])
 def fp8_kernel(
     X,
     XScales,
@@ -56,6 +56,7 @@ def fp8_kernel(
     NumTiles,
     num_inputs,
     most_tiles,
+    group,
     N: tl.constexpr,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -65,7 +66,6 @@ def fp8_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
     X_BY_ROW: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -83,7 +83,7 @@ def fp8_kernel(
     num_tiles = tl.load(NumTiles)
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     for tile in tl.range(tl.program_id(0), num_tiles * TILES_N, tl.num_programs(0), flatten=True):
-        tile_m, tile_n = place_of(tile, num_tiles, TILES_N, GROUP)
+        tile_m, tile_n = place_of(tile, num_tiles, TILES_N, group)
         expert = tl.load(Tiles + tile_m)
         first_row = tl.load(Tiles + most_tiles + tile_m)
         end = tl.load(Tiles + 2 * most_tiles + tile_m)

@@ -14,13 +14,12 @@ from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import FP8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.linear.rows_kernel import KernelWeight, divisor, kernel_weight
+from longreach_kernels.linear.rows_kernel import KernelWeight, kernel_weight
 from longreach_kernels.linear.unpack import HALF
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.few_kernel import few_kernel
 from longreach_kernels.moe.fp8_kernel import fp8_kernel
 from longreach_kernels.moe.many_kernel import many_kernel
-from longreach_kernels.moe.one_token import add_down, multiply_up
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import (
@@ -28,6 +27,7 @@ from longreach_kernels.moe.tile_sizes import (
     ManyTile,
     few_tile,
     fp8_tile,
+    invariant_packed_tile,
     invariant_tile,
     is_gathered_first,
     many_tile,
@@ -54,9 +54,6 @@ def experts_product(
     for start in range(0, x.shape[0], MAX_TOKENS):
         some = slice(start, start + MAX_TOKENS)
         call = Call(x[some], experts[some], weights[some], layer)
-        if len(call.x) == 1 and not batch_invariant:
-            call.add_one(out[some], add=add_to is not None, scale=scale)
-            continue
         call.add(out[some], *call.tiles(batch_invariant), add=add_to is not None, scale=scale)
     return out
 
@@ -91,15 +88,6 @@ class Call:
     weights: Tensor
     layer: Experts
 
-    def add_one(self, out: Tensor, *, add: bool, scale: float) -> None:
-        """`add` for one token, in kernels of its own."""
-        layer, dtype = self.layer, self.x.dtype
-        inner = multiply_up(self.x, self.experts, layer, _packed(layer.gate_up, dtype))
-        if callable(layer.activation):
-            inner = layer.activation(inner).contiguous()
-        down = _packed(layer.down, dtype)
-        add_down(inner, self.experts, self.weights, layer, down, out, add=add, scale=scale)
-
     def tiles(self, batch_invariant: bool) -> tuple[FewTile | ManyTile, FewTile | ManyTile]:
         """The tiles of both products, which have as many rows."""
         layer, pairs = self.layer, self.experts.numel()
@@ -107,18 +95,21 @@ class Call:
         found: list[FewTile | ManyTile] = []
         for gated, weight in ((layer.is_gated, layer.gate_up), (False, layer.down)):
             size = (pairs, layer.count, gated, *kind)
-            few = few_tile(*size, is_packed=not isinstance(weight, Tensor))
+            is_packed, is_fp8 = not isinstance(weight, Tensor), self.is_fp8(weight)
+            few = few_tile(*size, is_one=len(self.x) == 1, is_packed=is_packed and not is_fp8, is_fp8=is_fp8)
             if few is not None and not batch_invariant:
                 found.append(few)
-            elif self.is_fp8(weight):
+            elif is_fp8:
                 found.append(fp8_tile(*size, by_group=isinstance(weight, Fp8Blocks)))
+            elif batch_invariant:
+                found.append(invariant_packed_tile(gated, *kind) if is_packed else invariant_tile(*size))
             else:
-                found.append((invariant_tile if batch_invariant else many_tile)(*size))
+                found.append(many_tile(*size))
         rows = min(tile.rows for tile in found)
         return found[0]._replace(rows=rows), found[1]._replace(rows=rows)
 
     def is_fp8(self, weight: Weight) -> bool:
-        """Whether products of many rows with a weight are made in FP8."""
+        """Whether products with a weight are made in FP8."""
         if capability(self.x.device) < 89 or self.x.dtype == torch.float32:
             return False
         return isinstance(weight, Fp8Channels) or (isinstance(weight, Fp8Blocks) and weight.block[1] == FP8_GROUP)
@@ -126,7 +117,8 @@ class Call:
     def add(self, out: Tensor, up: FewTile | ManyTile, down: FewTile | ManyTile, *, add: bool, scale: float) -> None:
         """out (T, C) = scale * the weighted sum of each token's results, or plus that if `add`."""
         layer, pairs = self.layer, self.experts.numel()
-        order = sort_pairs(self.experts, layer.count, layer.first, up.rows)
+        is_one = len(self.x) == 1 and isinstance(up, FewTile) and isinstance(down, FewTile)
+        order = None if is_one else sort_pairs(self.experts, layer.count, layer.first, up.rows)
         inner = self.x.new_empty(pairs, layer.gate_up.shape[1] // (2 if layer.is_gated else 1))
         self.multiply(self.product(self.x, True, inner, up, order), up, order)
         if callable(layer.activation):
@@ -135,37 +127,46 @@ class Call:
         self.multiply(self.product(inner, False, rows, down, order), down, order)
         sum_rows(rows, order, self.experts, self.weights, out, layer.count, layer.first, add=add, scale=scale)
 
-    def product(self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs) -> Product:
+    def product(
+        self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs | None
+    ) -> Product:
         """The product upwards of tokens x (T, C), or downwards of rows x (P, I), in the form that a tile takes."""
         layer = self.layer
         weight, bias = (layer.gate_up, layer.gate_up_bias) if is_up else (layer.down, layer.down_bias)
         gated = is_up and layer.is_gated
         if isinstance(tile, FewTile):
             return Product(x, weight, bias, out, not is_up, gated)
+        assert order is not None
         scales = None
         if self.is_fp8(weight):
             if isinstance(weight, Fp8Channels):
                 x, scales = rows_by_token(x, bound=weight.input_bound)
             else:
                 x, scales = rows_by_group(x)
-        gathers = is_up and is_gathered_first(out.shape[1])
+        gathers = is_up and (scales is not None or is_gathered_first(out.shape[1]))
         if gathers:
             x = gather_rows(x, order, self.experts.shape[1])
         return Product(x, weight, bias, out, gathers or not is_up, gated, scales, not is_up)
 
-    def multiply(self, product: Product, tile: FewTile | ManyTile, order: SortedPairs) -> None:
+    def multiply(self, product: Product, tile: FewTile | ManyTile, order: SortedPairs | None) -> None:
         """Compute one product."""
         if isinstance(tile, FewTile):
             self._multiply_few(product, tile, order)
             return
+        assert order is not None
         if product.x.dtype == FP8:
             self._multiply_fp8(product, tile, order)
         else:
             self._multiply_many(product, tile, order)
 
-    def _multiply_few(self, product: Product, tile: FewTile, order: SortedPairs) -> None:
-        outputs, most = product.out.shape[1], order.tiles.shape[1]
+    def _multiply_few(self, product: Product, tile: FewTile, order: SortedPairs | None) -> None:
+        layer, (pairs, outputs) = self.layer, product.out.shape
+        most = pairs if order is None else order.tiles.shape[1]
         weight = _packed(product.weight, product.x.dtype)
+        fp8_rows = self.is_fp8(product.weight)
+        if fp8_rows:
+            assert isinstance(product.weight, Fp8Blocks | Fp8Channels)
+            weight = weight._replace(numbers=product.weight.values)
         scales = weight.numbers if weight.scales is None else weight.scales
         launch(
             few_kernel,
@@ -176,23 +177,25 @@ class Call:
             weight.zeros,
             product.bias,
             product.out,
-            None if product.by_row else order.order,
-            order.tiles,
-            order.num_tiles,
+            self.experts,
+            None if order is None or product.by_row else order.order,
+            None if order is None else order.tiles,
+            None if order is None else order.num_tiles,
             most,
-            product.x.shape[1],
             N=outputs,
             K=product.x.shape[1],
+            E=layer.count,
+            FIRST=layer.first,
             TOP_K=self.experts.shape[1],
             STRIDES=(*weight.numbers.stride()[:2], scales.stride(0), weight.stride_s),
             FORMAT=weight.layout,
             GROUP=weight.group,
             BLOCK_ROWS=weight.block_rows,
-            DIVISOR=divisor(product.x.shape[1]),
+            FP8_ROWS=fp8_rows,
             ROWS=tile.rows,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            SLICES=tile.num_warps,
+            ONE_TOKEN=order is None and not product.by_row,
             PRECISION=_precision(product.x),
             **self._options(product, tile),
         )
@@ -212,13 +215,13 @@ class Call:
             order.tiles,
             order.num_tiles,
             order.tiles.shape[1],
+            tile.group,
             N=outputs,
             K=x.shape[1],
             TOP_K=self.experts.shape[1],
             BLOCK_M=tile.rows,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            GROUP=tile.group,
             TMA=tma,
             PRECISION=_precision(x),
             **self._options(product, tile),
@@ -248,6 +251,7 @@ class Call:
             order.num_tiles,
             product.x_scales.shape[0],
             order.tiles.shape[1],
+            tile.group,
             N=outputs,
             K=x.shape[1],
             TOP_K=self.experts.shape[1],
@@ -257,7 +261,6 @@ class Call:
             BLOCK_M=tile.rows,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            GROUP=tile.group,
             X_BY_ROW=product.by_row,
             TMA=tma,
             **self._options(product, tile),

@@ -11,11 +11,11 @@ from longreach_kernels.moe.activation_kernel import activate
 
 
 @triton.jit
-def place_of(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """The row tile and the column tile of a number: groups of row tiles go through all columns together."""
-    in_group = GROUP * tiles_n
-    first = tile // in_group * GROUP
-    size = tl.minimum(tiles_m - first, GROUP)
+def place_of(tile, tiles_m, tiles_n, group):
+    """The row tile and the column tile of a number: `group` row tiles go through all columns together."""
+    in_group = group * tiles_n
+    first = tile // in_group * group
+    size = tl.minimum(tiles_m - first, group)
     within = tile % in_group
     return first + within % size, within // size
 
@@ -113,7 +113,7 @@ def finish(
     tl.store(out, gate.to(Out.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["most_tiles"])
+@triton.jit(do_not_specialize=["most_tiles", "group"])
 def many_kernel(
     X,
     W,
@@ -123,13 +123,13 @@ def many_kernel(
     Tiles,
     NumTiles,
     most_tiles,
+    group,
     N: tl.constexpr,
     K: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -144,7 +144,7 @@ def many_kernel(
     OF_EXPERT: tl.constexpr = (2 if GATED else 1) * N * K
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     for tile in tl.range(tl.program_id(0), num_tiles * TILES_N, tl.num_programs(0), flatten=True):
-        tile_m, tile_n = place_of(tile, num_tiles, TILES_N, GROUP)
+        tile_m, tile_n = place_of(tile, num_tiles, TILES_N, group)
         expert = tl.load(Tiles + tile_m)
         first_row = tl.load(Tiles + most_tiles + tile_m)
         end = tl.load(Tiles + 2 * most_tiles + tile_m)

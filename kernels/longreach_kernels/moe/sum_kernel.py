@@ -42,7 +42,9 @@ def _sum_kernel(
         expert = tl.load(Chosen + pair).to(tl.int32) - FIRST
         here = (expert >= 0) & (expert < E)
         weight = tl.load(Weights + pair).to(tl.float32)
-        row = tl.load(Places + pair, mask=here, other=0).to(tl.int64)
+        row = pair
+        if Places is not None:
+            row = tl.load(Places + pair, mask=here, other=0).to(tl.int64)
         result = tl.load(Rows + row * C + channels, mask=inside & here, other=0.0).to(tl.float32)
         total += result * weight
     if SCALE != 1.0:
@@ -54,7 +56,7 @@ def _sum_kernel(
 
 def sum_rows(
     rows: Tensor,
-    order: SortedPairs,
+    order: SortedPairs | None,
     chosen: Tensor,
     weights: Tensor,
     out: Tensor,
@@ -65,14 +67,14 @@ def sum_rows(
     scale: float,
 ) -> None:
     """out (T, C) = scale * the sum of weights (T, k) times rows (P, C) over k, or plus that if `add`; rounded once.
-    Pairs whose expert is not among `experts` from `first` on count nothing."""
+    Without an order, rows are pairs. Pairs whose expert is not among `experts` from `first` on count nothing."""
     tokens, channels = out.shape
     block = min(_BLOCK, triton.next_power_of_2(channels))
     launch(
         _sum_kernel,
         (tokens, cdiv(channels, block)),
         rows,
-        order.places,
+        None if order is None else order.places,
         chosen,
         weights,
         out,

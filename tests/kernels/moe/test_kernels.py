@@ -22,7 +22,7 @@ CLAMPED: dict[str, Any] = {
     "biases": True,
 }
 # Of 4 experts; tokens for every form, the last ones in tiles of many rows.
-FORMS = {"one": 1, "few": 9, "some": 60, "medium": 150, "many": 1000}
+FORMS = {"one": 1, "few": 9, "more": 40, "some": 60, "medium": 150, "many": 1000}
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
