@@ -24,7 +24,7 @@ from longreach_kernels.linear.activation_kernel import finish
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Weight
 from longreach_kernels.linear.parts import dequantize
-from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
+from longreach_kernels.linear.quantize_kernel import Fp8Rows, rows_by_group, rows_by_token
 from longreach_kernels.linear.rows_kernel import (
     FP8_ROWS,
     HALF_ROWS,
@@ -92,15 +92,29 @@ def _takes_fp8(x: Tensor, weight: Weight) -> bool:
     return there and aligned and x.dtype == torch.bfloat16
 
 
+def takes_fp8_rows(x: Tensor, weight: Weight) -> bool:
+    """Whether rows x (T, K) are quantised for a product, each token by its own greatest value: then whoever makes them
+    may give `fp8_rows_linear` quantised ones."""
+    if isinstance(weight, Fp8Channels) and (weight.input_scale is not None or weight.input_bound is not None):
+        return False
+    return len(x) > FP8_ROWS and _takes_fp8(x, weight)
+
+
+def fp8_rows_linear(made: Fp8Rows, rows: int, weight: Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product (rows, N) of quantised rows with a weight, by token for scales by channel and by token and 128 inputs
+    for scales by block."""
+    product = _by_channel(made, weight, dtype) if isinstance(weight, Fp8Channels) else _by_block(made, weight, dtype)
+    return finish(product[:rows], After(bias))
+
+
 def _fp8_product(x: Tensor, weight: Weight, gated: bool, activation: Activation) -> Tensor:
     if isinstance(weight, Fp8Channels):
-        return _scaled_channels(x, weight, gated, activation)
-    assert isinstance(weight, Fp8Blocks)
-    return _scaled_blocks(x, weight, gated, activation)
+        made = rows_by_token(x, weight.input_scale, weight.input_bound, gated=gated, activation=activation)
+        return _by_channel(made, weight, x.dtype)[: len(x)]
+    return _by_block(rows_by_group(x, gated=gated, activation=activation), weight, x.dtype)[: len(x)]
 
 
-def _scaled_channels(x: Tensor, weight: Fp8Channels, gated: bool, activation: Activation) -> Tensor:
-    made = rows_by_token(x, weight.input_scale, weight.input_bound, gated=gated, activation=activation)
+def _by_channel(made: Fp8Rows, weight: Fp8Channels, dtype: torch.dtype) -> Tensor:
     return scaled_mm(
         made.values,
         weight.values.T,
@@ -108,14 +122,14 @@ def _scaled_channels(x: Tensor, weight: Fp8Channels, gated: bool, activation: Ac
         ScalingType.RowWise,
         weight.scales[None, :].contiguous(),
         ScalingType.RowWise,
-        output_dtype=x.dtype,
+        output_dtype=dtype,
         use_fast_accum=True,
-    )[: len(x)]
+    )
 
 
-def _scaled_blocks(x: Tensor, weight: Fp8Blocks, gated: bool, activation: Activation) -> Tensor:
+def _by_block(made: Fp8Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
     """The library takes scales of the weight whose columns lie next to each other, in multiples of 4."""
-    made = rows_by_group(x, gated=gated, activation=activation)
+    assert isinstance(weight, Fp8Blocks)
     columns = cdiv(weight.shape[1], _GROUP)
     scales = weight.scales
     if columns % 4 or not scales.is_contiguous():
@@ -127,5 +141,5 @@ def _scaled_blocks(x: Tensor, weight: Fp8Blocks, gated: bool, activation: Activa
         ScalingType.BlockWise1x128,
         scales.T,
         ScalingType.BlockWise128x128,
-        output_dtype=x.dtype,
-    )[: len(x)]
+        output_dtype=dtype,
+    )

@@ -130,8 +130,16 @@ class FusedLayer:
         """
         sizes = self._layout.token_sizes(step.slots.shape[0])
         weights = self._share if sizes is None else self._whole
-        stream, shared = self._attend(hidden[0], rope, step, weights, sizes)
-        if len(stream):
+        stream, shared, added = self._attend(hidden[0], rope, step, weights, sizes)
+        if added is not None:
+            norm, projection = self._norms.before_mlp, weights.gate_up
+            assert norm is not None
+            assert projection is not None
+            gate_up = self._products.normed(stream, norm, projection, added, self._multiplier)
+            del added
+            assert weights.down is not None
+            self._add_product(stream, gate_up, weights, weights.down, self._norms.after_mlp, self._activation)
+        elif len(stream):
             self._transform(stream, shared, weights)
         return stream[None]
 
@@ -163,13 +171,19 @@ class FusedLayer:
         step: PagedStep,
         weights: LayerWeights,
         sizes: Sequence[int] | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Add attention to `stream`, or to a copy of its wanted rows; returns what it was added to, and what the MLP
-        reads of the same rows, if attention reads that, too."""
-        x = self._normalized(stream, self._norms.before_attention)
-        qkv = self._products(x, weights.qkv) if sizes is None else self._own_heads(x, weights.qkv, sizes)
-        shared = x if self._parts.parallel else None
-        del x
+        reads of the same rows, if attention reads that, too. Where the kernel of the MLP's norm adds it, attention's
+        product is returned last."""
+        norm, shared = self._norms.before_attention, None
+        if sizes is None and not self._parts.parallel and self._products.joins_norm(stream, norm, weights.qkv):
+            assert norm is not None
+            qkv = self._products.normed(stream, norm, weights.qkv)
+        else:
+            x = self._normalized(stream, norm)
+            qkv = self._products(x, weights.qkv) if sizes is None else self._own_heads(x, weights.qkv, sizes)
+            shared = x if self._parts.parallel else None
+            del x
         kv_scales = step.pages.scales[self._index]
         q = self._queries(qkv, rope, step)
         del qkv
@@ -179,7 +193,7 @@ class FusedLayer:
             stream, q = stream[rows], q[rows]
             shared = shared if shared is None else shared[rows]
             if not len(rows):
-                return stream, shared
+                return stream, shared, None
             step = step.of_wanted()
         call = AttentionCall(
             self._attention.longreach_attention.mask,
@@ -192,8 +206,19 @@ class FusedLayer:
         out = step_attention(q, self._index, step, call, self._backend)
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
+        if self._mlp_adds(stream, weights):
+            return stream, None, self._products(out.flatten(1), weights.output)
         self._add_product(stream, out.flatten(1), weights, weights.output, self._norms.after_attention)
-        return stream, shared
+        return stream, shared, None
+
+    def _mlp_adds(self, stream: Tensor, weights: LayerWeights) -> bool:
+        """Whether the kernel of the MLP's norm adds attention's product to the stream, and quantises its result."""
+        if weights.gate_up is None or weights.down is None or weights.experts is not None or self._parts.parallel:
+            return False
+        if self._norms.after_attention is not None or weights.sum_over is not None or self._activation is None:
+            return False
+        joins = self._products.joins_norm(stream, self._norms.before_mlp, weights.gate_up)
+        return joins and self._products.gates_late(stream, weights.down)
 
     def _queries(self, qkv: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> Tensor:
         """Queries (T, Hq, D), ready for attention; keys and values go to their pages."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from longreach_kernels.linear import linear
+from longreach_kernels.linear import Fp8Blocks, linear
 from torch import Tensor, nn
 
 from longreach_patches.fused.activation import Activation
 from longreach_patches.fused.dispatch import MAX_ROWS, uses_triton
+from longreach_patches.fused.norm import Norm
 from longreach_patches.fused.weights import Projection
 
 Product = Callable[..., Tensor]  # as `products.product`
@@ -48,6 +49,30 @@ class Products:
         if others:
             return None
         return self._quantized(x, projection, gated=True, activation=activation)
+
+    def joins_norm(self, x: Tensor, norm: Norm | None, projection: Projection) -> bool:
+        """Whether `normed` quantises the norm of rows x in the norm's kernel."""
+        weight = projection.weight
+        if norm is None or norm.kind == "layer" or projection.others or isinstance(weight, Tensor):
+            return False
+        if self.batch_invariant or not uses_triton(x, self.backend):
+            return False
+        from longreach_kernels.linear.gpu import takes_fp8_rows
+
+        return takes_fp8_rows(x, weight)
+
+    def normed(
+        self, x: Tensor, norm: Norm, projection: Projection, add: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
+        """The projection of the norm of x (T, inputs), where `joins_norm`. With `add`, that times `scale` is added to x
+        first, in place."""
+        from longreach_kernels.linear.gpu import fp8_rows_linear
+
+        from longreach_patches.fused.norm_rows_kernel import norm_rows
+
+        weight = projection.weight
+        made = norm_rows(x, norm, grouped=isinstance(weight, Fp8Blocks), add=add, scale=scale)
+        return fp8_rows_linear(made, x.shape[0], weight, projection.bias, x.dtype)
 
     def gates_late(self, x: Tensor, down: Projection) -> bool:
         """Whether the activation of gates belongs to the next product: many rows may be quantised in its kernel."""
