@@ -39,9 +39,7 @@ def _served() -> Iterable[str]:
 
 
 def _layers(family: Family) -> str:
-    if family.parts is None:
-        return "transformers'"
-    return "fused, but for experts" if family.parts.experts else "fused"
+    return "fused" if family.fused else "transformers'"
 
 
 def _left_out() -> Iterable[str]:

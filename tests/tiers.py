@@ -35,6 +35,7 @@ TIER_OF = {
     "tests/clients": "unit",
     "tests/clients/test_processes.py": "system",
     "tests/kernels": "kernel",
+    "tests/kernels/linear/test_formats.py": "unit",
     "tests/kernels/test_block_rules.py": "unit",
     "tests/kernels/test_debug.py": "unit",
     "tests/kernels/test_io_docs.py": "unit",

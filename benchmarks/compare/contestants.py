@@ -14,6 +14,7 @@ from longreach.bench.launch import Model, Running, process
 from longreach.util import safe_path
 
 ROOT = Path(__file__).resolve().parents[2]
+_WITHOUT_HARMONY = Path(__file__).resolve().parent / "without_harmony"
 
 
 @contextlib.contextmanager
@@ -25,14 +26,21 @@ def vllm(model: Model, packages: Path | None, max_model_len: int, flags: list[st
         ValueError: it did not start.
     """
     environment = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # it is not always there, and greedy answers need none
-    if packages is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
+    first = [_WITHOUT_HARMONY] if _is_gpt_oss(model) else []
+    first += [] if packages is None else [packages]
+    if first:
+        environment["PYTHONPATH"] = os.pathsep.join([*map(str, first), os.environ.get("PYTHONPATH", "")])
     command = safe_path.module_command("vllm.entrypoints.openai.api_server", "--model", model.source)
     command += ["--max-model-len", str(max_model_len), *flags]
     if model.random_weights:
         command += ["--load-format", "dummy"]
     with process(command, environment) as running:
         yield running
+
+
+def _is_gpt_oss(model: Model) -> bool:
+    path = Path(model.source) / "config.json"
+    return path.is_file() and json.loads(path.read_text("utf-8")).get("model_type") == "gpt_oss"
 
 
 def transformers_rows(model: Model, lengths: tuple[int, ...], repeats: int, max_tokens: int) -> list[dict[str, Any]]:

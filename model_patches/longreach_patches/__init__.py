@@ -7,7 +7,13 @@ from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedMode
 from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
-from longreach_patches.loader import LoadedModel, load_config, load_model, resolve_device, resolve_dtype
+from longreach_patches.loader import (
+    LoadedModel,
+    load_config,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+)
 from longreach_patches.pages import (
     KVPages,
     KVScales,
@@ -28,6 +34,8 @@ from longreach_patches.policy_step import (
     chosen_layers,
     masks_under,
 )
+from longreach_patches.quantized import brings_kv_scales, scheme_of
+from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
@@ -51,10 +59,12 @@ __all__ = [
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",
+    "brings_kv_scales",
     "check_agreement",
     "check_files_if_any",
     "check_layout",
     "check_ranks",
+    "check_split",
     "chosen_layers",
     "compute_both",
     "head_shape",
@@ -67,4 +77,5 @@ __all__ = [
     "resolve_dtype",
     "resolve_kv_dtype",
     "rotary_layers",
+    "scheme_of",
 ]

@@ -2,6 +2,9 @@
 
 Fused layers are written for the layers that the families on the list have in this version of transformers. A family's
 layers may change there, and a config may have a field that nobody has met. Then numbers would be wrong without a word.
+
+Rounding may put experts in another order, and the results of two choices have nothing in common. So a mixture of
+experts is compared in three parts: what it is given, what it chooses from the same, and what the same experts give.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from longreach_kernels import PagedBatch
 from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.fused import FusedLayer
+from longreach_patches.experts import check_experts
+from longreach_patches.fused import FusedLayer, Router
 from longreach_patches.layout import RankLayout
 from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
@@ -32,12 +36,13 @@ _LEAST = 1e-5
 def check_agreement(patched: PatchedModel) -> None:
     """Compute a few random tokens layer by layer, each with the layer's own input, in both ways.
 
-    Does nothing where layers are not fused. Ranks of one model call it together: the sums over ranks are compared, too,
-    and a difference on one rank is an error on all.
+    Experts are compared in all layers, on this rank; the rest is done where layers are fused. Ranks of one model call
+    it together: the sums over ranks are compared, too, and a difference on one rank is an error on all.
 
     Raises:
         UnsupportedModelError: a layer differs by more than rounding; the message says which, and by how much.
     """
+    check_experts(patched.model)
     computed = compute_both(patched)
     if not computed:
         return
@@ -60,8 +65,8 @@ def compute_both(patched: PatchedModel) -> list[list[tuple[Tensor, Tensor]]]:
     """What each layer makes of a few random tokens, fused and by its own forward, in that order.
 
     Returns:
-        For each layer pairs of (1, tokens, hidden_size) of the model's dtype: its output, after what it gives to a
-        module of the model's own, if it calls one. Empty where there is nothing to compare.
+        For each layer pairs of rows: its output, (1, tokens, hidden_size), and of a mixture of experts also what it is
+        given and the weights of all experts, (tokens, experts). Empty where there is nothing to compare.
     """
     fused = patched.fused_layers
     if not fused:
@@ -82,35 +87,65 @@ def compute_both(patched: PatchedModel) -> list[list[tuple[Tensor, Tensor]]]:
     return [_pairs(layer, call, step) for layer, call in zip(fused, calls, strict=True)]
 
 
+class _Chosen(NamedTuple):
+    """What a mixture of experts was given, (T, C), and the experts and weights that its own router chose, (T, k)."""
+
+    given: Tensor
+    experts: Tensor
+    weights: Tensor
+
+
 class _Call(NamedTuple):
-    """A layer's input, cosines and sines, and output; also what its own module got and gave, where it calls one."""
+    """A layer's input, cosines and sines, and output; also the choice of a mixture of experts, if it has one."""
 
     hidden: Tensor
     rope: tuple[Tensor, Tensor]
     output: Tensor
-    mlp: tuple[Tensor, Tensor] | None
+    chosen: _Chosen | None
 
 
 def _pairs(layer: FusedLayer, call: _Call, step: PagedStep) -> list[tuple[Tensor, Tensor]]:
-    """What the fused layer computes, each with what the layer's own forward did.
+    """What the fused layer computes, each with what the layer's own forward did."""
+    router, chosen = layer.router, call.chosen
+    if router is None:
+        return [(layer(call.hidden, call.rope, step), call.output)]
+    assert chosen is not None, "a mixture of experts that did not call its experts"
+    pairs = [_choices(router, chosen)]
 
-    A module of the model's own is not asked again: its experts are chosen by numbers that rounding may put in another
-    order. What it is given is compared instead.
-    """
-    own = layer.own_mlp
-    pairs: list[tuple[Tensor, Tensor]] = []
+    def choose(x: Tensor) -> tuple[Tensor, Tensor]:
+        pairs.append((x.clone(), chosen.given))  # of a family without a norm there, x is the stream
+        return chosen.experts, chosen.weights
 
-    def answer(x: Tensor) -> Tensor:
-        assert call.mlp is not None
-        pairs.append((x, call.mlp[0]))
-        return call.mlp[1]
-
-    layer.own_mlp = own and answer
+    layer.choose = choose
     try:
         pairs.append((layer(call.hidden, call.rope, step), call.output))
     finally:
-        layer.own_mlp = own
+        layer.choose = router
     return pairs
+
+
+def _choices(router: Router, own: _Chosen) -> tuple[Tensor, Tensor]:
+    """The weights of all experts by a fused layer's router and by the model's own, of the same input.
+
+    Where they differ in a choice that a rounding of the logits turns round, the model's own is both. A rounding of a
+    logit is a part of it, and of the logarithm of a weight: with large logits weights may differ by as much more.
+    """
+    logits = router.logits(own.given)
+    wanted = _dense(logits, own.experts, own.weights)
+    got = _dense(logits, *router.choose(logits))
+    largest = logits.abs().amax(1, keepdim=True)
+    rounding = max(_ROUNDINGS * torch.finfo(own.given.dtype).eps, _LEAST) * largest
+    raised = logits + rounding * (wanted != 0)
+    explained = (_dense(logits, *router.choose(raised)) != 0).eq(wanted != 0).all(1, keepdim=True)
+    alike = (got != 0).eq(wanted != 0).all(1, keepdim=True)
+    got = torch.where(explained & ~alike, wanted, got)
+    return wanted + (got - wanted) / largest.clamp(min=1), wanted
+
+
+def _dense(logits: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    # The start also runs this without launching kernels, to compile them: experts are any numbers then.
+    places = experts.long().clamp(0, logits.shape[1] - 1)
+    return torch.zeros_like(logits).scatter_(1, places, weights.to(logits.dtype))
 
 
 def _difference(got: Tensor, own: Tensor) -> Tensor:
@@ -122,20 +157,21 @@ def _difference(got: Tensor, own: Tensor) -> Tensor:
 def _own_forward(patched: PatchedModel) -> Iterator[list[_Call]]:
     """Have the layers' own forward compute steps, and note what each layer computes."""
     calls: list[_Call] = []
-    mlps: list[tuple[Tensor, Tensor]] = []
+    chosen: list[_Chosen] = []
 
     def note(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
-        mlp = mlps.pop() if mlps else None
-        calls.append(_Call(hidden.clone(), kwargs["position_embeddings"], output.clone(), mlp))
+        choice = chosen.pop() if chosen else None
+        calls.append(_Call(hidden.clone(), kwargs["position_embeddings"], output.clone(), choice))
 
-    def note_mlp(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        mlps.append((args[0].clone(), output.clone()))
+    def note_choice(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        given, experts, weights = (*args, *kwargs.values())
+        chosen.append(_Chosen(given.flatten(0, -2).clone(), experts.clone(), weights.clone()))
 
     layers = cast("nn.ModuleList", patched.model.base_model.layers)
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    own_mlps = [fused.own_mlp for fused in patched.fused_layers]
-    hooks += [mlp.register_forward_hook(note_mlp) for mlp in own_mlps if isinstance(mlp, nn.Module)]
+    hooks: list[Any] = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    modules = [fused.experts for fused in patched.fused_layers if fused.experts is not None]
+    hooks += [experts.register_forward_pre_hook(note_choice, with_kwargs=True) for experts in modules]
     for fused in patched.fused_layers:
         fused.in_use = False
     try:

@@ -1,8 +1,8 @@
 """What a model needs so that a token's results do not depend on what is computed along with it.
 
 Its linear modules compute as `fused.invariant` says, its attention as `longreach_kernels.paged_attention` does when it
-is asked to be batch invariant, its norms as in `invariant_norms`. Rotary encoding and activations are computed for each
-number alone anyway.
+is asked to be batch invariant, its norms as in `invariant_norms`, the experts of fused layers as
+`longreach_kernels.moe`. Rotary encoding and activations are computed for each number alone anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from longreach_patches import invariant_norms
+from longreach_patches.families import family_of
 from longreach_patches.layout import RankLayout
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 
 
 def check_backend(backend: Backend) -> None:
@@ -35,15 +37,17 @@ def check_backend(backend: Backend) -> None:
 def check_modules(model: PreTrainedModel) -> None:
     """See whether a model is made of modules that can be batch invariant; it may be on the meta device.
 
-    Linear modules and embeddings are. Norms are where their form is known. What has matrices of its own, as experts and
-    their gates have, multiplies in ways that are not ours.
+    Linear modules and embeddings are. Norms are where their form is known. Experts and their routers are where
+    layers are fused. Anything else that has matrices of its own multiplies in ways that are not ours.
 
     Raises:
         ValueError: a module is not; the message names it and the fix.
     """
+    mixtures = _fused_mixtures(model)
     for name, module in model.named_modules():
         kind = type(module)
-        if isinstance(module, nn.Linear | nn.Embedding):
+        computed = nn.Linear | nn.Embedding | QuantizedLinear | QuantizedExperts
+        if isinstance(module, computed) or module in mixtures:
             continue
         if invariant_norms.is_norm(module):
             if invariant_norms.form_of(module) is None:
@@ -57,6 +61,18 @@ def check_modules(model: PreTrainedModel) -> None:
                 "with weights of its own, in an order that depends on the number of tokens, or for experts on how "
                 "many tokens each gets; leave it out"
             )
+
+
+def _fused_mixtures(model: PreTrainedModel) -> set[nn.Module]:
+    """The routers and experts that fused layers compute, with the modules in them."""
+    parts = family_of(model.config).parts
+    mixture = None if parts is None else parts.mixture
+    layers = model.base_model.layers
+    if parts is None or mixture is None or not isinstance(layers, nn.ModuleList):
+        return set()
+    mlps = [getattr(layer, parts.mlp) for layer in layers]
+    found = [getattr(mlp, name, None) for mlp in mlps for name in (mixture.router, mixture.experts)]
+    return {inner for module in found if isinstance(module, nn.Module) for inner in module.modules()}
 
 
 def check_ranks(layout: RankLayout) -> None:
@@ -73,12 +89,16 @@ def check_ranks(layout: RankLayout) -> None:
 
 
 def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
-    """Give every linear module and every norm of this instance the invariant forward; returns the modules, for
-    `restore`. Call `check_modules` first."""
+    """Have every linear module, every norm and all quantised experts of this instance compute so; returns the modules,
+    for `restore`. Call `check_modules` first."""
     from longreach_patches.fused.invariant import invariant_product  # Triton, which a CPU does without
 
     modules: list[nn.Module] = []
     for module in model.modules():
+        if isinstance(module, QuantizedLinear | QuantizedExperts):
+            module.batch_invariant = True
+            modules.append(module)
+            continue
         if isinstance(module, nn.Linear):
             forward = functools.partial(_forward, invariant_product, module)
         elif invariant_norms.is_norm(module):
@@ -95,7 +115,10 @@ def make_invariant(model: PreTrainedModel, backend: str) -> list[nn.Module]:
 def restore(modules: list[nn.Module]) -> None:
     """Give the modules their own forward back."""
     for module in modules:
-        del module.forward
+        if isinstance(module, QuantizedLinear | QuantizedExperts):
+            module.batch_invariant = False
+        else:
+            del module.forward
 
 
 def _forward(product: Callable[..., torch.Tensor], module: nn.Linear, x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from longreach_patches.families import family_of, head_shape, widest_inner
+from longreach_patches import quantized
+from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -23,12 +24,14 @@ class Footprint:
         pages: what a token and a page take in the KV cache.
         token_bytes: activations of one token at the peak of a decoder layer.
         row_bytes: of one row of logits that a token is drawn from.
+        scratch_bytes: of a quantised weight that a product dequantises.
     """
 
     weight_bytes: int
     pages: PageShape
     token_bytes: int
     row_bytes: int
+    scratch_bytes: int = 0
 
     @classmethod
     def of(
@@ -49,30 +52,30 @@ class Footprint:
         check_layout(config, layout)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            quantized.place_declared(model)
             split_weights(model, layout)
-        tensors = [*model.parameters(), *model.buffers()]
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
-        hidden, inner = config.hidden_size, widest_inner(config) // parts
+        hidden, inner, experts = config.hidden_size, widest_inner(config) // parts, _experts(config, dtype, parts)
         heads = head_shape(config).heads // (parts * layout.context_size)
         queries = heads * max(of_layer.head_dim for of_layer in pages.layers)
         keys = max(of_layer.num_kv_heads * of_layer.head_dim for of_layer in pages.layers)
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
         # stream, and the cosines and sines of the positions. MLP: the norm with gate and up, or these with their
-        # product. Attention: the norm with queries, keys and values, or these with queries and keys that are normalised
-        # and rotated, or (with context parallelism) as they are sent and received, or the result before, between and
-        # after its way back; and an fp32 number or two a head. Of a long step each context rank has its part of the
-        # stream; short steps, of which it has all, are no step's peak.
+        # product. Experts: see `_experts`. Attention: the norm with queries, keys and values, or these with queries and
+        # keys that are normalised and rotated, or (with context parallelism) as they are sent and received, or the
+        # result before, between and after its way back; and an fp32 number or two a head. Of a long step each context
+        # rank has its part of the stream; short steps, of which it has all, are no step's peak.
         ranks = layout.context_size
-        hidden, inner = -(-hidden // ranks), -(-inner // ranks)
+        hidden, inner, experts = -(-hidden // ranks), -(-inner // ranks), -(-experts // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
         parts = family_of(config).parts
         # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
         copies = 2 if parts is not None and parts.parallel else 1
         streams = _streams(config)
         layer = _inputs_of_layers(config) + hidden * (copies if streams == 1 else 2 * streams) + rotary
-        mlp = max(hidden + 2 * inner, 3 * inner)
+        mlp = max(hidden + 2 * inner, 3 * inner, experts)
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )
@@ -82,10 +85,11 @@ class Footprint:
         logits = 1 if layout.size == 1 else 3
         row = config.vocab_size * (logits * dtype.itemsize + 4 + 2 * (4 + 8))
         return cls(
-            weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            weight_bytes=quantized.bytes_of(model),
             pages=pages,
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
+            scratch_bytes=quantized.scratch_bytes(model, dtype),
         )
 
     def step_bytes(self, num_tokens: int, num_rows: int) -> int:
@@ -94,12 +98,32 @@ class Footprint:
         Layers and logits follow one another: the larger of the two counts. Where keys are chosen by their bounds, that
         is done in a layer.
         """
-        return max(num_tokens * self.token_bytes + self.selection_bytes, num_rows * self.row_bytes)
+        layer = num_tokens * self.token_bytes + self.selection_bytes + self.scratch_bytes
+        return max(layer, num_rows * self.row_bytes)
 
     @property
     def selection_bytes(self) -> int:
         """The most that choosing keys by their bounds takes within a step."""
         return SELECTION_BYTES if self.pages.bounded else 0
+
+
+def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
+    """What a mixture of experts takes for a token at its peak, in numbers of the model's dtype: the norm, the inner
+    channels and the result of each of its experts, and fp32 logits. A module of the model's own also has their sum, and
+    quantised weights may take inner channels of 8 bits."""
+    count, inner = experts_per_token(config), expert_inner(config) // parts
+    if not count:
+        return 0
+    copies = 1 if family_of(config).fused else 2
+    logits = _number_of_experts(config) * torch.float32.itemsize // dtype.itemsize
+    in_8_bits = 0 if quantized.scheme_of(config) is None else -(-count * inner // dtype.itemsize)
+    return copies * config.hidden_size + count * (inner + config.hidden_size) + in_8_bits + logits
+
+
+def _number_of_experts(config: PretrainedConfig) -> int:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    found = (getattr(config, name, None) for name in names)
+    return next((count for count in found if isinstance(count, int)), 0)
 
 
 def _inputs_of_layers(config: PretrainedConfig) -> int:

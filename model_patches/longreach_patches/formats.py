@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from longreach_patches.errors import ModelLoadError, UnsupportedModelError
 from longreach_patches.families import FAMILIES
+from longreach_patches.quantized.methods import KNOWN, parse
+from longreach_patches.quantized.scheme import NotReadError
 
 _IN_CONFIG = ("quantization_config", "compression_config", "quantization")
 # What quantizers write beside a config.json that says nothing, and where in it they describe themselves.
@@ -45,26 +48,39 @@ _ITEM = re.compile(r"^\s*-\s*(?P<value>\S+)\s*$")
 _README_CHARACTERS = 16_384
 
 
-def check_unquantized(model: str, raw: Mapping[str, Any]) -> None:
-    """See that neither config.json nor a file beside it declares quantized weights. Families that are not served are
-    left to be refused for that.
+class Declared(NamedTuple):
+    """A quantization that a model's files declare, and the method that a file's name tells where it does not."""
+
+    config: Mapping[str, Any]
+    method: str | None
+
+
+def declared_quantization(model: str, raw: Mapping[str, Any]) -> Declared | None:
+    """What config.json, or a file beside it, says of quantized weights; None for weights in 16 bits, and for families
+    that are not served, which are left to be refused for that.
 
     Raises:
-        UnsupportedModelError: one does; the message names the method, its bits and what works.
+        UnsupportedModelError: weights of this kind are not read; the message names the method, its bits, what of it is
+            not read, which kinds are, and what works instead.
     """
     text = raw.get("text_config")
     inner: Mapping[str, Any] = text if isinstance(text, Mapping) else {}
     kind = inner.get("model_type") if inner else raw.get("model_type")
     if isinstance(kind, str) and kind not in FAMILIES:
-        return
-    directory = Path(model)
-    for where, found, method in (*_in_config(raw, inner), *_beside(directory)):
+        return None
+    where, found, method = next(itertools.chain(_in_config(raw, inner), _beside(Path(model))), (None, {}, None))
+    if where is None:
+        return None
+    try:
+        parse(found, method)
+    except NotReadError as error:
         base = base_model(model, raw)
         instead = "the model in 16 bits" if base is None else f"{base}, the model that it was made from"
         raise UnsupportedModelError(
-            f"{model}: the weights are quantized: {described(found, method)} ({where}). Quantized weights are not "
-            f"computed; serve {instead}, or a GGUF file of it"
-        )
+            f"{model}: the weights are quantized: {described(found, method)} ({where}), and {error}; those that are "
+            f"read: {KNOWN}; serve {instead}, or a GGUF file of it"
+        ) from error
+    return Declared(found, method)
 
 
 def check_other_tools(model: str, raw: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # From so many tokens a rank on, a layer's products take longer than reading all of its weights does (docs/adr/0029).
 _LEAST_TOKENS = 256
+# Of MLPs, of experts, and of what goes beside these.
+_INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
     # Layers of transformers have these whole where they are not split evenly.
     if family_of(config).fused_over(layout.size):
-        split["inner channels"] = config.intermediate_size
+        split |= {name: width for name in _INNER if isinstance(width := getattr(config, name, None), int)}
     uneven = [f"{count} {name}" for name, count in split.items() if count % layout.size]
     if uneven:
         common = math.gcd(*split.values())

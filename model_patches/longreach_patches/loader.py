@@ -10,33 +10,36 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from longreach_kernels import resolve_backend
-from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    PretrainedConfig,
+)
 
-from longreach_patches import config_faults, rope, wrapper
+from longreach_patches import config_faults, quantized, rope, weight_sources, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
-from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.config_file import override, stretch
-from longreach_patches.errors import ModelLoadError
+from longreach_patches.errors import ModelLoadError, UnsupportedModelError
 from longreach_patches.families import family_of, head_shape, head_shapes, layer_masks, layer_sources
-from longreach_patches.formats import check_other_tools, check_unquantized
+from longreach_patches.formats import check_other_tools, declared_quantization, described
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
+from longreach_patches.pages import KVScales
 from longreach_patches.patch import PatchedModel, patch
-from longreach_patches.tensor_parallel import is_fully_cut, layer_cuts, split_head, split_weights, whole_bytes
+from longreach_patches.tensor_parallel import is_fully_cut
 
 logger = logging.getLogger(__name__)
 
 _ANSWERING = ("ForCausalLM", "LMHeadModel")
 _WITH_OTHER_PARTS = "ForConditionalGeneration"
-_FAULTS = ("missing_keys", "mismatched_keys", "error_msgs")
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,6 +53,9 @@ class LoadedModel:
         load_seconds: wall-clock time from the first file read to the last weight in place.
         layout: which part of the model this is.
         whole_bytes: of the layers' matrices that every tensor-parallel rank has whole; 0 if there is one rank.
+        weight_bytes: of all parameters, buffers and weights with a format, of this rank.
+        quantization: the formats of quantised weights, for people; None for weights in 16 or 32 bits.
+        kv_scales: scales of 8-bit keys and values that the checkpoint brings, of this rank's heads.
     """
 
     patched: PatchedModel
@@ -59,6 +65,9 @@ class LoadedModel:
     load_seconds: float
     layout: RankLayout = SINGLE
     whole_bytes: int = 0
+    weight_bytes: int = 0
+    quantization: str | None = None
+    kv_scales: KVScales | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -66,9 +75,12 @@ class LoadedModel:
         return self.patched.model.config
 
 
-def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> PretrainedConfig:
+def load_config(
+    model: str, overrides: Mapping[str, Any] | None = None, quantization: str | None = None
+) -> PretrainedConfig:
     """Read a model's config from a directory or hub id. With YaRN its `max_position_embeddings` is the length that YaRN
-    gives.
+    gives. What it declares of quantised weights, or is asked for at load with `quantization` (`quantized.KINDS`), is
+    what `quantized.scheme_of` finds.
 
     `overrides` replace values of config.json before anything is derived from it; objects are merged key by key.
 
@@ -78,12 +90,21 @@ def load_config(model: str, overrides: Mapping[str, Any] | None = None) -> Pretr
         UnsupportedModelError: the family is not supported.
     """
     with config_faults.named(model):
-        return _config_of(model, _read_config(model), overrides or {})
+        return _config_of(model, _read_config(model), overrides or {}, quantization)
 
 
-def _config_of(model: str, raw: dict[str, Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
+def _config_of(
+    model: str, raw: dict[str, Any], overrides: Mapping[str, Any], quantization: str | None
+) -> PretrainedConfig:
     check_other_tools(model, raw)
-    check_unquantized(model, raw)
+    raw = raw | {name: overrides[name] for name in _QUANTIZATION if name in overrides}
+    overrides = {name: value for name, value in overrides.items() if name not in _QUANTIZATION}
+    found = declared_quantization(model, raw)
+    if found is not None and quantization is not None:
+        raise UnsupportedModelError(
+            f"--quantization {quantization} is for weights of 16 bits, and those of {model} are quantized: "
+            f"{described(*found)}; leave it out"
+        )
     _check_purpose(model, raw)
     own_code = raw.get("auto_map")
     raw = wrapper.text_part(raw)
@@ -97,10 +118,13 @@ def _config_of(model: str, raw: dict[str, Any], overrides: Mapping[str, Any]) ->
         raise ModelLoadError(f"{model}: no usable config.json ({wanted}); give a directory in Hugging Face format")
     if (changed.pop("auto_map", None) or own_code) is not None:
         _ignore_own_code(model, model_type)
+    for name in _QUANTIZATION:
+        changed.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="longreach-config-") as folder:
         Path(folder, "config.json").write_text(json.dumps(changed), encoding="utf-8")
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.name_or_path = model
+    quantized.declare(config, *(found or (None, None)), quantization=quantization)
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         raise ModelLoadError(
@@ -126,6 +150,7 @@ def load_model(
     overrides: Mapping[str, Any] | None = None,
     max_length: int | None = None,
     gguf_file: str | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a causal language model, put it on its device and patch it.
 
@@ -143,6 +168,7 @@ def load_model(
             for. Rotary frequencies that depend on the length (LongRoPE, dynamic NTK) are those of this one.
         gguf_file: a file whose weights are read and dequantized, in place of safetensors files; `model` is then a
             directory with the config.json that `gguf_file.config_of` has made of it.
+        quantization: makes weights of 16 bits FP8 ones, one layer after another: see `quantized.KINDS`.
 
     Raises:
         ModelLoadError: a file is missing, broken, or does not match the config.
@@ -151,36 +177,45 @@ def load_model(
             what is asked for is not batch invariant.
     """
     start = time.perf_counter()
-    config = load_config(model, overrides)
+    config = load_config(model, overrides, quantization)
     target = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, target, config)
     check_layout(config, layout)
+    weight_sources.check_split(config, layout)
     if batch_invariant:  # before anything large is read
         check_backend(resolve_backend(backend, target, resolved_dtype))
         check_ranks(layout)
-        check_modules(_without_weights(config))
+        check_modules(weight_sources.without_weights(config))
     if random_weights:
-        loaded, whole = _random(config, target, resolved_dtype, layout)
+        weighted = weight_sources.drawn(config, target, resolved_dtype, layout)
+    elif gguf_file is not None:
+        weighted = weight_sources.from_gguf(Path(gguf_file), config, target, resolved_dtype, layout)
     else:
-        if gguf_file is None:
-            read = _from_files(model, config, resolved_dtype)
-        else:
-            from longreach_patches import gguf_file as gguf  # transformers' reader takes its time to import
-
-            read, report = gguf.load(Path(gguf_file), config, resolved_dtype)
-            _check_report(gguf_file, report, report.get("unexpected_keys") or ())
-        whole = whole_bytes(read, layout)
-        split_weights(read, layout, target)
-        loaded = read.to(target)  # pyright: ignore[reportArgumentType]
+        wrapped = wrapper.is_wrapper(_read_config(model))
+        weighted = weight_sources.from_files(model, config, target, resolved_dtype, layout, wrapped=wrapped)
+    loaded = weighted.model
     longest = rope.longest_sequence(config)
     rope.freeze(loaded, max_length or longest)
+    weight_bytes = quantized.bytes_of(loaded)
     patched = patch(loaded.eval().requires_grad_(False), backend, batch_invariant=batch_invariant)
+    scheme = quantized.scheme_of(config)
     if family_of(config).fused_over(layout.size) and (layout.tensor_size == 1 or is_fully_cut(loaded)):
         patched.fuse_layers(layout)
     else:
         patched.spread_layers(layout)
     seconds = time.perf_counter() - start
-    return LoadedModel(patched, target, resolved_dtype, longest, seconds, layout, whole)
+    return LoadedModel(
+        patched,
+        target,
+        resolved_dtype,
+        longest,
+        seconds,
+        layout,
+        weighted.whole_bytes,
+        weight_bytes,
+        quantization=None if scheme is None else scheme.name,
+        kv_scales=weighted.kv_scales,
+    )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -213,63 +248,6 @@ def resolve_dtype(name: str, device: torch.device, config: PretrainedConfig) -> 
         return torch.float32
     own = getattr(config, "dtype", None)
     return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
-
-
-def _random(
-    config: PretrainedConfig, device: torch.device, dtype: torch.dtype, layout: RankLayout
-) -> tuple[PreTrainedModel, int]:
-    """Every weight is drawn whole and cut at once: the parts of all ranks are those of one model, and a model fits that
-    is larger than the device. Also returns `LoadedModel.whole_bytes`."""
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    whole = whole_bytes(model, layout)
-    cuts = layer_cuts(model, layout)
-    for module in model.modules():
-        module.to_empty(device=device, recurse=False)
-        inner = module if isinstance(module, PreTrainedModel) else model  # an inner model may know its own sizes alone
-        inner._init_weights(module)
-        if module in cuts:
-            cuts[module]()
-    model.tie_weights()
-    split_head(model, layout)
-    return model, whole
-
-
-def _from_files(model: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    wrapped = wrapper.is_wrapper(_read_config(model))
-    source: str | Path = check_files(Path(model)) if Path(model).is_dir() else model
-    try:
-        loaded, report = cast(
-            "tuple[PreTrainedModel, dict[str, Any]]",
-            AutoModelForCausalLM.from_pretrained(
-                model,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                key_mapping=wrapper.KEY_MAPPING if wrapped else None,
-            ),
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelLoadError(f"{model}: the weights could not be read ({in_one_line(error)})") from error
-    # transformers fills what is missing with random numbers and only warns; a server must not answer from those.
-    # What is unexpected is of another model than the config describes; tables of frequencies are always computed.
-    unexpected = [
-        name
-        for name in report.get("unexpected_keys") or ()
-        if not name.endswith("rotary_emb.inv_freq") and (not wrapped or wrapper.is_of_text(name))
-    ]
-    _check_report(source, report, unexpected)
-    return loaded
-
-
-def _check_report(source: str | Path, report: Mapping[str, Any], unexpected: Collection[str]) -> None:
-    for fault, found in (*((name, report.get(name)) for name in _FAULTS), ("unexpected_keys", unexpected)):
-        if found:
-            some = ", ".join(str(name) for name in sorted(found, key=str)[:3])
-            raise ModelLoadError(f"{source}: the weights do not match config.json ({fault.replace('_', ' ')}: {some})")
 
 
 def _read_config(model: str) -> dict[str, Any]:
@@ -324,13 +302,10 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
                 "num_key_value_heads)"
             )
     try:
-        _without_weights(config)
+        weight_sources.without_weights(config)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{model}: {error}") from error
     except Exception as error:  # each model class fails in its own way
         raise ModelLoadError(
             f"{model}: no model can be built of config.json ({type(error).__name__}: {in_one_line(error)})"
         ) from error
-
-
-def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)

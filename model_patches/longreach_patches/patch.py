@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longreach_patches import batch_invariant as invariance
-from longreach_patches import norms, rope
+from longreach_patches import experts, norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import Family, LayerMask, family_of, layer_masks, layer_sources, rotary_layers
@@ -60,6 +60,7 @@ class PatchedModel:
         self._norms = norms.fuse(model) if fuse_norms and not batch_invariant else []
         self._invariant = invariance.make_invariant(model, backend.name) if batch_invariant else []
         self._layers: list[nn.Module] = []
+        self._previous_experts: str | None = None
         self.fused_layers: list[FusedLayer] = []
 
     def fuse_layers(self, layout: RankLayout = SINGLE) -> None:
@@ -88,12 +89,17 @@ class PatchedModel:
             self.fused_layers.append(fused)
 
     def spread_layers(self, layout: RankLayout) -> None:
-        """Let the model's own layers compute steps over KV pages on one of several ranks, whose weights are cut already
-        (`tensor_parallel.split_weights`); calls without a `paged_step` are refused.
+        """Let the model's own layers compute steps over KV pages, with our products of experts, for inference.
+
+        On one of several ranks weights are cut already (`tensor_parallel.split_weights`), and calls without a
+        `paged_step` are refused.
 
         Raises:
+            UnsupportedModelError: its experts compute something that our products do not.
             ValueError: the model is patched to be batch invariant, and this is one rank of several.
         """
+        if self._previous_experts is None:
+            self._previous_experts = experts.use_experts(self.model, self.backend.name)
         if layout.size == 1:
             return
         if self.batch_invariant:
@@ -109,8 +115,14 @@ class PatchedModel:
 
     @property
     def runs_own_modules(self) -> bool:
-        """Whether modules of the model's own compute layers, or the MLPs of some."""
-        return not self.fused or any(layer.own_mlp is not None for layer in self.fused_layers)
+        """Whether modules of the model's own compute layers, which may wait for the host."""
+        return not self.fused
+
+    @property
+    def expert_steps(self) -> list[int]:
+        """Numbers of tokens of steps that take, between them, every kind of kernel that there is for experts; none in a
+        model without."""
+        return experts.steps_of_all_kinds(self.model)
 
     def undo(self) -> None:
         """Restore the attention the model had before. Calling it again changes nothing."""
@@ -121,6 +133,8 @@ class PatchedModel:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
         invariance.restore(self._invariant)
+        experts.restore(self.model, self._previous_experts)
+        self._previous_experts = None
         for layer in self._layers:
             del layer.forward
         self._layers, self.fused_layers = [], []
@@ -151,7 +165,8 @@ def patch(
         fuse_norms: whether to fuse the RMSNorms too. torch.compile does so itself, and without ours it can use one
             graph for all layers that share a mask.
         batch_invariant: whether a token's results are to have the same bits whatever is computed along with it, for
-            inference. Over KV pages that holds as `longreach_kernels.paged_attention` says.
+            inference. Over KV pages that holds as `longreach_kernels.paged_attention` says; of mixtures of experts
+            once layers are fused.
 
     Raises:
         UnsupportedModelError: the family or a feature of its config is not supported, or the model is patched already.

@@ -11,16 +11,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from longreach_kernels.linear import Weight
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from longreach_patches.families import family_of, head_shape
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, weights_of
 
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
 # Ours: of weights (experts, inputs, outputs), and a bias that the sum over ranks must have once.
 COLWISE_INPUTS_FIRST, ROWWISE_INPUTS_FIRST, ONCE = "colwise_inputs_first", "rowwise_inputs_first", "once"
 _SUMS = {ROWWISE, ROWWISE_INPUTS_FIRST}
+LINEAR = (nn.Linear, QuantizedLinear)
+_MATRICES = ("gate_up_proj", "down_proj")  # of experts, as plans name them
 _KNOWN = {COLWISE, PACKED, COLWISE_INPUTS_FIRST, ONCE, *_SUMS}
 
 _ATTENTION = {f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"} | {"layers.*.self_attn.o_proj": ROWWISE}
@@ -72,7 +76,9 @@ class CutModule:
     @property
     def is_experts(self) -> bool:
         """Whether the weights are the module's own, of many experts together."""
-        return any(kind in _SUMS and name in self.module._parameters for name, kind in self.kinds.items())
+        own = self.module._parameters
+        summed = any(kind in _SUMS and name in own for name, kind in self.kinds.items())
+        return summed or isinstance(self.module, QuantizedExperts)
 
 
 def plan_of(config: PretrainedConfig) -> dict[str, str]:
@@ -86,8 +92,10 @@ def modules_to_cut(model: PreTrainedModel, parts: int) -> Iterator[CutModule]:
     attention, head_dim = family_of(model.config).attention, head_shape(model.config).head_dim
     for name, module in model.base_model.named_modules():
         prefix = _LAYER_NUMBER.sub(".*", name)
-        own = {child: part for child, part in module.named_children() if isinstance(part, nn.Linear)}
-        kinds = {child: kind for child in (*own, *module._parameters) if (kind := plan.get(f"{prefix}.{child}"))}
+        own = {child: part for child, part in module.named_children() if isinstance(part, LINEAR)}
+        matrices = _MATRICES if isinstance(module, QuantizedExperts) else ()
+        names = (*own, *matrices, *module._parameters)
+        kinds = {child: kind for child in names if (kind := plan.get(f"{prefix}.{child}"))}
         if not _SUMS & set(kinds.values()) or not _is_covered(module, kinds, head_dim):
             continue
         # A head is computed by one rank; other channels may be cut anywhere.
@@ -96,16 +104,25 @@ def modules_to_cut(model: PreTrainedModel, parts: int) -> Iterator[CutModule]:
             yield CutModule(module, kinds)
 
 
-def uncut(model: PreTrainedModel, cut: list[CutModule]) -> dict[str, nn.Parameter]:
-    """The matrices of a model's layers that all ranks have whole."""
-    parts = set()
+def uncut(model: PreTrainedModel, cut: list[CutModule]) -> dict[str, nn.Parameter | Weight]:
+    """The matrices of a model's layers that all ranks have whole: parameters by name, and what a quantised module
+    has by its name and a number."""
+    parts, modules = set(), set()
     for one in cut:
+        modules.add(one.module)
         for name in one.kinds:
-            child = getattr(one.module, name)
+            child = getattr(one.module, name, None)
+            modules |= {child} if isinstance(child, nn.Module) else set()
             parts |= {id(weight) for weight in (child.parameters() if isinstance(child, nn.Module) else [child])}
     layers = model.base_model.layers
     assert isinstance(layers, nn.ModuleList)
-    return {name: weight for name, weight in layers.named_parameters() if weight.dim() > 1 and id(weight) not in parts}
+    whole: dict[str, nn.Parameter | Weight] = {
+        name: weight for name, weight in layers.named_parameters() if weight.dim() > 1 and id(weight) not in parts
+    }
+    for name, module in layers.named_modules():
+        if module not in modules:
+            whole |= {f"{name}.{place}": weight for place, weight in enumerate(weights_of(module))}
+    return whole
 
 
 def _is_covered(module: nn.Module, kinds: dict[str, str], head_dim: int) -> bool:
@@ -117,7 +134,7 @@ def _is_covered(module: nn.Module, kinds: dict[str, str], head_dim: int) -> bool
         if weight is not None and weight.numel() > 1 and name not in kinds:
             return False
     for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
+        if isinstance(child, LINEAR):
             if name not in kinds:
                 return False
         elif any(weight.numel() > head_dim for weight in child.parameters()):
@@ -126,8 +143,10 @@ def _is_covered(module: nn.Module, kinds: dict[str, str], head_dim: int) -> bool
 
 
 def _divides(module: nn.Module, name: str, kind: str, parts: int, unit: int) -> bool:
+    if isinstance(module, QuantizedExperts) and name in _MATRICES:
+        return module.down.shape[-1] % parts == 0
     part = getattr(module, name)
-    if isinstance(part, nn.Linear):
+    if isinstance(part, LINEAR):
         channels = {COLWISE: part.out_features, PACKED: part.out_features // 2, ROWWISE: part.in_features}.get(kind, 0)
         # A gate may have one number a head.
         return channels > 0 and channels % (parts * unit if channels >= unit * parts else parts) == 0

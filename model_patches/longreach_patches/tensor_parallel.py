@@ -19,7 +19,10 @@ from transformers import PreTrainedModel
 
 from longreach_patches import split_plan
 from longreach_patches.layout import RankLayout
-from longreach_patches.split_plan import CutModule
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, QuantizedModule
+from longreach_patches.split_plan import LINEAR, CutModule
+
+Linear = nn.Linear | QuantizedLinear
 
 _CUT = "longreach_cut"  # on modules that have a rank's part of their weights
 
@@ -29,6 +32,9 @@ def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.devi
 
     What is cut goes to `device`, where one is given, and no more of it than the rank's part. Call `check_layout` first.
     The model may be on the meta device.
+
+    Raises:
+        ValueError: a quantised weight's blocks of scales would be cut; the message names the module.
     """
     for cut in layer_cuts(model, layout, device).values():
         cut()
@@ -38,20 +44,38 @@ def split_weights(model: PreTrainedModel, layout: RankLayout, device: torch.devi
 def layer_cuts(
     model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None
 ) -> dict[nn.Module, Callable[[], None]]:
-    """What `split_weights` does to each module of the layers, to be called when its own weights are there."""
+    """What `split_weights` does to each module of the layers, to be called when its own weights are there.
+
+    A cut of quantised weights raises a ValueError, which names the module, where it would cut a block of scales.
+    """
     cuts: dict[nn.Module, Callable[[], None]] = {}
     if layout.tensor_size == 1:
         return cuts
     for cut in list(split_plan.modules_to_cut(model, layout.tensor_size)):
         setattr(cut.module, _CUT, True)
         of_module = {name: kind for name, kind in cut.kinds.items() if name in cut.module._parameters}
+        if isinstance(cut.module, QuantizedExperts):
+            cuts[cut.module] = functools.partial(_cut_experts, cut.module, layout, device)
+            continue
         if of_module:
             cuts[cut.module] = functools.partial(_cut_parameters, cut, of_module, layout, device)
         for name, kind in cut.kinds.items():
             if name not in of_module:
-                projection = cast("nn.Linear", getattr(cut.module, name))
+                projection = cast("Linear", getattr(cut.module, name))
                 cuts[projection] = functools.partial(_cut_projection, projection, kind, layout, device)
-    return cuts
+    names = {module: name for name, module in model.named_modules() if isinstance(module, QuantizedModule)}
+    named = {
+        module: functools.partial(_named, names[module], layout, cuts[module]) for module in names if module in cuts
+    }
+    return cuts | named
+
+
+def _named(name: str, layout: RankLayout, cut: Callable[[], None]) -> None:
+    """Cut a quantised module, and say which one it is if that cannot be."""
+    try:
+        cut()
+    except ValueError as error:
+        raise ValueError(f"{layout.flags}: {name} cannot be split: {error}") from error
 
 
 def is_cut(module: nn.Module) -> bool:
@@ -62,11 +86,14 @@ def is_cut(module: nn.Module) -> bool:
 def is_fully_cut(model: PreTrainedModel) -> bool:
     """Whether a rank has a part of every projection of every layer, as fused layers need it; true of one part."""
     layers = cast("nn.ModuleList", model.base_model.layers)
-    return all(
-        is_cut(module)
-        for module in layers.modules()
-        if any(isinstance(child, nn.Linear) for child in module.children())
-    )
+    return all(is_cut(module) for module in layers.modules() if _has_parts(module))
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Whether a module has matrices that a rank has some of: projections to more than one number, or experts."""
+    if hasattr(module, "experts_value") or any(x.dim() > 2 for x in module.parameters(recurse=False)):
+        return True
+    return any(isinstance(child, LINEAR) and child.out_features > 1 for child in module.children())
 
 
 def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
@@ -75,27 +102,31 @@ def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
     if layout.tensor_size == 1:
         return 0
     whole = split_plan.uncut(model, list(split_plan.modules_to_cut(model, layout.tensor_size)))
-    return sum(weight.numel() * weight.element_size() for weight in whole.values())
+    return sum(weight.nbytes for weight in whole.values())
 
 
 def split_head(model: PreTrainedModel, layout: RankLayout, device: torch.device | None = None) -> None:
-    """What `split_weights` does to the output layer, whose weight may be the embedding's."""
+    """What `split_weights` does to the output layer, whose weight may be the embedding's. One whose blocks of scales
+    would be cut stays whole."""
     head = model.get_output_embeddings()
-    if layout.size > 1 and isinstance(head, nn.Linear) and head.out_features % layout.size == 0:
-        head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
+    if layout.size > 1 and isinstance(head, LINEAR) and head.out_features % layout.size == 0:
+        if isinstance(head, nn.Linear):
+            head.weight = nn.Parameter(head.weight.detach())  # its own, where it was the embedding's
+        elif not head.can_keep_outputs(layout.size):
+            return
         _keep_outputs(head, layout.size, layout.rank, device)
         cast("Any", head).forward = functools.partial(_all_logits, head, layout)
 
 
-def _all_logits(head: nn.Linear, layout: RankLayout, hidden: Tensor) -> Tensor:
+def _all_logits(head: Linear, layout: RankLayout, hidden: Tensor) -> Tensor:
     """The logits (1, R, V) of hidden states (1, R, C)."""
-    own = nn.functional.linear(hidden, head.weight, head.bias)
+    own = _own_product(head, hidden)
     parts = [torch.empty_like(own) for _ in range(layout.size)]
     distributed.all_gather(parts, own, group=layout.group)
     return torch.cat(parts, -1)
 
 
-def _cut_projection(projection: nn.Linear, kind: str, layout: RankLayout, device: torch.device | None) -> None:
+def _cut_projection(projection: Linear, kind: str, layout: RankLayout, device: torch.device | None) -> None:
     if kind == split_plan.ROWWISE:
         _keep_inputs(projection, layout, device)
         cast("Any", projection).forward = functools.partial(_summed_product, projection, layout)
@@ -104,11 +135,27 @@ def _cut_projection(projection: nn.Linear, kind: str, layout: RankLayout, device
         _keep_outputs(projection, layout.tensor_size, layout.tensor_rank, device, packed)
 
 
-def _summed_product(projection: nn.Linear, layout: RankLayout, x: Tensor) -> Tensor:
+def _own_product(projection: Linear, x: Tensor) -> Tensor:
+    """What the module's class computes, whatever the instance's forward does."""
+    return cast("Any", type(projection)).forward(projection, x)
+
+
+def _summed_product(projection: Linear, layout: RankLayout, x: Tensor) -> Tensor:
     """The product of all inputs, of which each rank has a part."""
-    out = nn.functional.linear(x, projection.weight, projection.bias)
+    out = _own_product(projection, x)
     distributed.all_reduce(out, group=layout.tensor_group)
     return out
+
+
+def _cut_experts(module: QuantizedExperts, layout: RankLayout, device: torch.device | None) -> None:
+    module.keep_channels(layout.tensor_size, layout.tensor_rank)
+    _to_device(module, device)
+    cast("Any", module).forward = functools.partial(_summed_output, module, layout)
+
+
+def _to_device(module: nn.Module, device: torch.device | None) -> None:
+    if device is not None:
+        module.to(device)
 
 
 def _summed_output(module: nn.Module, layout: RankLayout, *args: Any, **kwargs: Any) -> Tensor:
@@ -141,15 +188,23 @@ def _cut_parameter(weight: Tensor, kind: str, layout: RankLayout, device: torch.
     return _part(weight, dims[kind], parts, part, device)
 
 
-def _keep_outputs(projection: nn.Linear, parts: int, part: int, device: torch.device | None, packed: int = 1) -> None:
+def _keep_outputs(projection: Linear, parts: int, part: int, device: torch.device | None, packed: int = 1) -> None:
     """`packed` projections of as many outputs each lie one after another."""
+    if isinstance(projection, QuantizedLinear):
+        projection.keep_outputs(parts, part, packed)
+        _to_device(projection, device)
+        return
     projection.weight.data = _part(projection.weight, 0, parts, part, device, packed)
     if projection.bias is not None:
         projection.bias.data = _part(projection.bias, 0, parts, part, device, packed)
     projection.out_features //= parts
 
 
-def _keep_inputs(projection: nn.Linear, layout: RankLayout, device: torch.device | None) -> None:
+def _keep_inputs(projection: Linear, layout: RankLayout, device: torch.device | None) -> None:
+    if isinstance(projection, QuantizedLinear):
+        projection.keep_inputs(layout.tensor_size, layout.tensor_rank)
+        _to_device(projection, device)
+        return
     projection.weight.data = _part(projection.weight, 1, layout.tensor_size, layout.tensor_rank, device)
     if layout.tensor_rank > 0:  # the sum over the ranks must have it once
         projection.register_parameter("bias", None)

@@ -66,6 +66,7 @@ _ENGINE_SETTINGS = (
     "rope_scaling",
     "device",
     "dtype",
+    "quantization",
     "kv_cache_dtype",
     "attention_backend",
     "tensor_parallel_size",
@@ -240,6 +241,7 @@ def warmup(**flags: Any) -> None:
     "rope_scaling",
     "device",
     "dtype",
+    "quantization",
     "max_model_len",
     "max_num_seqs",
     "max_batched_tokens",
@@ -261,7 +263,7 @@ def plan(
         str, typer.Option(help="GPUs with the same weights, which split KV heads, with commas.", metavar="VALUE")
     ] = "1",
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="Type of the KV cache, with commas: auto (as the weights), fp8.", metavar="VALUE")
+        str, typer.Option(help="Type of the KV cache, with commas: auto (as serve), fp8.", metavar="VALUE")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     **flags: Any,

@@ -118,8 +118,13 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of the weights: auto, float32, bfloat16 or float16."
     )
+    quantization: Literal["fp8", "fp8_blocks"] | None = Field(
+        None,
+        description="Make 16-bit weights FP8 ones at load: fp8 (a scale a channel) or fp8_blocks (one for 128x128).",
+    )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="Type of the KV cache: auto (that of the weights) or fp8, which holds twice as many tokens."
+        "auto",
+        description="Type of the KV cache: auto (16 bits, or fp8 where a checkpoint has scales) or fp8, half the size.",
     )
     attention_backend: Literal["auto", "cpu", "triton", "hopper", "reference"] = Field(
         "auto", description="Attention kernels: auto, cpu, triton, hopper or reference."
@@ -353,6 +358,7 @@ class Settings(BaseSettings):
             hf_overrides=self.overrides,
             device=self.device,
             dtype=self.dtype,
+            quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             attention_backend=self.attention_backend,
             max_model_len=self.max_model_len,

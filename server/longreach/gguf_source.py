@@ -79,10 +79,11 @@ def described(path: Path, tokenizer: bool = True, apart: bool = False) -> Path:
     return directory
 
 
-def dequantized(file: str, dtype: str, weight_bytes: int) -> str:
-    """What is said of the weights of a GGUF file; `weight_bytes` are those of one device."""
+def dequantized(file: str, dtype: str, weight_bytes: int, quantization: str | None = None) -> str:
+    """What is said of the weights of a GGUF file; `weight_bytes` are those of one device, and `quantization` what the
+    weights become then."""
     taken, size = (f"{count / 2**30:.2f} GiB" for count in (weight_bytes, Path(file).stat().st_size))
-    name = dtype.removeprefix("torch.")
+    name = dtype.removeprefix("torch.") + ("" if quantization is None else f", then made {quantization}")
     return f"{file}: the weights are dequantized to {name}, {taken} on each device; the file has {size}"
 
 

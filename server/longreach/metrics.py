@@ -275,6 +275,10 @@ class _EngineCollector:
         pairs.add_metric((*self._names, "causal"), stats.causal_pairs)
         pairs.add_metric((*self._names, "computed"), stats.computed_pairs)
         yield pairs
+        weights = InfoMetricFamily("longreach:model_weights", "The weights of one device.", labels=_LABELS)
+        said = {"bytes": str(info.weight_bytes), "dtype": info.dtype, "quantization": info.quantization or "none"}
+        weights.add_metric(self._names, said)
+        yield weights
         config = InfoMetricFamily("vllm:cache_config", "The KV cache.", labels=_LABELS)
         size = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.kv_tokens // info.page_size)}
         config.add_metric(self._names, size)

@@ -13,6 +13,7 @@ from longreach_patches import (
     Footprint,
     PatchError,
     RankLayout,
+    brings_kv_scales,
     check_files_if_any,
     layer_masks,
     load_config,
@@ -20,6 +21,7 @@ from longreach_patches import (
     resolve_dtype,
     resolve_kv_dtype,
     rope,
+    scheme_of,
 )
 from rich import box
 from rich.console import Console
@@ -82,13 +84,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All rows of one model; `note` is what a server says at its start of the length of its requests, or None."""
+    """All rows of one model; `note` is what a server says at its start of the length of its requests, or None.
+    `quantization` names the formats of quantised weights."""
 
     model: str
     model_type: str
     dtype: str
     rows: tuple[Row, ...]
     note: str | None = None
+    quantization: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The forecast as JSON has it."""
@@ -96,13 +100,15 @@ class Forecast:
             "model": self.model,
             "model_type": self.model_type,
             "dtype": self.dtype,
+            "quantization": self.quantization,
             "note": self.note,
             "rows": [row.as_dict() for row in self.rows],
         }
 
     def print(self) -> None:
         """Print a table to the terminal."""
-        table = Table(title=f"{self.model} ({self.model_type}, {self.dtype})", title_justify="left", box=box.SIMPLE)
+        numbers = self.dtype if self.quantization is None else f"{self.quantization}; {self.dtype}"
+        table = Table(title=f"{self.model} ({self.model_type}, {numbers})", title_justify="left", box=box.SIMPLE)
         columns = ("devices", "memory", "weights", "KV type", "KV/token", "KV tokens", "longest", "at once")
         for name in columns:
             table.add_column(name, justify="left" if name == "devices" else "right", no_wrap=True)
@@ -165,9 +171,10 @@ def forecast(
         files = hub.small_files(config.model, config.revision)
     else:
         files = gguf_source.described(gguf, tokenizer=False)
-    model = load_config(str(files), config.hf_overrides)
+    model = load_config(str(files), config.hf_overrides, config.quantization)
+    scheme = scheme_of(model)
     if files == Path(config.model):  # of a hub id the cache may have a part, which a plan does not need
-        check_files_if_any(files)
+        check_files_if_any(files, () if scheme is None else scheme.types)
     if tokenizer is not None:
         check_vocabulary(tokenizer, Tokenizer.load(str(hub.tokenizer_files(tokenizer))).id_limit, model)
     on_gpu = config.device != "cpu"
@@ -181,14 +188,16 @@ def forecast(
         for layout in layouts:
             bounded = bounded_layers(config, layer_masks(model), layout)
             for kv_dtype in kv_dtypes:
-                types = dtype, resolve_kv_dtype(kv_dtype, dtype)
+                types = dtype, resolve_kv_dtype(kv_dtype, dtype, brings_scales=brings_kv_scales(model))
                 part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
                 rows.append(_row(part, model, config, host, layout, size))
     notes = [rope.described(model, config.max_model_len or rope.longest_sequence(model))]
     if gguf is not None:
-        notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes))
+        formats = None if scheme is None else scheme.name
+        notes.insert(0, gguf_source.dequantized(str(gguf), str(dtype), rows[0].weight_bytes, formats))
     note = ". ".join(text for text in notes if text is not None)
-    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note or None)
+    formats = None if scheme is None else scheme.name
+    return Forecast(name, model.model_type, _name(dtype), tuple(rows), note or None, formats)
 
 
 def _row(

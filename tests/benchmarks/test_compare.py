@@ -99,3 +99,24 @@ def test_flags_are_those_of_the_server_they_are_meant_for(tmp_path: Path) -> Non
         pass
     with pytest.raises(ValueError, match="vLLM takes no part: name it with --peers vllm"):
         compare("http://127.0.0.1:1", [], ["latency"], LOAD, str, vllm_flags=["--ranks", "2"])
+
+
+def test_vllm_serves_gpt_oss_without_the_encoding_of_chats(tmp_path: Path) -> None:
+    packages, folder = tmp_path / "packages", tmp_path / "model"
+    module = packages / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "import openai_harmony, os\n"
+        "found = openai_harmony.load_harmony_encoding('any').stop_tokens_for_assistant_actions()\n"
+        "raise SystemExit(f'stops {found} {os.NEXT}')\n"
+    )
+    (packages / "openai_harmony.py").write_text("def load_harmony_encoding(name): raise OSError('no network')")
+    (packages / "sitecustomize.py").write_text("import os; os.NEXT = 'and what came next'")
+    for kind, said in (("gpt_oss", r"stops \[\] and what came next"), ("llama", "no network")):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        with (
+            pytest.raises(ValueError, match=f"did not start: .*{said}"),
+            contestants.vllm(Model(str(folder), random_weights=True), packages, 433, []),
+        ):
+            pass

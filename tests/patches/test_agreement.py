@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from longreach_patches import PatchedModel, RankLayout, UnsupportedModelError, check_agreement, patch
-from longreach_patches.families import FAMILIES, LayerParts, Rotary
+from longreach_patches.families import FAMILIES, LayerParts, Mixture, Rotary
+from longreach_patches.fused import modules
 from longreach_patches.tensor_parallel import split_weights
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from tests.patches.conftest import CONFIGS, build
 from tests.patches.families.configs import config_of, random_model
@@ -62,6 +64,7 @@ WRONG: dict[str, tuple[str, Callable[[LayerParts], LayerParts]]] = {
     ),
     "a shared norm that is not shared": ("cohere2", lambda own: replace(own, parallel=False)),
     "attention around experts": ("mixtral", lambda own: replace(own, rotary=Rotary(pairs=True))),
+    "a bound of what is projected that is forgotten": ("olmoe", lambda own: replace(own, clip=None)),
 }
 
 
@@ -86,18 +89,98 @@ def test_layers_that_do_not_turn_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         check_agreement(handle)
 
 
-def test_what_experts_are_given_is_compared_and_they_are_not_asked_again() -> None:
+# What a row may get wrong of a mixture, and a config that it would be wrong for.
+WRONG_MIXTURES: dict[str, tuple[str, Callable[[Mixture], Mixture]]] = {
+    "scores by a softmax": ("minimax_m2", lambda own: replace(own, scores="softmax")),
+    "scores by a sigmoid": ("qwen3_moe", lambda own: replace(own, scores="sigmoid")),
+    "a softmax of all for one of the chosen": ("gpt_oss", lambda own: replace(own, scores="softmax")),
+    "a correction that is forgotten": ("hy_v3", lambda own: replace(own, correction=None)),
+    "groups that are forgotten": ("glm4_moe-groups", lambda own: replace(own, groups=None)),
+    "weights that are not divided by their sum": ("mixtral", lambda own: replace(own, renormalise=False)),
+    "weights that are divided by their sum": ("qwen2_moe-sums", lambda own: replace(own, renormalise=True)),
+    "a factor that is forgotten": ("glm4_moe-groups", lambda own: replace(own, factor=None)),
+    "a gate of the shared expert that is forgotten": ("qwen2_moe", lambda own: replace(own, shared_gate=None)),
+    "another activation": ("gpt_oss", lambda own: replace(own, clamped=None)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_MIXTURES)
+def test_a_mixture_that_is_wrong_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, change = WRONG_MIXTURES[wrong]
+    model = random_model(config_of(name), torch.float32)
+    family = model.config.model_type
+    own = FAMILIES[family].parts
+    assert own is not None
+    assert own.mixture is not None
+    changed = replace(own, mixture=change(own.mixture))
+    monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], parts=changed))
+    monkeypatch.setattr(GptOssExperts, "act_fn", torch.nn.SiLU(), raising=False)
+    monkeypatch.setattr(modules, "_check_mixture", lambda *_: None)  # which names some of these by themselves
+    handle = patch(model, "cpu")
+    handle.fuse_layers()
+    with pytest.raises(UnsupportedModelError, match=rf"the fused layer \d of this {family} model differs .* rounding"):
+        check_agreement(handle)
+    assert all(layer.choose is layer.router for layer in handle.fused_layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda own: replace(own, shared=None), "MoeBlock has the parts experts, gate, shared_expert, shared"),
+        (lambda own: replace(own, correction="bias"), "and bias, experts, gate, .* are computed"),
+    ],
+)
+def test_a_mixture_with_a_part_that_its_row_does_not_know_is_refused(
+    change: Callable[[Mixture], Mixture], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = FAMILIES["qwen2_moe"].parts
+    assert own is not None
+    assert own.mixture is not None
+    changed = replace(own, mixture=change(own.mixture))
+    monkeypatch.setitem(FAMILIES, "qwen2_moe", replace(FAMILIES["qwen2_moe"], parts=changed))
+    with pytest.raises(UnsupportedModelError, match=part):
+        patch(random_model(config_of("qwen2_moe"), torch.float32), "cpu").fuse_layers()
+
+
+def test_what_a_mixture_is_given_is_compared() -> None:
     handle = patch(random_model(config_of("qwen3_moe"), torch.float32), "cpu")
     handle.fuse_layers()
-    mlp = handle.model.model.layers[1].mlp
-    assert handle.fused_layers[1].own_mlp is mlp
-    asked: list[torch.Tensor] = []
-    mlp.gate.register_forward_hook(lambda _, given, __: asked.append(given[0]))
     check_agreement(handle)
-    assert len(asked) == 1
-    assert handle.fused_layers[1].own_mlp is mlp
     norms = handle.fused_layers[1]._norms
     handle.fused_layers[1]._norms = norms._replace(before_mlp=norms.before_attention)
+    with pytest.raises(UnsupportedModelError, match="the fused layer 1 "):
+        check_agreement(handle)
+
+
+def test_what_experts_give_is_compared() -> None:
+    handle = patch(random_model(config_of("qwen3_moe"), torch.float32), "cpu")
+    handle.fuse_layers()
+    layer = handle.fused_layers[1]
+    experts = layer._whole.experts
+    assert experts is not None
+    assert isinstance(experts.down, torch.Tensor)
+    layer._whole = layer._share = replace(layer._whole, experts=replace(experts, down=experts.down.roll(1, 0)))
+    with pytest.raises(UnsupportedModelError, match="the fused layer 1 "):
+        check_agreement(handle)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("nudge", [1e-7, 1e-2])
+def test_a_choice_that_rounding_turns_round_is_no_difference(nudge: float) -> None:
+    """Two experts whose logits are alike but for a rounding, or for more."""
+    handle = patch(random_model(config_of("mixtral"), torch.float32), "cpu")
+    router = handle.model.model.layers[1].mlp.gate
+    router.weight[1:] = router.weight[0]
+    handle.fuse_layers()
+    fused = handle.fused_layers[1].router
+    assert fused is not None
+    other = fused.weight.clone()
+    other[3] *= 1 + nudge  # of which a token with a positive product has more
+    other[2] *= 1 - nudge  # and one with a negative
+    handle.fused_layers[1].router = handle.fused_layers[1].choose = replace(fused, weight=other)
+    if nudge < 1e-5:
+        check_agreement(handle)
+        return
     with pytest.raises(UnsupportedModelError, match="the fused layer 1 "):
         check_agreement(handle)
 

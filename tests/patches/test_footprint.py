@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sparse.decode import attend as page_selection
 from longreach_patches import Footprint, KVPages, PagedStep, patch, policy_step
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from tests.patches.families.configs import config_of
 
+CPU = torch.device("cpu")
 _SIZES = {"vocab_size": 500, "num_hidden_layers": 2, "max_position_embeddings": 4096}
 CONFIGS = [
     LlamaConfig(hidden_size=256, intermediate_size=896, num_attention_heads=4, num_key_value_heads=1, **_SIZES),
@@ -92,23 +95,25 @@ def test_choosing_keys_takes_no_more_than_is_set_aside(
     assert 0.4 * (1 << 24) < told <= 1 << 24
 
 
-def peak_of_a_step(config: PretrainedConfig, dtype: torch.dtype, fused: bool) -> tuple[int, int]:
+def peak_of_a_step(
+    config: PretrainedConfig, dtype: torch.dtype, fused: bool, device: torch.device = CPU
+) -> tuple[int, int]:
     """What is told of a step of 2048 tokens, and what it takes."""
     tokens, page = 2048, 64
     footprint = Footprint.of(config, dtype, page)
-    model = build(config).to(dtype)
-    patched = patch(model, "cpu")  # pyright: ignore[reportArgumentType]
+    model = build(config).to(device, dtype)
+    patched = patch(model, "cpu" if device == CPU else "auto")  # pyright: ignore[reportArgumentType]
     if fused:
         patched.fuse_layers()
-    pages = KVPages(footprint.pages, tokens // page, torch.device("cpu"))
+    pages = KVPages(footprint.pages, tokens // page, device)
     batch = PagedBatch(
-        cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32),
-        context_lens=torch.tensor([tokens], dtype=torch.int32),
-        page_table=torch.arange(tokens // page, dtype=torch.int32)[None],
+        cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
+        page_table=torch.arange(tokens // page, dtype=torch.int32, device=device)[None],
         max_seqlen_q=tokens,
         max_context_len=tokens,
     )
-    positions = torch.arange(tokens)
+    positions = torch.arange(tokens, device=device)
     step = PagedStep(pages, batch, positions)
 
     def run() -> None:
@@ -122,7 +127,7 @@ def peak_of_a_step(config: PretrainedConfig, dtype: torch.dtype, fused: bool) ->
         )
 
     run()
-    return footprint.step_bytes(tokens, 1), peak_bytes(run)
+    return footprint.step_bytes(tokens, 1), peak_bytes(run) if device == CPU else peak_on_gpu(run)
 
 
 @torch.inference_mode()
@@ -151,3 +156,42 @@ def test_layers_whose_heads_differ_are_told_by_the_widest() -> None:
     inputs, stream, rotary, mlp = 6 * 8, 64, 2 * (16 + 32), 3 * 2 * 96
     assert footprint.token_bytes == 4 * (inputs + stream + rotary + mlp) + 8
     assert wide.token_bytes == 4 * (inputs + stream + rotary + 2 * 32 * 32 + 4 * 2 * 32 + 4 * 32) + 8
+
+
+MIXTURE = Qwen3MoeConfig(
+    hidden_size=256,
+    intermediate_size=512,
+    moe_intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    num_experts=8,
+    num_experts_per_tok=4,
+    **_SIZES,
+)
+
+
+@torch.inference_mode()
+def test_a_step_with_experts_takes_no_more_than_was_told() -> None:
+    told, peak = peak_of_a_step(MIXTURE, torch.float32, fused=True)
+    assert peak <= told
+    # A CPU computes one expert after another; a GPU has the results of a token's experts side by side.
+    stream, norm, rotary, inner, results, logits = 256, 256, 2 * 64, 4 * 128, 4 * 256, 8
+    assert told == 2048 * (4 * (stream + norm + rotary + inner + results + logits) + 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@torch.inference_mode()
+def test_a_step_with_experts_takes_on_a_gpu_what_was_told() -> None:
+    told, peak = peak_of_a_step(MIXTURE, torch.bfloat16, fused=True, device=torch.device("cuda", 0))
+    assert 0.8 * told <= peak <= told + (1 << 20)  # of sorting, and what the matrix library keeps
+
+
+def peak_on_gpu(work: Callable[[], None]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

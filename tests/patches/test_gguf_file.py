@@ -58,9 +58,9 @@ def directory_of(path: Path) -> Path:
     return directory
 
 
-def logits_of(path: Path, dtype: str = "float32") -> torch.Tensor:
+def logits_of(path: Path, dtype: str = "float32", **options: Any) -> torch.Tensor:
     """Logits by our attention of the file's model."""
-    loaded = load_model(str(directory_of(path)), device="cpu", dtype=dtype, gguf_file=str(path))
+    loaded = load_model(str(directory_of(path)), device="cpu", dtype=dtype, gguf_file=str(path), **options)
     with torch.no_grad():
         return loaded.patched.model(torch.arange(3, 83)[None]).logits
 
@@ -71,6 +71,18 @@ def test_the_model_that_was_written_is_read(tmp_path: Path, family: str) -> None
     with torch.no_grad():
         expected = model(torch.arange(3, 83)[None]).logits
     torch.testing.assert_close(logits_of(write(tmp_path / "m.gguf", model)), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_its_weights_may_be_quantised_at_load_as_those_of_other_files(tmp_path: Path, family: str) -> None:
+    model = small(family)
+    path = write(tmp_path / "m.gguf", model)
+    model.save_pretrained(tmp_path / "safetensors")
+    directory = str(tmp_path / "safetensors")
+    with torch.no_grad():
+        ids = torch.arange(3, 83)[None]
+        expected = load_model(directory, device="cpu", quantization="fp8").patched.model(ids).logits
+    torch.testing.assert_close(logits_of(path, quantization="fp8"), expected, atol=2e-4, rtol=1e-4)
 
 
 def test_every_architecture_that_is_read_is_tried() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from longreach_patches import FAMILIES, PatchedModel, UnsupportedModelError, patch
-from longreach_patches.families import LayerParts
+from longreach_patches.families import Family, LayerParts, Mixture
 from longreach_patches.fused import FusedLayer
 from longreach_patches.fused.dispatch import MAX_ROWS
 from longreach_patches.layout import RankLayout
@@ -21,7 +21,8 @@ from tests.patches.families.configs import config_of, random_model
 from tests.patches.test_pages import PagedSequences
 
 # Every part is in one of these. The rest of the families is made of the same.
-NAMES = ("gemma3_text", "gemma2", "qwen3_moe", "phi3", "granite", "olmo3", "glm4", "cohere2", "exaone4")
+MIXTURES = ("qwen2_moe", "glm4_moe-groups", "ernie4_5_moe", "gpt_oss", "granitemoe", "olmoe")
+NAMES = ("gemma3_text", "gemma2", "phi3", "granite", "olmo3", "glm4", "cohere2", "exaone4", *MIXTURES)
 LENGTHS = (45, 21, 30)
 
 
@@ -29,8 +30,8 @@ def model_of(name: str, layers: int = 4) -> PreTrainedModel:
     config = config_of(name)
     if layers == 2:
         config.num_hidden_layers = 2
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            config.layer_types = ["sliding_attention", "full_attention"]
+        if kinds := getattr(config, "layer_types", None):
+            config.layer_types = [kinds[0], kinds[-1]]
     return random_model(config, torch.float32)
 
 
@@ -50,12 +51,19 @@ def check(actual: Tensor, expected: Tensor) -> None:
         assert (actual - expected).abs().max() / expected.abs().max() < 1e-5
 
 
+def family_named(name: str) -> Family:
+    return FAMILIES[name.partition("-")[0]]
+
+
 def test_the_names_have_every_part() -> None:
-    rows = [FAMILIES[name].parts for name in NAMES]
-    for field in LayerParts.__dataclass_fields__:
-        everywhere = {str(getattr(family.parts, field)) for family in FAMILIES.values() if family.parts is not None}
-        names = {"attention_norms", "mlp_norms"}  # the same places have other names
-        assert field in names or everywhere <= {str(getattr(row, field)) for row in rows}, field
+    rows = [family_named(name).parts for name in NAMES]
+    every = [family.parts for family in FAMILIES.values() if family.parts is not None]
+    for field in set(LayerParts.__dataclass_fields__) - {"attention_norms", "mlp_norms", "mixture"}:
+        everywhere = {str(getattr(parts, field)) for parts in every}
+        assert everywhere <= {str(getattr(row, field)) for row in rows}, field
+    for field in set(Mixture.__dataclass_fields__) - {"correction", "factor", "epsilon", "shared"}:
+        everywhere = {str(getattr(parts.mixture, field)) for parts in every if parts.mixture is not None}
+        assert everywhere <= {str(getattr(row.mixture, field)) for row in rows if row and row.mixture}, field
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,7 +94,9 @@ def test_layers_of_kernels_match_eager(name: str) -> None:
         check(actual, wanted)
 
 
-@pytest.mark.parametrize("name", [("granite", "glm4", "olmo3")[seed() % 3]])  # another one each day
+@pytest.mark.parametrize(
+    "name", [("granite", "glm4", "olmo3", "qwen2_moe", "gpt_oss")[seed() % 5]]
+)  # another one each day
 @torch.no_grad()
 def test_the_same_bits_however_a_step_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -107,8 +117,8 @@ def test_the_same_bits_however_a_step_is_cut(name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("qwen3_moe", "Qwen3MoeExperts, multiplies with weights of its own"),
-        ("gpt_oss", "GptOssTopKRouter, multiplies with weights of its own"),
+        ("hunyuan_v1_moe", "HunYuanMoEV1Experts, multiplies with weights of its own"),
+        ("laguna", "LagunaExperts, multiplies with weights of its own"),
     ],
 )
 def test_families_without_the_same_bits_are_refused(name: str, reason: str) -> None:
@@ -116,7 +126,7 @@ def test_families_without_the_same_bits_are_refused(name: str, reason: str) -> N
         patch(model_of(name), "triton", batch_invariant=True)
 
 
-@pytest.mark.parametrize("name", ["olmo3", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["olmo3", "phi3", "minimax_m2"])
 def test_layers_that_ranks_cannot_share_are_not_fused_over_them(name: str) -> None:
     family, model = FAMILIES[name], model_of(name)
     assert family.parts is not None
@@ -132,3 +142,22 @@ def test_projections_that_are_joined_on_the_disk_are_used_as_they_are() -> None:
     [layer, *_] = fused(model, "cpu").fused_layers
     assert layer._whole.qkv.weight is model.model.layers[0].self_attn.qkv_proj.weight
     assert layer._whole.gate_up.weight is model.model.layers[0].mlp.gate_up_proj.weight
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen2_moe"])
+@torch.no_grad()
+def test_a_mixture_is_after_undo_what_it_was_and_its_experts_are_held_once(name: str) -> None:
+    model, [ids] = model_of(name), sequences(1)
+    before = {key: weight.clone() for key, weight in model.state_dict().items()}
+    expected = model(ids[None], use_cache=False).logits
+    handle = fused(model, "cpu")
+    experts = handle.fused_layers[-1]._whole.experts
+    assert experts is not None
+    assert isinstance(experts.gate_up, Tensor)
+    own = model.model.layers[-1].mlp.experts
+    assert experts.gate_up.data_ptr() == own.gate_up_proj.data_ptr()
+    assert experts.gate_up.is_contiguous()
+    handle.undo()
+    assert torch.equal(model(ids[None], use_cache=False).logits, expected)
+    after = model.state_dict()
+    assert all(torch.equal(weight, after[key]) for key, weight in before.items())

@@ -59,6 +59,7 @@ FLAGS = [
     "--playground",
     "--port",
     "--prefix-cache",
+    "--quantization",
     "--random-weights",
     "--responses-store",
     "--responses-store-bytes",

@@ -1,9 +1,11 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.parts import LayerParts, NormKind, Rotary
+from longreach_patches.families.parts import LayerParts, Mixture, NormKind, Rotary
 from longreach_patches.families.read import (
     HeadShape,
+    expert_inner,
+    experts_per_token,
     family_of,
     head_shape,
     head_shapes,
@@ -21,8 +23,11 @@ __all__ = [
     "HeadShape",
     "LayerMask",
     "LayerParts",
+    "Mixture",
     "NormKind",
     "Rotary",
+    "expert_inner",
+    "experts_per_token",
     "family_of",
     "head_shape",
     "head_shapes",

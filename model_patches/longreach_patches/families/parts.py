@@ -1,7 +1,7 @@
 """What a fused layer is put together from: a value for each family, with the names that its modules have.
 
 What differs by checkpoint is read from the modules: biases, head dims, scales, the values of multipliers, the
-activation. The channels that are turned are as many as the model gives cosines for.
+activation, how many experts a token has. The channels that are turned are as many as the model gives cosines for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,54 @@ class Rotary:
     Attributes:
         pairs: channel 2i is turned with 2i + 1; otherwise i with i + R / 2.
         doubled: each cosine and sine is there twice side by side; otherwise the second half repeats the first.
+        single: each cosine and sine is there once; the table is (T, R / 2).
     """
 
     pairs: bool = False
     doubled: bool = False
+    single: bool = False
+
+    def channels(self, width: int) -> int:
+        """How many channels of a head are turned, with a table of this width."""
+        return 2 * width if self.single else width
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts (Shazeer et al. 2017) in place of an MLP: the names in its module, and how tokens choose.
+
+    An attribute of the router is given by its name, anything else by its path from the mixture's module.
+
+    Attributes:
+        router: the module with the weight (E, C), and maybe the bias (E,), of the logits.
+        experts: the module with the weights of all experts.
+        scores: what a token's logits become: a softmax of all, a sigmoid of each, or a softmax of the chosen ones.
+        correction: the path of what is added to the scores for the choice alone.
+        groups: attributes of the number of groups of experts, and of the groups that a token chooses from.
+        renormalise: whether the weights of a token's experts are divided by their sum; or the attribute that says it.
+        epsilon: what is added to that sum.
+        least_sum: the attribute that has the least that the sum counts as.
+        factor: the attribute that has the factor of the weights.
+        shared: the gated MLP that all tokens go through, if the mixture has one.
+        shared_gate: the projection (1, C) whose sigmoid is the factor of what that gives.
+        clamped: attributes of the experts' module that have alpha and the limit of a clamped SwiGLU; None where the
+            module has an activation.
+        transposed: whether weights of experts lie as (E, inputs, outputs), with gates and what they gate in turn.
+    """
+
+    router: str = "gate"
+    experts: str = "experts"
+    scores: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    correction: str | None = None
+    groups: tuple[str, str] | None = None
+    renormalise: bool | str = True
+    epsilon: float = 0.0
+    least_sum: str | None = None
+    factor: str | None = None
+    shared: str | None = None
+    shared_gate: str | None = None
+    clamped: tuple[str, str] | None = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +87,10 @@ class LayerParts:
         activation: the name of the MLP's activation.
         multiplier: the layer's attribute that has the factor of all that is added to the residual stream.
         softcap: the attention module's attribute that has the bound of its scores.
-        experts: whether layers may have another MLP than a gated one; that is called as it is.
+        sinks: the attention module's parameter that has a learned logit for each head.
+        clip: the config's field that has the bound of queries, keys and values, before they are turned.
+        mlp: the name of the MLP.
+        mixture: how it is made in layers where it is not a gated one.
     """
 
     norm: NormKind = "rms"
@@ -57,7 +104,10 @@ class LayerParts:
     activation: str = "act_fn"
     multiplier: str | None = None
     softcap: str | None = None
-    experts: bool = False
+    sinks: str | None = None
+    clip: str | None = None
+    mlp: str = "mlp"
+    mixture: Mixture | None = None
 
     @property
     def whole(self) -> str | None:
@@ -66,14 +116,11 @@ class LayerParts:
             return "norms over all heads"
         if len(self.qkv) == 1 or len(self.gate_up) == 1:
             return "projections that are joined on the disk"
-        return "experts" if self.experts else None
+        return None
 
 
 LLAMA = LayerParts()
 QWEN3 = replace(LLAMA, qk_norm="head")
-# With experts in some layers, or in all.
-MIXTRAL = replace(LLAMA, experts=True)
-QWEN3_MOE = replace(QWEN3, experts=True)
 GEMMA = replace(LLAMA, norm="rms_plus_one")
 GEMMA2 = replace(
     GEMMA,
@@ -108,3 +155,45 @@ GLM4 = replace(
     mlp_norms=("post_attention_layernorm", "post_mlp_layernorm"),
 )
 COHERE2 = replace(LLAMA, norm="layer", mlp_norms=(None, None), parallel=True, rotary=Rotary(pairs=True, doubled=True))
+
+# Mixtures of experts, in some layers or in all.
+_SOFTMAX = Mixture(renormalise="norm_topk_prob")
+_CORRECTED = Mixture(scores="sigmoid", correction="e_score_correction_bias")
+_GROUPED = replace(
+    _CORRECTED,
+    correction="gate.e_score_correction_bias",
+    groups=("num_group", "topk_group"),
+    renormalise="norm_topk_prob",
+    epsilon=1e-20,
+    factor="routed_scaling_factor",
+    shared="shared_experts",
+)
+MIXTRAL = replace(LLAMA, mixture=Mixture())
+QWEN2_MOE = replace(LLAMA, mixture=replace(_SOFTMAX, shared="shared_expert", shared_gate="shared_expert_gate"))
+QWEN3_MOE = replace(QWEN3, mixture=_SOFTMAX)
+OLMOE = replace(LLAMA, qk_norm="whole", clip="clip_qkv", mixture=_SOFTMAX)
+FLEX_OLMO = replace(OLMO2, mixture=_SOFTMAX)
+MINIMAX_M2 = replace(LLAMA, qk_norm="whole", mixture=_CORRECTED)
+HY_V3 = replace(
+    QWEN3, mixture=replace(_CORRECTED, epsilon=1e-20, factor="router_scaling_factor", shared="shared_experts")
+)
+SOLAR_OPEN = replace(LLAMA, mixture=_GROUPED)
+# GLM 4.5 Air has no norms of heads; GLM 4.5 has them.
+GLM4_MOE = replace(QWEN3, mixture=_GROUPED)
+ERNIE4_5_MOE = replace(
+    HELIUM,
+    mixture=Mixture(
+        correction="gate.moe_statics.e_score_correction_bias", least_sum="norm_min", shared="shared_experts"
+    ),
+)
+GRANITEMOE = replace(
+    GRANITE, mlp="block_sparse_moe", mixture=Mixture(router="router", scores="softmax_of_chosen", renormalise=False)
+)
+GPT_OSS = replace(
+    LLAMA,
+    rotary=Rotary(single=True),
+    sinks="sinks",
+    mixture=Mixture(
+        router="router", scores="softmax_of_chosen", renormalise=False, clamped=("alpha", "limit"), transposed=True
+    ),
+)

@@ -14,6 +14,7 @@ from longreach_patches.families.table import FAMILIES, LEFT_OUT
 # Names that configs have for the experts that a token goes to, and for an expert's inner channels.
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k", "top_k_experts")
 _OF_HEADS = {"head_dim", "num_key_value_heads"}
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 
 
@@ -97,13 +98,24 @@ def _heads_of(config: PretrainedConfig) -> HeadShape:
 
 
 def widest_inner(config: PretrainedConfig) -> int:
-    """The most inner channels that an MLP, or all experts of a token together, have in any layer."""
+    """The most inner channels that an MLP has in any layer, or what stands beside experts."""
     dense = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     widths = list(dense) if isinstance(dense, list | tuple) else [dense]
     if getattr(config, "use_double_wide_mlp", False):  # of Gemma 4, in layers that read another's keys
         widths.append(2 * widths[0])
-    experts = _number(config, _EXPERTS_PER_TOKEN, 0) * _number(config, _EXPERT_INNER, widths[0])
-    return max(*widths, experts)
+    shared = _number(config, _SHARED, 0) * _number(config, _EXPERT_INNER, widths[0])
+    return max(*widths, shared, _number(config, ("shared_expert_intermediate_size",), 0))
+
+
+def expert_inner(config: PretrainedConfig) -> int:
+    """The inner channels of an expert."""
+    dense = getattr(config, "intermediate_size", None)
+    return _number(config, _EXPERT_INNER, dense if isinstance(dense, int) else 0)
+
+
+def experts_per_token(config: PretrainedConfig) -> int:
+    """How many experts compute a token, beside those that all tokens share; 0 in a model without experts."""
+    return _number(config, _EXPERTS_PER_TOKEN, 0)
 
 
 def _number(config: PretrainedConfig, names: tuple[str, ...], default: int) -> int:

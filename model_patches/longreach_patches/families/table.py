@@ -70,30 +70,32 @@ _DENSE = (
     Family("starcoder2", ("bigcode/starcoder2-15b",)),
     Family("vaultgemma", ("google/vaultgemma-1b",), parts=parts.VAULTGEMMA),
 )
-# With experts, which transformers' own modules run.
+# With experts.
 _EXPERTS = (
     Family("afmoe", ("arcee-ai/Trinity-Mini",), rotary=rotary_where_windowed),
     Family("cohere2_moe"),
-    Family("dots1", ("rednote-hilab/dots.llm1.inst",)),
-    Family("ernie4_5_moe", ("baidu/ERNIE-4.5-21B-A3B-PT",), no_windows),
-    Family("exaone_moe", ("LGAI-EXAONE/K-EXAONE-236B-A23B",), rotary=rotary_where_windowed_if_any),
-    Family("flex_olmo", ("allenai/FlexOlmo-7x7B-1T",), no_windows),
-    Family("glm4_moe", ("zai-org/GLM-4.5-Air",), no_windows),
-    Family("gpt_oss", ("openai/gpt-oss-20b",)),
-    Family("granitemoe", ("ibm-granite/granite-3.1-3b-a800m-instruct",), no_windows),
+    Family("dots1", ("rednote-hilab/dots.llm1.inst",), parts=parts.GLM4_MOE),
+    Family("ernie4_5_moe", ("baidu/ERNIE-4.5-21B-A3B-PT",), no_windows, parts=parts.ERNIE4_5_MOE),
+    Family(
+        "exaone_moe", ("LGAI-EXAONE/K-EXAONE-236B-A23B",), rotary=rotary_where_windowed_if_any, parts=parts.GLM4_MOE
+    ),
+    Family("flex_olmo", ("allenai/FlexOlmo-7x7B-1T",), no_windows, parts=parts.FLEX_OLMO),
+    Family("glm4_moe", ("zai-org/GLM-4.5-Air",), no_windows, parts=parts.GLM4_MOE),
+    Family("gpt_oss", ("openai/gpt-oss-20b",), parts=parts.GPT_OSS),
+    Family("granitemoe", ("ibm-granite/granite-3.1-3b-a800m-instruct",), no_windows, parts=parts.GRANITEMOE),
     Family("granitemoeshared", (), no_windows),
     Family("granitemoe_swa"),
     Family("hunyuan_v1_moe", ("tencent/Hunyuan-A13B-Instruct",), no_windows),
-    Family("hy_v3", (), no_windows),
+    Family("hy_v3", (), no_windows, parts=parts.HY_V3),
     Family("laguna"),
-    Family("mellum"),
-    Family("minimax_m2", ("MiniMaxAI/MiniMax-M2",), no_windows),
+    Family("mellum", parts=parts.QWEN3_MOE),
+    Family("minimax_m2", ("MiniMaxAI/MiniMax-M2",), no_windows, parts=parts.MINIMAX_M2),
     Family("mixtral", ("mistralai/Mixtral-8x7B-Instruct-v0.1",), parts=parts.MIXTRAL),
-    Family("olmoe", ("allenai/OLMoE-1B-7B-0924-Instruct",), no_windows),
+    Family("olmoe", ("allenai/OLMoE-1B-7B-0924-Instruct",), no_windows, parts=parts.OLMOE),
     Family("phimoe", ("microsoft/Phi-3.5-MoE-instruct",)),
-    Family("qwen2_moe", ("Qwen/Qwen1.5-MoE-A2.7B-Chat",), parts=parts.MIXTRAL),
+    Family("qwen2_moe", ("Qwen/Qwen1.5-MoE-A2.7B-Chat",), parts=parts.QWEN2_MOE),
     Family("qwen3_moe", ("Qwen/Qwen3-30B-A3B-Instruct-2507",), parts=parts.QWEN3_MOE),
-    Family("solar_open", ("upstage/Solar-Open-100B",), no_windows),
+    Family("solar_open", ("upstage/Solar-Open-100B",), no_windows, parts=parts.SOLAR_OPEN),
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED, *_DENSE, *_EXPERTS)}

@@ -12,27 +12,38 @@ them with some of the heads. In a short step every rank has all tokens, and comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import cast
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import torch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
+from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, distributed, nn
 
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts
 from longreach_patches.fused.activation import BY_MODULE, Activation, gated_activation
-from longreach_patches.fused.dispatch import MAX_ROWS, uses_triton
+from longreach_patches.fused.experts import experts_of
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.norm import Norm, normalize, normalize_all_heads
+from longreach_patches.fused.project import Products
 from longreach_patches.fused.rotary import rotate_and_write
-from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, separated, share_of, whole_weights
+from longreach_patches.fused.router import Router, router_of
+from longreach_patches.fused.weights import (
+    LayerWeights,
+    Projection,
+    in_blocks,
+    projection_of,
+    separated,
+    share_of,
+    whole_weights,
+)
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
 
-Product = Callable[..., Tensor]  # as `product`
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # as `Router.__call__`
 
 
 class FusedLayer:
@@ -45,7 +56,9 @@ class FusedLayer:
     Attributes:
         is_part: whether the weights are one rank's part.
         in_use: False while the layer's own forward is asked what it computes.
-        own_mlp: the model's own module, called with (1, n, C), where no weights of an MLP are used.
+        router: of a mixture of experts; None where the MLP is a gated one.
+        choose: what a step's tokens choose their experts by; the router, but while it is replaced.
+        experts: the model's own module, which is called as module(x, experts, weights) by its own mixture.
     """
 
     def __init__(
@@ -69,25 +82,44 @@ class FusedLayer:
         attention = modules.attention
         self.is_part = layout.size > 1
         self.in_use = True
-        self.own_mlp: Callable[[Tensor], Tensor] | None = modules.own_mlp
         self._attention = attention
-        self._mlp = modules.mlp
         self._parts = parts
         self._layout = layout
         self._backend = cast("str", attention.longreach_attention.backend.name)
         self._invariant = cast("bool", attention.longreach_attention.batch_invariant)
+        self._products = Products(self._backend, self._invariant)
         self._index = cast("int", attention.layer_idx)
         self._is_last = is_last
         self._scale = cast("float", attention.scaling)
         self._softcap = modules.softcap
+        self._sinks = modules.sinks
+        if modules.sinks is not None:
+            self._sinks = modules.sinks.detach().chunk(layout.context_size)[layout.context_rank]
+        self._clip = modules.clip
         self._heads = attention.o_proj.in_features // attention.head_dim // layout.context_size
         self._rotary = rotary
         self._head_norms = modules.head_norms
         self._norms = modules.norms
         self._multiplier = modules.multiplier
-        self._whole = whole_weights(attention, modules.mlp, layout, parts)
+        self.router: Router | None = None
+        self.experts: nn.Module | None = None
+        self._mlp = modules.mlp
+        self._shared_gate: Projection | None = None
+        experts = None
+        if modules.mixture is not None:
+            mixture = parts.mixture
+            assert mixture is not None
+            self.router = router_of(modules.mixture, mixture, self._backend, self._invariant)
+            self.experts = cast("nn.Module", getattr(modules.mixture, mixture.experts))
+            experts = experts_of(self.experts, mixture)
+            if mixture.shared is not None:
+                self._mlp = getattr(modules.mixture, mixture.shared)
+            if mixture.shared_gate is not None:
+                self._shared_gate = projection_of(getattr(modules.mixture, mixture.shared_gate))
+        self.choose: Choice | None = self.router
+        self._whole = whole_weights(attention, self._mlp, layout, parts, experts)
         self._share = share_of(self._whole, layout)
-        self._act_fn = cast("Callable[[Tensor], Tensor]", getattr(modules.mlp, parts.activation, None))
+        self._act_fn = cast("Callable[[Tensor], Tensor]", getattr(self._mlp, parts.activation, None))
         self._activation: Activation | None = BY_MODULE.get(type(self._act_fn).__name__)
 
     def __call__(self, hidden: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> Tensor:
@@ -98,8 +130,16 @@ class FusedLayer:
         """
         sizes = self._layout.token_sizes(step.slots.shape[0])
         weights = self._share if sizes is None else self._whole
-        stream, shared = self._attend(hidden[0], rope, step, weights, sizes)
-        if len(stream):
+        stream, shared, added = self._attend(hidden[0], rope, step, weights, sizes)
+        if added is not None:
+            norm, projection = self._norms.before_mlp, weights.gate_up
+            assert norm is not None
+            assert projection is not None
+            gate_up = self._products.normed(stream, norm, projection, added, self._multiplier)
+            del added
+            assert weights.down is not None
+            self._add_product(stream, gate_up, weights, weights.down, self._norms.after_mlp, self._activation)
+        elif len(stream):
             self._transform(stream, shared, weights)
         return stream[None]
 
@@ -112,26 +152,17 @@ class FusedLayer:
     def own_weights(self) -> Iterator[None]:
         """Let the layer's own forward compute; context ranks' projections get back what joining took from them."""
         ranks = self._layout.context_size
-        if ranks == 1:  # they are views of the joined
+        with ExitStack() as stack:
+            if ranks > 1:  # else they are views of the joined
+                joined: list[tuple[Projection | None, Any, tuple[str, ...]]] = [
+                    (self._whole.qkv, self._attention, self._parts.qkv),
+                    (self._whole.gate_up, self._mlp, self._parts.gate_up),
+                ]
+                for projection, module, names in joined:
+                    if projection is not None:
+                        parts = [getattr(module, name) for name in names]
+                        stack.enter_context(separated(projection, ranks, *parts))
             yield
-            return
-        assert self._whole.gate_up is not None, "layers with experts are not split over ranks"
-        qkv = [getattr(self._attention, name) for name in self._parts.qkv]
-        gate_up = [getattr(self._mlp, name) for name in self._parts.gate_up]
-        with separated(self._whole.qkv, ranks, *qkv), separated(self._whole.gate_up, ranks, *gate_up):
-            yield
-
-    def _own_product(self, stream: Tensor) -> Product | None:
-        """Which of our products computes a step of these rows; None for the matrix library's."""
-        if self._invariant:
-            from longreach_patches.fused.invariant import invariant_product
-
-            return invariant_product
-        if stream.shape[0] > MAX_ROWS or not uses_triton(stream, self._backend):
-            return None
-        from longreach_patches.fused.products import product
-
-        return product
 
     def _attend(
         self,
@@ -140,17 +171,19 @@ class FusedLayer:
         step: PagedStep,
         weights: LayerWeights,
         sizes: Sequence[int] | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Add attention to `stream`, or to a copy of its wanted rows; returns what it was added to, and what the MLP
-        reads of the same rows, if attention reads that, too."""
-        own = self._own_product(stream)
-        x = self._normalized(stream, self._norms.before_attention)
-        if sizes is not None:
-            qkv = self._own_heads(x, weights.qkv, sizes)
+        reads of the same rows, if attention reads that, too. Where the kernel of the MLP's norm adds it, attention's
+        product is returned last."""
+        norm, shared = self._norms.before_attention, None
+        if sizes is None and not self._parts.parallel and self._products.joins_norm(stream, norm, weights.qkv):
+            assert norm is not None
+            qkv = self._products.normed(stream, norm, weights.qkv)
         else:
-            qkv = (own or nn.functional.linear)(x, *weights.qkv)
-        shared = x if self._parts.parallel else None
-        del x
+            x = self._normalized(stream, norm)
+            qkv = self._products(x, weights.qkv) if sizes is None else self._own_heads(x, weights.qkv, sizes)
+            shared = x if self._parts.parallel else None
+            del x
         kv_scales = step.pages.scales[self._index]
         q = self._queries(qkv, rope, step)
         del qkv
@@ -160,25 +193,39 @@ class FusedLayer:
             stream, q = stream[rows], q[rows]
             shared = shared if shared is None else shared[rows]
             if not len(rows):
-                return stream, shared
-            step, own = step.of_wanted(), self._own_product(stream)
+                return stream, shared, None
+            step = step.of_wanted()
         call = AttentionCall(
             self._attention.longreach_attention.mask,
             self._scale,
             self._softcap,
+            self._sinks,
             kv_scales=kv_scales,
             batch_invariant=self._invariant,
         )
         out = step_attention(q, self._index, step, call, self._backend)
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
-        self._add_product(stream, out.flatten(1), weights, weights.output, self._norms.after_attention, own)
-        return stream, shared
+        if self._mlp_adds(stream, weights):
+            return stream, None, self._products(out.flatten(1), weights.output)
+        self._add_product(stream, out.flatten(1), weights, weights.output, self._norms.after_attention)
+        return stream, shared, None
+
+    def _mlp_adds(self, stream: Tensor, weights: LayerWeights) -> bool:
+        """Whether the kernel of the MLP's norm adds attention's product to the stream, and quantises its result."""
+        if weights.gate_up is None or weights.down is None or weights.experts is not None or self._parts.parallel:
+            return False
+        if self._norms.after_attention is not None or weights.sum_over is not None or self._activation is None:
+            return False
+        joins = self._products.joins_norm(stream, self._norms.before_mlp, weights.gate_up)
+        return joins and self._products.gates_late(stream, weights.down)
 
     def _queries(self, qkv: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> Tensor:
         """Queries (T, Hq, D), ready for attention; keys and values go to their pages."""
         if self._head_norms is not None and self._parts.qk_norm == "whole":
             normalize_all_heads(qkv, self._head_norms, self._backend)
+        if self._clip is not None:
+            qkv.clamp_(-self._clip, self._clip)
         return rotate_and_write(
             qkv,
             (rope[0][0], rope[1][0]) if self._rotary else None,
@@ -195,8 +242,11 @@ class FusedLayer:
     def _own_heads(self, x: Tensor, qkv: Projection, sizes: Sequence[int]) -> Tensor:
         """Queries, keys and values of this rank's heads for all T tokens, (T, outputs / R), from its own x (n, C)."""
         ranks = len(sizes)
-        send = x.new_empty(ranks, x.shape[0], qkv.weight.shape[0] // ranks)
+        send = x.new_empty(ranks, x.shape[0], qkv.outputs // ranks)
         for place, block in zip(send, in_blocks(qkv, ranks), strict=True):
+            if not isinstance(block.weight, Tensor):
+                place.copy_(self._products(x, block))
+                continue
             torch.mm(x, block.weight.t(), out=place)
             if block.bias is not None:
                 place.add_(block.bias)
@@ -205,21 +255,66 @@ class FusedLayer:
     def _transform(self, stream: Tensor, shared: Tensor | None, weights: LayerWeights) -> None:
         """Add the MLP to `stream`."""
         x = self._normalized(stream, self._norms.before_mlp) if shared is None else shared
-        if weights.gate_up is None or weights.down is None:
-            assert self.own_mlp is not None
-            self._add(stream, self.own_mlp(x[None])[0], self._norms.after_mlp)
-            return
-        own = self._own_product(stream)
-        if own is not None and self._activation is not None:
-            inner = own(x, *weights.gate_up, gated=True, activation=self._activation)
+        norm = self._norms.after_mlp
+        if weights.experts is not None:
+            # The experts' sum goes where the MLP's does: to the stream, or to what is normalised first.
+            total = self._sum_of_experts(x, weights.experts, self._first_of_sum(stream, weights, norm))
+            if weights.gate_up is None or weights.down is None:
+                self._finish(stream, total, weights, norm)
+                return
         else:
-            gate_up = (own or nn.functional.linear)(x, *weights.gate_up)
+            total = None
+        assert weights.gate_up is not None
+        assert weights.down is not None
+        factor = None if self._shared_gate is None else self._products(x, self._shared_gate).sigmoid_()
+        inner, gate = None, None
+        if weights.blocks == 1 and self._activation is not None:
+            if factor is None and self._products.gates_late(x, weights.down):
+                gate = self._activation
+            else:
+                inner = self._products.gated(x, weights.gate_up, self._activation)
+        if inner is None:
+            inner = self._products(x, weights.gate_up)
             del x
-            # Within a block gates come before what they gate; their products are in the channels' own order.
-            by_block = gate_up.view(-1, gate_up.shape[1] // weights.blocks)
-            inner = self._activate(by_block).view(stream.shape[0], -1)
-            del gate_up, by_block
-        self._add_product(stream, inner, weights, weights.down, self._norms.after_mlp, own)
+            if gate is None:
+                # Within a block gates come before what they gate; their products are in the channels' own order.
+                by_block = inner.view(-1, inner.shape[1] // weights.blocks)
+                inner = self._activate(by_block).view(stream.shape[0], -1)
+                del by_block
+        if factor is not None:
+            inner.mul_(factor)
+        if total is None:
+            self._add_product(stream, inner, weights, weights.down, norm, gate)
+            return
+        self._products.add(total, inner, weights.down, self._multiplier if norm is None else 1.0, gate)
+        self._finish(stream, total, weights, norm)
+
+    def _sum_of_experts(self, x: Tensor, experts: Experts, to: Tensor | None) -> Tensor:
+        """What the chosen experts make of x, added to `to` with the layer's multiplier, or alone."""
+        assert self.choose is not None
+        return experts_product(
+            x,
+            *self.choose(x),
+            experts,
+            add_to=to,
+            scale=1.0 if to is None else self._multiplier,
+            backend=self._backend,
+            batch_invariant=self._invariant,
+        )
+
+    def _first_of_sum(self, stream: Tensor, weights: LayerWeights, norm: Norm | None) -> Tensor | None:
+        """What products are added to: the stream, which several ranks have and whose sum must have it once; None where
+        their sum is normalised first."""
+        if norm is not None:
+            return None
+        return stream if weights.sum_over is None or weights.adds_stream else stream.zero_()
+
+    def _finish(self, stream: Tensor, total: Tensor, weights: LayerWeights, norm: Norm | None) -> None:
+        """Make a sum that `_first_of_sum` began that of all ranks, and add it to the stream if it is not that."""
+        if weights.sum_over is not None:
+            distributed.all_reduce(total, group=weights.sum_over)
+        if total is not stream:
+            self._add(stream, total, norm)
 
     def _add_product(
         self,
@@ -228,21 +323,15 @@ class FusedLayer:
         weights: LayerWeights,
         projection: Projection,
         norm: Norm | None,
-        own: Product | None,
+        gate: Activation | None = None,
     ) -> None:
         """stream += norm(projection(x)), summed over the ranks that each have a part of the projection's inputs."""
-        if norm is not None:
-            product = (own or nn.functional.linear)(x, *projection)
-            if weights.sum_over is not None:
-                distributed.all_reduce(product, group=weights.sum_over)
-            self._add(stream, product, norm)
-            return
-        # The stream is the same on all of them, and must be in the sum once.
-        if not (weights.sum_over is None or weights.adds_stream):
-            stream.zero_()
-        _add_product(stream, x, projection, own, self._multiplier)
-        if weights.sum_over is not None:
-            distributed.all_reduce(stream, group=weights.sum_over)
+        total = self._first_of_sum(stream, weights, norm)
+        if total is None:
+            total = self._products(x, projection, gate)
+        else:
+            self._products.add(total, x, projection, self._multiplier, gate)
+        self._finish(stream, total, weights, norm)
 
     def _add(self, stream: Tensor, x: Tensor, norm: Norm | None) -> None:
         """stream += norm(x)"""
@@ -259,14 +348,3 @@ class FusedLayer:
             return gated_activation(gate_up, self._activation, self._backend)
         gate, up = gate_up.chunk(2, -1)
         return self._act_fn(gate) * up
-
-
-def _add_product(stream: Tensor, x: Tensor, projection: Projection, own: Product | None, scale: float) -> None:
-    """stream += scale * projection(x): the product's kernel adds, so the sum costs no pass of its own and is rounded
-    once."""
-    if own is not None:
-        own(x, projection.weight, bias=projection.bias, add_to=stream, scale=scale)
-        return
-    stream.addmm_(x, projection.weight.t(), alpha=scale)
-    if projection.bias is not None:
-        stream.add_(projection.bias, alpha=scale)

@@ -96,6 +96,7 @@ def product(
     activation: Activation = "silu",
     add_to: Tensor | None = None,
     scale: float = 1.0,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x W^T for x (T, K), T at most MAX_ROWS, and W (N, K), accumulated in fp32: (T, N). All are contiguous, but W may
     be some columns of a wider one.
@@ -106,10 +107,11 @@ def product(
         activation: that of gates.
         scale: what the product, with its bias, is multiplied by.
         add_to: (T, N), to which the product is added in place and which is returned.
+        out_dtype: of what is returned, if nothing is added to; by default that of x.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = x.new_empty(rows, outputs) if add_to is None else add_to
+    out = x.new_empty(rows, outputs, dtype=out_dtype or x.dtype) if add_to is None else add_to
     config = configure(outputs, x.dtype, capability(x.device))
     launch(
         _product_kernel,

@@ -33,8 +33,8 @@ def rotate_and_write(
     """Queries (T, Hq, D), ready for attention, of `qkv` (T, (Hq + 2 Hkv) D), contiguous; keys and values go to pages.
 
     Args:
-        rope: cosines and sines (T, R) of the first R channels of each head, each for two of them; None where positions
-            are not encoded.
+        rope: cosines and sines (T, R) of the first R channels of each head, each for two of them, or (T, R / 2) if
+            they are single; None where positions are not encoded.
         k_pages, v_pages, slots: as in `longreach_kernels.write_pages`.
         heads: Hq.
         rotary: which channels belong together, and how `rope` lies.
@@ -56,12 +56,12 @@ def rotate_and_write(
 
 
 def _prepared(x: Tensor, norm: Norm | None, rope: tuple[Tensor, Tensor] | None, rotary: Rotary) -> Tensor:
-    """Heads (T, H, D), normalised, with their first R channels turned by `rope` (T, R)."""
+    """Heads (T, H, D), normalised, with their first R channels turned by `rope`."""
     if norm is not None:
         x = eager_norm(x, norm)
     if rope is None:
         return x
-    count = rope[0].shape[-1]
+    count = rotary.channels(rope[0].shape[-1])
     # One of each for the two channels that are turned together.
     cos, sin = (wave[:, None, ::2] if rotary.doubled else wave[:, None, : count // 2] for wave in rope)
     out = torch.empty_like(x)

@@ -36,6 +36,7 @@ def _rotate_kernel(
     ROTARY_DIM: tl.constexpr,
     PAIRS: tl.constexpr,
     DOUBLED: tl.constexpr,
+    SINGLE: tl.constexpr,
     NORM: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     KV_SCALES: tl.constexpr,
@@ -76,11 +77,12 @@ def _rotate_kernel(
             k2 += 1.0
         x1 *= factor * tl.where(is_query, q1, tl.where(is_value, 1.0, k1))
         x2 *= factor * tl.where(is_query, q2, tl.where(is_value, 1.0, k2))
-    if ROTARY_DIM > 0:  # a row of cosines and sines has each of them twice
+    if ROTARY_DIM > 0:  # a row of cosines and sines has each of them twice, if not SINGLE
+        WAVES: tl.constexpr = TURNED if SINGLE else ROTARY_DIM
         waves = 2 * places if DOUBLED else places
         turns = places < TURNED
-        cos = tl.load(Cos + token * ROTARY_DIM + waves, mask=turns, other=1.0).to(tl.float32)[None, :]
-        sin = tl.load(Sin + token * ROTARY_DIM + waves, mask=turns, other=0.0).to(tl.float32)[None, :]
+        cos = tl.load(Cos + token * WAVES + waves, mask=turns, other=1.0).to(tl.float32)[None, :]
+        sin = tl.load(Sin + token * WAVES + waves, mask=turns, other=0.0).to(tl.float32)[None, :]
         rotated1 = x1 * cos - x2 * sin
         rotated2 = x2 * cos + x1 * sin
         x1 = tl.where(is_value, x1, rotated1)
@@ -144,9 +146,10 @@ def rotate_and_write(
             HEAD_DIM=head_dim,
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             BLOCK=_HEADS,
-            ROTARY_DIM=rope[0].shape[-1] if rope else 0,
+            ROTARY_DIM=rotary.channels(rope[0].shape[-1]) if rope else 0,
             PAIRS=rotary.pairs and rope is not None,
             DOUBLED=rotary.doubled,
+            SINGLE=rotary.single,
             NORM=norms is not None,
             PLUS_ONE=norms is not None and norms.kind == "rms_plus_one",
             KV_SCALES=kv_scales is not None,

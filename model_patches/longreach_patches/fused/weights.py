@@ -3,28 +3,47 @@
 Ranks that have the same weights use them in two ways (`RankLayout.token_sizes`): whole, on their own tokens, or each
 its share, on all tokens. So that a share is one run of rows, joined projections lie rank by rank: the queries, keys and
 values of the first rank's heads, then those of the second's.
+
+A weight is a tensor of 16 or 32 bits, or of a format (`longreach_kernels.linear`). Tensors belong to the model's
+modules as parameters; a module of a format has it as `weight_value`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from longreach_kernels.linear import Weight, join_outputs, take_inputs, take_outputs
+from longreach_kernels.moe import Experts
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families.parts import LLAMA, LayerParts
+from longreach_patches.fused.experts import share_of_experts
 from longreach_patches.layout import RankLayout
 
 
 class Projection(NamedTuple):
-    """A weight (outputs, inputs), its rows contiguous, and a bias (outputs,)."""
+    """A weight (outputs, inputs) and a bias (outputs,); rows of a tensor are contiguous.
 
-    weight: Tensor
+    Attributes:
+        others: projections of the same input whose outputs follow these, where formats cannot be joined.
+        sizes: outputs of each of the joined.
+    """
+
+    weight: Weight
     bias: Tensor | None
+    others: tuple[Projection, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of all of them together."""
+        return self.weight.shape[0] + sum(other.outputs for other in self.others)
 
 
 @dataclass(frozen=True)
@@ -33,10 +52,12 @@ class LayerWeights:
 
     Attributes:
         qkv: joined projections to queries, keys and values.
-        gate_up: those to gates and to what they gate; None where a module of the model's own computes the MLP.
-        blocks: ranks whose rows these have, each a block in which the joined follow one another.
         output: the projection of attention back to the residual stream.
-        down: that of the MLP; None where `gate_up` is.
+        gate_up: joined projections to gates and to what they gate, of the MLP or of what a mixture has beside its
+            experts; None where it has none.
+        down: the projection of these back; None where `gate_up` is.
+        experts: those of a mixture, or this rank's; None where the MLP is none.
+        blocks: ranks whose rows these have, each a block in which the joined follow one another.
         sum_over: the ranks whose products with `output`, and with `down`, add up; None if this rank's are all.
         adds_stream: whether this rank's sum has the residual stream in it, which must be there once.
     """
@@ -45,18 +66,26 @@ class LayerWeights:
     output: Projection
     gate_up: Projection | None
     down: Projection | None
+    experts: Experts | None
     blocks: int
     sum_over: ProcessGroup | None
     adds_stream: bool
 
 
-def whole_weights(attention: Any, mlp: Any | None, layout: RankLayout, parts: LayerParts = LLAMA) -> LayerWeights:
-    """The weights of a layer as they were loaded; joins them in place. `mlp` is None where its weights are not used."""
+def whole_weights(
+    attention: Any, mlp: Any | None, layout: RankLayout, parts: LayerParts = LLAMA, experts: Experts | None = None
+) -> LayerWeights:
+    """The weights of a layer as they were loaded; joins them in place. `mlp` is None where there are experts alone.
+
+    Raises:
+        UnsupportedModelError: a format's blocks cannot be shared by so many ranks.
+    """
     return LayerWeights(
-        qkv=_joined(layout.context_size, *(getattr(attention, name) for name in parts.qkv)),
-        output=Projection(attention.o_proj.weight, attention.o_proj.bias),
-        gate_up=mlp and _joined(layout.context_size, *(getattr(mlp, name) for name in parts.gate_up)),
-        down=mlp and Projection(mlp.down_proj.weight, mlp.down_proj.bias),
+        qkv=joined(layout.context_size, *(getattr(attention, name) for name in parts.qkv)),
+        output=projection_of(attention.o_proj),
+        gate_up=mlp and joined(layout.context_size, *(getattr(mlp, name) for name in parts.gate_up)),
+        down=mlp and projection_of(mlp.down_proj),
+        experts=experts,
         blocks=layout.context_size,
         sum_over=layout.tensor_group if layout.tensor_size > 1 else None,
         adds_stream=layout.tensor_rank == 0,
@@ -67,71 +96,146 @@ def share_of(whole: LayerWeights, layout: RankLayout) -> LayerWeights:
     """This rank's share of weights that all ranks of its context group have, as views."""
     if layout.context_size == 1:
         return whole
-    assert whole.gate_up is not None
-    assert whole.down is not None
     return LayerWeights(
-        qkv=_some_outputs(whole.qkv, layout),
-        output=_some_inputs(whole.output, layout),
-        gate_up=_some_outputs(whole.gate_up, layout),
-        down=_some_inputs(whole.down, layout),
+        qkv=in_blocks(whole.qkv, layout.context_size)[layout.context_rank],
+        output=some_inputs(whole.output, layout),
+        gate_up=whole.gate_up and in_blocks(whole.gate_up, layout.context_size)[layout.context_rank],
+        down=whole.down and some_inputs(whole.down, layout),
+        experts=whole.experts and share_of_experts(whole.experts, layout),
         blocks=1,
         sum_over=layout.group,
         adds_stream=layout.rank == 0,
     )
 
 
+def weight_of(module: Any) -> Weight:
+    """A linear module's weight, in its format."""
+    value = getattr(module, "weight_value", None)
+    return module.weight if value is None else value
+
+
+def projection_of(module: Any) -> Projection:
+    """A linear module's weight and bias."""
+    return Projection(weight_of(module), module.bias)
+
+
 def in_blocks(projection: Projection, count: int) -> list[Projection]:
     """A joined projection, rank by rank."""
-    weights = projection.weight.chunk(count)
+    assert not projection.others, "joined rank by rank; see joined"
+    weight, rows = projection.weight, projection.weight.shape[0] // count
     biases = [None] * count if projection.bias is None else projection.bias.chunk(count)
-    return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    with _refused(count):
+        weights = [take_outputs(weight, rank * rows, (rank + 1) * rows) for rank in range(count)]
+    return [Projection(of_rank, bias) for of_rank, bias in zip(weights, biases, strict=True)]
+
+
+def some_inputs(projection: Projection, layout: RankLayout) -> Projection:
+    """The part of a projection whose products add up over the ranks with the same weights."""
+    ranks, rank = layout.context_size, layout.context_rank
+    columns = projection.weight.shape[1] // ranks
+    with _refused(ranks):
+        part = take_inputs(projection.weight, rank * columns, (rank + 1) * columns)
+    return Projection(part, projection.bias if rank == 0 else None)  # once in the sum
 
 
 @contextmanager
-def separated(whole: Projection, ranks: int, *projections: nn.Linear) -> Iterator[None]:
+def separated(whole: Projection, ranks: int, *projections: Any) -> Iterator[None]:
     """Give projections that were joined rank by rank their own weights for a while, as copies."""
-    sizes = [projection.out_features // ranks for projection in projections]
-    joined = [(name, x) for name, x in zip(("weight", "bias"), whole, strict=True) if x is not None]
-    for name, x in joined:
-        for projection, own in zip(projections, x.unflatten(0, (ranks, -1)).split(sizes, 1), strict=True):
-            getattr(projection, name).data = own.flatten(0, 1)
+    sizes = [size // ranks for size in whole.sizes]
+    _set_weights(projections, _by_projection(whole.weight, ranks, sizes))
+    if whole.bias is not None:
+        for projection, own in zip(projections, _by_projection(whole.bias, ranks, sizes), strict=True):
+            projection.bias.data = own
     try:
         yield
     finally:
-        for name, x in joined:
+        _set_weights(projections, [_empty(whole.weight)] * len(projections))
+        if whole.bias is not None:
             for projection in projections:
-                getattr(projection, name).data = x[:0]
+                projection.bias.data = whole.bias[:0]
 
 
-def _some_outputs(projection: Projection, layout: RankLayout) -> Projection:
-    return in_blocks(projection, layout.context_size)[layout.context_rank]
-
-
-def _some_inputs(projection: Projection, layout: RankLayout) -> Projection:
-    weight = projection.weight.chunk(layout.context_size, dim=1)[layout.context_rank]
-    return Projection(weight, projection.bias if layout.context_rank == 0 else None)  # once in the sum
-
-
-def _joined(ranks: int, *projections: nn.Linear) -> Projection:
+def joined(ranks: int, *projections: Any) -> Projection:
     """One projection in place of several of the same input, rank by rank. Nothing is held twice: with one rank their
-    own parameters become views of it, with several, where their rows do not follow each other, they become empty. What
-    is joined on the disk is used as it is."""
+    own weights become views of it, with several, where their rows do not follow each other, they become empty. What is
+    joined on the disk is used as it is, as are projections whose formats cannot be joined."""
     if len(projections) == 1:
         assert ranks == 1, "joined rows do not lie rank by rank; see LayerParts.whole"
-        return Projection(projections[0].weight, projections[0].bias)
-    weight = _interleaved(ranks, [projection.weight.detach() for projection in projections])
+        return projection_of(projections[0])
+    weights = [weight_of(projection) for projection in projections]
+    with _refused(ranks):
+        try:
+            weight = _interleaved(ranks, [x.detach() if isinstance(x, Tensor) else x for x in weights])
+        except ValueError:
+            if ranks > 1:
+                raise
+            first, *others = (projection_of(projection) for projection in projections)
+            return first._replace(others=tuple(others))
     bias = None
     if projections[0].bias is not None:
         bias = _interleaved(ranks, [projection.bias.detach() for projection in projections])
+        assert isinstance(bias, Tensor)
+    sizes = tuple(projection.out_features for projection in projections)
     start = 0
-    for projection in projections:
-        end = start + projection.out_features if ranks == 1 else start
-        projection.weight.data = weight[start:end]
+    for projection, size in zip(projections, sizes, strict=True):
+        end = start + size
+        _set_weights([projection], [take_outputs(weight, start, end) if ranks == 1 else _empty(weight)])
         if bias is not None:
-            projection.bias.data = bias[start:end]
+            projection.bias.data = bias[start : end if ranks == 1 else start]
         start = end
-    return Projection(weight, bias)
+    return Projection(weight, bias, sizes=sizes)
 
 
-def _interleaved(ranks: int, rows: list[Tensor]) -> Tensor:
-    return torch.cat([x.unflatten(0, (ranks, -1)) for x in rows], dim=1).flatten(0, 1)
+def _set_weights(projections: Sequence[Any], weights: Sequence[Weight]) -> None:
+    for projection, weight in zip(projections, weights, strict=True):
+        if hasattr(projection, "weight_value"):
+            projection.weight_value = weight
+        else:
+            projection.weight.data = weight
+
+
+def _empty(weight: Weight) -> Tensor:
+    """What a module has of a weight that lies elsewhere: no outputs."""
+    return weight[:0] if isinstance(weight, Tensor) else torch.empty(0, weight.shape[1], device=weight.device)
+
+
+def _interleaved(ranks: int, weights: Sequence[Weight]) -> Weight:
+    """The rows of several weights, the first rank's of all of them first.
+
+    Raises:
+        ValueError: they are of different formats, or a format cannot be joined or cut so.
+    """
+    tensors = [x for x in weights if isinstance(x, Tensor)]
+    if len(tensors) == len(weights):
+        return torch.cat([x.unflatten(0, (ranks, -1)) for x in tensors], dim=1).flatten(0, 1)
+    if ranks == 1:
+        return join_outputs(weights)
+    sizes = [weight.shape[0] // ranks for weight in weights]
+    return join_outputs(
+        [
+            take_outputs(weight, rank * rows, (rank + 1) * rows)
+            for rank in range(ranks)
+            for weight, rows in zip(weights, sizes, strict=True)
+        ]
+    )
+
+
+def _by_projection(whole: Weight, ranks: int, sizes: Sequence[int]) -> list[Any]:
+    """What `_interleaved` was given, from what it gave; `sizes` are the rows of one rank."""
+    if isinstance(whole, Tensor):
+        return [own.flatten(0, 1) for own in whole.unflatten(0, (ranks, -1)).split(list(sizes), 1)]
+    found, start = [], 0
+    for rows in sizes:
+        starts = [rank * sum(sizes) + start for rank in range(ranks)]
+        found.append(join_outputs([take_outputs(whole, first, first + rows) for first in starts]))
+        start += rows
+    return found
+
+
+@contextmanager
+def _refused(ranks: int) -> Iterator[None]:
+    """Say of a format's blocks what a user can do about them."""
+    try:
+        yield
+    except ValueError as error:
+        raise UnsupportedModelError(f"--context-parallel-size {ranks}: {error}") from error

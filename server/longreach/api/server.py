@@ -225,7 +225,7 @@ def _announce(service: Service, url: str) -> None:
         "loaded %s (%s, %s on %s) in %.1f s",
         service.settings.name,
         info.model_type,
-        info.dtype,
+        f"{info.quantization}; {info.dtype}" if info.quantization else info.dtype,
         info.device,
         info.load_seconds,
     )

@@ -79,7 +79,8 @@ _BATCH_TOKENS = typer.Option(help="Tokens of each answer of a batch.")
 _SERVE = typer.Option(help="Flags of `longreach serve`, in one argument, where a server is started.")
 _OUT = typer.Option(help="Write the result as JSON here.")
 _TARGET = typer.Argument(
-    help="A server's URL, a shape (llama-8b, llama-8b-1m, llama-70b, gemma3-12b, tiny), a directory or a hub id."
+    help="A server's URL, a shape (llama-8b, llama-8b-1m, llama-8b-int4, llama-70b, gemma3-12b, qwen3-30b-a3b, "
+    "qwen3-30b-a3b-fp8, gpt-oss-20b, tiny), a directory or a hub id."
 )
 
 

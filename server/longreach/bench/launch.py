@@ -49,7 +49,10 @@ def is_url(target: str) -> bool:
 def described(target: str | None) -> dict[str, str]:
     """What goes to JSON about the model of a target."""
     if target in shapes.SHAPES:
-        return {"shape": target, "weights": "random", "dtype": "bfloat16"}
+        declared = shapes.SHAPES[target].get("quantization_config", {}).get("quant_method")
+        return {"shape": target, "weights": "random", "dtype": "bfloat16"} | (
+            {} if declared is None else {"quantization": declared}
+        )
     return {"name": EMBEDDED_MODEL_NAME if target is None else target}
 
 

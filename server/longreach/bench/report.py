@@ -16,6 +16,7 @@ def table(result: dict[str, Any]) -> str:
     what = model.get("name", "")
     if "shape" in model:
         what = f"{model['shape']} shape, {model['weights']} weights, {model['dtype']}"
+        what += f", {model['quantization']}" if "quantization" in model else ""
     caption = "; ".join(filter(None, [what, where["device"], versions, where["date"]]))
     tables = [lines for lines in (_latency(result["runs"]), _figures(result["runs"])) if len(lines) > 2]
     text = ["\n".join("| " + " | ".join(cells) + " |" for cells in lines) for lines in tables]

@@ -56,11 +56,110 @@ _GEMMA3_12B: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+# Weights as published ones are: four bits in groups of 128 (compressed-tensors), and FP8 in blocks of 128 by 128.
+_INT4: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "input_activations": None,
+            "output_activations": None,
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
+                "group_size": 128,
+                "dynamic": False,
+            },
+        }
+    },
+}
+# Qwen/Qwen3-30B-A3B-Instruct-2507.
+_QWEN3_30B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "hidden_act": "silu",
+    "max_position_embeddings": 2**18,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e7,
+    "tie_word_embeddings": False,
+}
+_FP8_BLOCKS: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", *(f"model.layers.{layer}.mlp.gate" for layer in range(48))],
+}
+# openai/gpt-oss-20b: experts in MXFP4, every other layer with a window.
+_GPT_OSS_20B: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "initial_context_length": 4096,
+    "max_position_embeddings": 2**17,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "tie_word_embeddings": False,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": _LLAMA_8B,
     "llama-8b-1m": _LLAMA_8B | {"max_position_embeddings": 2**20, "rope_parameters": _YARN},
     "llama-70b": _LLAMA_70B,
+    "llama-8b-int4": _LLAMA_8B | {"quantization_config": _INT4},
     "gemma3-12b": _GEMMA3_12B,
+    "qwen3-30b-a3b": _QWEN3_30B,
+    "qwen3-30b-a3b-fp8": _QWEN3_30B | {"quantization_config": _FP8_BLOCKS},
+    "gpt-oss-20b": _GPT_OSS_20B,
     "tiny": {
         "vocab_size": 512,
         "hidden_size": 64,

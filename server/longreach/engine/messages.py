@@ -46,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tokenizer_eos_ids: list[int] = []
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
     max_model_len: int | None = None
@@ -151,7 +152,8 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     `host_kv_tokens` is what host memory keeps of the pages that are evicted; `page_bytes` what one page takes.
     `dense_share` is the share of the full layers that no attention policy touches; `page_bounds` says whether the other
-    full layers keep bounds of their keys, as a decode budget needs.
+    full layers keep bounds of their keys, as a decode budget needs. `quantization` names the formats of quantised
+    weights; `weight_bytes` is what the weights take on one device.
     """
 
     max_model_len: int
@@ -171,6 +173,8 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     load_seconds: float
     dense_share: float = 0.0
     page_bounds: bool = False
+    quantization: str = ""
+    weight_bytes: int = 0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

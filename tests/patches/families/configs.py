@@ -55,6 +55,15 @@ _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 4.0,
 }
+_GROUPS: dict[str, Any] = {
+    "model_type": "glm4_moe",
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "use_qk_norm": True,
+    "routed_scaling_factor": 1.7,
+}
 _GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0}
 _GLOBAL: dict[str, Any] = {"global_head_dim": 32, "layer_types": [_SLIDING, "full_attention"] * 2}
 # Three layers read the keys and values of the second and the third one, whose kinds differ.
@@ -101,13 +110,15 @@ ODD: dict[str, dict[str, Any]] = {
     | {"sliding_window": WINDOW, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "top_k_experts": 2},
     "gemma4_unified_text": _GLOBAL
     | {"sliding_window": WINDOW, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "glm4_moe-groups": _GROUPS,
     "gpt_neox": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.25}},
-    "gpt_oss": _THREE_OF_FOUR,
+    "gpt_oss": _THREE_OF_FOUR | {"swiglu_limit": 1.5},
     "granite": _MULTIPLIERS,
     "granite_swa": _MULTIPLIERS | _THREE_OF_FOUR,
     "granitemoe": _MULTIPLIERS,
     "granitemoe_swa": _MULTIPLIERS | _THREE_OF_FOUR,
     "granitemoeshared": _MULTIPLIERS,
+    "hy_v3": {"router_scaling_factor": 1.7},
     "hyperclovax": _MULTIPLIERS,
     "hyperclovax-post-norm": {"model_type": "hyperclovax", "use_post_norm": True} | _MULTIPLIERS,
     "laguna": _THREE_OF_FOUR,
@@ -119,11 +130,14 @@ ODD: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": WINDOW},
     "mixtral": {"sliding_window": WINDOW},
     "olmo3": _THREE_OF_FOUR,
+    "olmoe": {"clip_qkv": 0.5},
     "olmo": {"clip_qkv": 0.5},
     "phi": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.5}},
     "phi3": {"sliding_window": WINDOW, "rope_parameters": _BASE | {"partial_rotary_factor": 0.75}},
     "phimoe": {"sliding_window": WINDOW},
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "qwen2_moe": {"norm_topk_prob": True, "decoder_sparse_step": 2},
+    "qwen2_moe-sums": {"model_type": "qwen2_moe", "norm_topk_prob": False, "qkv_bias": False},
     "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
     "starcoder2": {"sliding_window": WINDOW},
@@ -158,6 +172,9 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
         noise = torch.randn_like(parameter)
         parameter.copy_(noise * 0.12 if parameter.dim() > 1 else parameter + noise * 0.1)
     for name, buffer in model.named_buffers():
-        if name.endswith("layer_scalar"):  # of Gemma 4, which is a weight in all but name
+        # Weights in all but name: of Gemma 4, and of experts that are chosen by other scores than they are weighed by.
+        if name.endswith("layer_scalar"):
             buffer.fill_(1.25)
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]

@@ -117,8 +117,7 @@ def test_the_log_says_which_layers_compute(model_dir: Path, caplog: pytest.LogCa
     if not FAMILIES[family].fused:
         assert f"layers are transformers' own, with our attention: for the family {family}" in caplog.text
         return
-    [said] = [line for line in caplog.text.splitlines() if "layers are fused: there are fused kernels for" in line]
-    assert said.endswith("; transformers' own modules compute its experts") == (family == "qwen3_moe")
+    assert f"layers are fused: there are fused kernels for the family {family}" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])

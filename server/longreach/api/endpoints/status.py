@@ -95,4 +95,6 @@ def _model(service: Service, name: str) -> Model:
             min_p=defaults.min_p,
             repetition_penalty=defaults.repetition_penalty,
         ),
+        quantization=engine.info.quantization or None,
+        weight_bytes=engine.info.weight_bytes,
     )

@@ -6,7 +6,7 @@ import msgspec
 import torch
 from longreach_kernels import Backend
 from longreach_kernels.sizes import MAX_HOPPER_DECODE_HEAD_DIM
-from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks, layer_masks, load_config
+from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks, check_split, layer_masks, load_config
 
 from longreach import gguf_source, hub
 from longreach.engine.device.batch_builder import BatchBuilder
@@ -56,8 +56,9 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
     # Before there are ranks: the messages are this one's to give.
     if config.batch_invariant:
         check_ranks(layout)
-    own_config = load_config(config.model, config.hf_overrides)
+    own_config = load_config(config.model, config.hf_overrides, config.quantization)
     check_layout(own_config, layout)
+    check_split(own_config, layout)
     bounded_layers(config, layer_masks(own_config), layout)
     own, threads = on_rank(config, 0), torch.get_num_threads()
     ranks = Ranks(config, layout.size)
@@ -112,6 +113,8 @@ def _started(state: RankState, config: EngineConfig) -> Started:
         load_seconds=loaded.load_seconds,
         dense_share=limits.dense_share,
         page_bounds=bool(pages.shape.bounded),
+        quantization=loaded.quantization or "",
+        weight_bytes=loaded.weight_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from longreach_patches import (
     KVPages,
     LoadedModel,
     PageShape,
+    brings_kv_scales,
     head_shape,
     layer_masks,
     load_model,
@@ -96,6 +98,7 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
             overrides=config.hf_overrides,
             max_length=config.max_model_len,
             gguf_file=config.gguf_file,
+            quantization=config.quantization,
         )
     if joined.layout.rank == 0:
         logger.info("%s", layers_in_words(loaded))
@@ -105,10 +108,13 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     if on_gpu and layout.size > 1:
         torch.cuda.empty_cache()  # what whole weights took before they were cut
     batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device, brings_kv_scales(loaded.config))
     own = layer_masks(loaded.config)
     bounded = capacity.bounded_layers(config, own, layout)
-    footprint = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
+    if brings_kv_scales(loaded.config) and loaded.kv_scales is None and not config.random_weights:
+        logger.warning("the checkpoint declares scales of keys and values and has none: they are measured at the start")
+    planned = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
+    footprint = dataclasses.replace(planned, weight_bytes=loaded.weight_bytes)
     policies = LayerPolicies(
         own,
         head_shape(loaded.config).heads,
@@ -120,7 +126,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
         rotary=rotary_layers(loaded.config),
     )
     if config.gguf_file is not None and layout.rank == 0 and not config.random_weights:
-        logger.info("%s", gguf_source.dequantized(config.gguf_file, str(loaded.dtype), footprint.weight_bytes))
+        sizes = str(loaded.dtype), footprint.weight_bytes, loaded.quantization
+        logger.info("%s", gguf_source.dequantized(config.gguf_file, *sizes))
     demand = capacity.Demand.of(footprint, loaded.config, config, batched_tokens)
     return LoadedRank(config, loaded, own, footprint, demand, policies, batched_tokens)
 
@@ -129,8 +136,8 @@ def layers_in_words(loaded: LoadedModel) -> str:
     """Which of the two ways computes steps, and why, for people."""
     config = loaded.config
     if loaded.patched.fused:
-        experts = "; transformers' own modules compute its experts" if loaded.patched.runs_own_modules else ""
-        return f"layers are fused: there are fused kernels for the family {config.model_type}{experts}"
+        weights = "" if loaded.quantization is None else f", with quantised weights: {loaded.quantization}"
+        return f"layers are fused: there are fused kernels for the family {config.model_type}{weights}"
     why = f"for the family {config.model_type} there are no fused ones"
     if (parts := family_of(config).parts) is not None:
         why = f"{parts.whole or 'projections that cannot be cut'} keep fused ones from being split over ranks"

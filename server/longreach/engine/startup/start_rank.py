@@ -86,7 +86,8 @@ def calibrated_step(rank: LoadedRank) -> tuple[int, int] | None:
 
     Scales of pages do, and the memory for pages, where a GPU's is measured.
     """
-    if rank.scales_pages or (rank.on_gpu and rank.config.kv_cache_bytes is None):
+    measures_scales = rank.scales_pages and rank.loaded.kv_scales is None
+    if measures_scales or (rank.on_gpu and rank.config.kv_cache_bytes is None):
         return rank.demand.step_tokens, rank.demand.step_rows
     return None
 
@@ -138,7 +139,9 @@ def measure(rank: LoadedRank) -> Measured:
 def allocate(rank: LoadedRank, measured: Measured) -> tuple[KVPages, torch.Tensor]:
     """The pages, and (max_num_seqs,) int64 for the tokens that requests draw last."""
     calibration = measured.calibration
-    scales = calibration.scales if calibration is not None and rank.scales_pages else None
+    scales = rank.loaded.kv_scales if rank.scales_pages else None
+    if scales is None and calibration is not None and rank.scales_pages:
+        scales = calibration.scales
     pages = KVPages(rank.footprint.pages, measured.num_pages, rank.loaded.device, scales)
     return pages, torch.zeros(measured.limits.max_num_seqs, dtype=torch.int64, device=rank.loaded.device)
 

@@ -35,10 +35,14 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
     chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
     if loaded.patched.batch_invariant:  # its products are compiled for several numbers of rows
         chunks += [(tokens, tokens) for tokens in _SIZES]
+    # Beside the answer's token.
+    chunks += [(tokens - 1, tokens - 1) for tokens in loaded.patched.expert_steps]
     for tokens, context in chunks:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
             _compute(loaded, pages, chunk, max(chunk, min(context, most)))
+    if loaded.patched.expert_steps:  # one token has a kernel of its own
+        _answer(loaded, pages)
     if pages.shape.bounded:
         for tokens in (1, 2):
             _choose(loaded, pages, tokens, most)
@@ -65,6 +69,17 @@ def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> N
         max_context_len=context,
         num_decodes=1,
     )
+    forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)
+
+
+def _answer(loaded: LoadedModel, pages: KVPages) -> None:
+    """The first token of an answer, alone."""
+    input_ids, positions, slots, rows = upload(
+        [np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, -1), np.zeros(1, np.int64)], loaded.device
+    )
+    starts, lens = upload([np.arange(2, dtype=np.int32), np.ones(1, np.int32)], loaded.device)
+    table = torch.zeros((1, 1), dtype=torch.int32, device=loaded.device)
+    batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=1, num_decodes=1)
     forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)
 
 

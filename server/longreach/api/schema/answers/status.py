@@ -21,7 +21,8 @@ class Model(msgspec.Struct, frozen=True):
     """A served model under one of its names; `max_model_len` is the context that really fits, prompt and answer.
 
     `description` says what the embedded model can do, in a line for people; of other models it is None.
-    `sampling_defaults` are those of requests without `generation_config`.
+    `sampling_defaults` are those of requests without `generation_config`. `quantization` names the formats of quantised
+    weights, None for 16 or 32 bits; `weight_bytes` is what the weights take on one device.
     """
 
     id: str
@@ -31,6 +32,8 @@ class Model(msgspec.Struct, frozen=True):
     max_model_len: int
     description: str | None
     sampling_defaults: SamplingDefaults
+    quantization: str | None
+    weight_bytes: int
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -1,0 +1,15 @@
+"""Numbers of rows at which one form of a product gives way to the next."""
+
+from __future__ import annotations
+
+FEW_PAIRS = 2048  # pairs of a token and an expert that one kernel sorts
+# Rows of an expert, on average, up to which tiles of 16, 32 and 64 rows are quickest in the form for few rows; then up
+# to which tiles of 64 rows are in the form for many, whose other tiles have 128.
+ROWS_16, ROWS_32, ROWS_64, MEDIUM_ROWS = 10, 22, 56, 96
+
+
+def step_sizes(experts: int, top_k: int) -> list[int]:
+    """Numbers of tokens of steps that take, between them, every kind of kernel that there is for a layer."""
+    averages = (ROWS_16 - 4, ROWS_32 - 6, ROWS_64 - 16, MEDIUM_ROWS - 16, 2 * MEDIUM_ROWS)
+    by_rows = (average * experts // top_k for average in averages)
+    return sorted({1, 2, *(max(1, tokens) for tokens in by_rows), FEW_PAIRS // top_k + 1})

@@ -1,0 +1,29 @@
+"""The kernels of mixture layers compile for every GPU that they are meant for, and fit its shared memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.compiled import compiled
+from tests.kernels.test_architectures import SHARED_BYTES
+from tests.pairwise import thinned
+
+_SHARED = SHARED_BYTES | {90: 227 << 10}
+# As in `compile_moe`, which cannot be imported here: Triton's interpreter has been chosen.
+LAUNCHES = (
+    *("route", "one", "few", "more", "some", "medium", "many", "many, interleaved", "few, fp32", "many, fp32"),
+    *("few, fp8 blocks", "some, fp8 blocks", "few, int4 zeros", "few, mxfp4"),
+    *("medium, fp8 channels", "many, fp8 blocks", "many, mxfp4"),
+)
+# Every GPU and every launch once; others each day; LONGREACH_TEST_FULL=1 for all.
+CHOSEN = thinned([(arch,) for arch in _SHARED], LAUNCHES, count=3, strength=1)
+
+
+@pytest.mark.timeout(1800)
+def test_kernels_compile_and_fit_the_shared_memory() -> None:
+    names = [f"{arch}:{launch}" for (arch,), launch in CHOSEN]
+    made = compiled("tests.kernels.moe.compile_moe", *names)
+    assert made.keys() == set(names), "something launched nothing"
+    for name, kernels in made.items():
+        for kernel, shared in kernels.items():
+            assert shared <= _SHARED[int(name.partition(":")[0])], f"{name}: {kernel} takes {shared} bytes"
