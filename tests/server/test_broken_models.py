@@ -142,8 +142,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "wrapper-list": (WRAPPED | {"text_config": [1]}, "Gemma3ForConditionalGeneration; only language models"),
     "wrapper-kind": (WRAPPED | {"text_config": {"model_type": "owl"}}, "config.json ("),
     "quantized": (
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        "the weights are quantized: gptq, 4 bits",
+        {"quantization_config": {"quant_method": "gptq", "bits": 3}},
+        "the weights are quantized: gptq, 3 bits",
     ),
     "own-code": ({"model_type": "owl", "auto_map": {"AutoConfig": "a.B"}}, "code from a model repository is never run"),
 }

@@ -67,13 +67,18 @@ class Reading:
     def _fill_experts(self, name: str, module: QuantizedExperts, placed: Placed, device: torch.device) -> None:
         own, layout = self._located.experts[name], placed.layout
         count, wide, channels = module.gate_up.shape
-        if own.fused:
+        if not own.apart:
             transposed = getattr(placed.own, "is_transposed", False)
             module.gate_up, module.down = (
                 self._fused(f"{name}.{part}", own.fused.get(part, {}), layout, shape, device, transposed)
                 for part, shape in (("gate_up_proj", module.gate_up.shape), ("down_proj", module.down.shape))
             )
             return
+        if module.experts_value.interleaved:
+            raise ModelLoadError(
+                f"{self._tensors.directory}: {name}: the files have gates and what they gate apart, and this family "
+                "has them by turns; separate experts are not read for it"
+            )
         half = torch.Size((count, wide // 2, channels))
         gate, up, down = (
             self._stacked(f"{name}.{part}", own.apart.get(part, {}), layout, shape, device)
@@ -117,12 +122,10 @@ class Reading:
                     f"{self._tensors.directory}: {name}: the {role} of expert {missing[0]} do not match the "
                     f"{shape[0]} experts of config.json"
                 )
-            try:
-                found[role] = torch.stack([self._tensors.read(by_number[index]) for index in range(shape[0])]).to(
-                    device
-                )
-            except RuntimeError as error:
-                raise ModelLoadError(f"{self._tensors.directory}: {name}: the {role} of experts differ") from error
+            each = [self._tensors.read(by_number[index]) for index in range(shape[0])]
+            if len({(tensor.shape, tensor.dtype) for tensor in each}) > 1:
+                raise ModelLoadError(f"{self._tensors.directory}: {name}: the {role} of experts differ")
+            found[role] = torch.stack(each).to(device)
         return self._value(name, layout, found, shape, {role: by[0] for role, by in files.items()})
 
     def _value(
@@ -134,7 +137,9 @@ class Reading:
             raise ModelLoadError(f"{where}: {name} has no {names}, which {layout.name} needs")
         try:
             return layout.read(found, shape)
-        except (ValueError, RuntimeError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, RuntimeError) as error:  # of a format, or of tensors that cannot be reshaped
             raise ModelLoadError(f"{where}: {name} is not {layout.name}: {error}") from error
 
 
@@ -198,7 +203,7 @@ def _in_files(
         own: Mapping[str, Any] = located.modules.get(name, {})
         if is_experts(module):
             found = located.experts.get(name)
-            own = {} if found is None else found.fused.get("gate_up_proj") or found.apart.get("gate") or {}
+            own = {} if found is None else found.apart.get("gate") or found.fused.get("gate_up_proj") or {}
         roles = roles_in(layout.roles, own)
         needed = [role for role in layout.roles if role not in layout.optional]
         if not roles or all(role not in roles for role in needed):

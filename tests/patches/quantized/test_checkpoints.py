@@ -93,6 +93,23 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     assert len(kinds(loaded)) == 4
 
 
+def test_separate_experts_of_a_family_with_gates_and_ups_by_turns_are_refused(tmp_path: Path) -> None:
+    config = config_of("gpt_oss")
+    random_model(config, torch.float32).save_pretrained(tmp_path)
+
+    def take_apart(tensors: dict[str, Tensor]) -> None:
+        for layer in range(4):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            gate_up, down = (tensors.pop(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj"))
+            for index in range(len(down)):
+                own = {"gate": gate_up[index, :, ::2].T, "up": gate_up[index, :, 1::2].T, "down": down[index].T}
+                tensors |= {f"{prefix}.{index}.{n}_proj.weight": x.contiguous() for n, x in own.items()}
+
+    edit(tmp_path, take_apart)
+    with pytest.raises(ModelLoadError, match=r"layers.0.mlp.experts: the files have gates and what they gate apart"):
+        load_model(str(tmp_path), device="cpu", quantization="fp8")
+
+
 def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     meant = written(tmp_path, "qwen3_moe")
     tensors = load_file(tmp_path / "model.safetensors")
@@ -149,6 +166,7 @@ def test_an_output_layer_that_is_the_embedding_is_not(tmp_path: Path) -> None:
     meant = writers.write(tmp_path, random_model(config, torch.float32), writers.fp8_channels, declared)
     loaded = same(tmp_path, meant)
     assert "lm_head" not in kinds(loaded)
+    assert Footprint.of(load_config(str(tmp_path)), torch.float32, 16).weight_bytes == loaded.weight_bytes
     assert loaded.patched.model.lm_head.weight is loaded.patched.model.model.embed_tokens.weight
 
 
