@@ -124,13 +124,12 @@ PACKED_FEW_TILES = [
     FewTile(rows, block_n, block_k, warps, stages)
     for rows, block_n, block_k, warps, stages in (
         (16, 32, 128, 2, 4),
+        (16, 32, 256, 2, 4),
+        (16, 64, 128, 4, 4),
         (16, 64, 256, 4, 3),
         (32, 64, 128, 4, 4),
         (64, 64, 128, 4, 3),
     )
-] + [
-    FewTile(16, block_n, block_k, warps, stages, slices=warps)
-    for block_n, block_k, warps, stages in ((16, 512, 4, 4), (16, 512, 4, 3), (32, 512, 4, 3), (16, 1024, 8, 3))
 ]
 FP8_FEW_TILES = [
     FewTile(rows, block_n, block_k, warps, stages)

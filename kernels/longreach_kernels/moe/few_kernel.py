@@ -12,7 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longreach_kernels.linear.tiles import rows_product
 from longreach_kernels.linear.unpack import HALF
 from longreach_kernels.moe.activation_kernel import activate
 from longreach_kernels.moe.packed_product import packed_product
@@ -135,7 +134,6 @@ def few_kernel(
     Tiles,
     NumTiles,
     most_tiles,
-    num_inputs,
     N: tl.constexpr,
     K: tl.constexpr,
     E: tl.constexpr,
@@ -149,8 +147,6 @@ def few_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SLICES: tl.constexpr,
-    DIVISOR: tl.constexpr,
     ONE_TOKEN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -162,7 +158,7 @@ def few_kernel(
     Order, and W (E, N, K), or W (E, 2 N, K) where an activation follows. Without Tiles the pairs of one token are the
     tiles and the rows; X has that token's row alone if ONE_TOKEN.
 
-    `num_inputs` is K. STRIDES are those of W's experts and outputs, and of the scales' and zeros' experts and outputs,
+    STRIDES are those of W's experts and outputs, and of the scales' and zeros' experts and outputs,
     or blocks of these.
     """
     tile = tl.program_id(1)
@@ -205,16 +201,10 @@ def few_kernel(
         z_base = s_base
         if Zeros is not None:
             z_base = Zeros + expert.to(tl.int64) * STRIDES[2]
-        if SLICES > 1:
-            acc, acc_up = rows_product(
-                X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, num_inputs, STRIDES[1], STRIDES[3],
-                FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, SLICES, GATED, PRECISION, DIVISOR,
-            )  # fmt: skip
-        else:
-            acc, acc_up = packed_product(
-                X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, K, STRIDES[1], STRIDES[3],
-                FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
-            )  # fmt: skip
+        acc, acc_up = packed_product(
+            X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, K, STRIDES[1], STRIDES[3],
+            FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
+        )  # fmt: skip
     if Bias is not None:
         bias = Bias + expert * ((2 if GATED else 1) * N) + rows_w
         acc += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[:, None]

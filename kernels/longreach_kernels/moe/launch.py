@@ -14,7 +14,7 @@ from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import FP8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.linear.rows_kernel import KernelWeight, divisor, kernel_weight
+from longreach_kernels.linear.rows_kernel import KernelWeight, kernel_weight
 from longreach_kernels.linear.unpack import HALF
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.few_kernel import few_kernel
@@ -182,7 +182,6 @@ class Call:
             None if order is None else order.tiles,
             None if order is None else order.num_tiles,
             most,
-            product.x.shape[1],
             N=outputs,
             K=product.x.shape[1],
             E=layer.count,
@@ -196,8 +195,6 @@ class Call:
             ROWS=tile.rows,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            SLICES=1 if weight.layout == HALF.value else tile.slices,
-            DIVISOR=divisor(product.x.shape[1]),
             ONE_TOKEN=order is None and not product.by_row,
             PRECISION=_precision(product.x),
             **self._options(product, tile),

@@ -11,18 +11,13 @@ from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_16, ROWS_32, ROWS_64
 
 
 class FewTile(NamedTuple):
-    """A tile of a product of few rows: rows, outputs (of gates alone, where there are), inputs, warps, and stages.
-
-    Of weights that are unpacked on the way, warps share the inputs in so many `slices`, as many as there are warps, and
-    at least 128 inputs each; or the outputs if that is 1.
-    """
+    """A tile of a product of few rows: rows, outputs (of gates alone, where there are), inputs, warps, and stages."""
 
     rows: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
-    slices: int = 1
 
 
 class ManyTile(NamedTuple):
@@ -87,9 +82,9 @@ def _packed_tile(rows: int, gated: bool, dtype: torch.dtype, arch: int, is_one: 
         return FewTile(rows, 32, 128, 4, 3)
     if rows > 16:
         return FewTile(rows, 64, 128, 4, 4)
-    if is_one:
-        return FewTile(rows, 16, 512, 4, 4, slices=4)
-    return FewTile(rows, 32, 128, 2, 4) if gated else FewTile(rows, 64, 256, 4, 3)
+    if gated:
+        return FewTile(rows, 32, 256 if is_one else 128, 2, 4)
+    return FewTile(rows, 64, 256, 4, 3)
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ import torch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
 from longreach_kernels.moe import Experts, experts_product
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts
@@ -28,6 +28,7 @@ from longreach_patches.fused.experts import experts_of
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.norm import Norm, normalize, normalize_all_heads
 from longreach_patches.fused.project import Products
+from longreach_patches.fused.residual import Residual
 from longreach_patches.fused.rotary import rotate_and_write
 from longreach_patches.fused.router import Router, router_of
 from longreach_patches.fused.weights import (
@@ -100,7 +101,7 @@ class FusedLayer:
         self._rotary = rotary
         self._head_norms = modules.head_norms
         self._norms = modules.norms
-        self._multiplier = modules.multiplier
+        self._residual = Residual(self._products, modules.multiplier)
         self.router: Router | None = None
         self.experts: nn.Module | None = None
         self._mlp = modules.mlp
@@ -135,10 +136,10 @@ class FusedLayer:
             norm, projection = self._norms.before_mlp, weights.gate_up
             assert norm is not None
             assert projection is not None
-            gate_up = self._products.normed(stream, norm, projection, added, self._multiplier)
+            gate_up = self._products.normed(stream, norm, projection, added, self._residual.multiplier)
             del added
             assert weights.down is not None
-            self._add_product(stream, gate_up, weights, weights.down, self._norms.after_mlp, self._activation)
+            self._residual.add_product(stream, gate_up, weights, weights.down, self._norms.after_mlp, self._activation)
         elif len(stream):
             self._transform(stream, shared, weights)
         return stream[None]
@@ -208,7 +209,7 @@ class FusedLayer:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
         if self._mlp_adds(stream, weights):
             return stream, None, self._products(out.flatten(1), weights.output)
-        self._add_product(stream, out.flatten(1), weights, weights.output, self._norms.after_attention)
+        self._residual.add_product(stream, out.flatten(1), weights, weights.output, self._norms.after_attention)
         return stream, shared, None
 
     def _mlp_adds(self, stream: Tensor, weights: LayerWeights) -> bool:
@@ -258,9 +259,9 @@ class FusedLayer:
         norm = self._norms.after_mlp
         if weights.experts is not None:
             # The experts' sum goes where the MLP's does: to the stream, or to what is normalised first.
-            total = self._sum_of_experts(x, weights.experts, self._first_of_sum(stream, weights, norm))
+            total = self._sum_of_experts(x, weights.experts, self._residual.begin(stream, weights, norm))
             if weights.gate_up is None or weights.down is None:
-                self._finish(stream, total, weights, norm)
+                self._residual.finish(stream, total, weights, norm)
                 return
         else:
             total = None
@@ -284,10 +285,10 @@ class FusedLayer:
         if factor is not None:
             inner.mul_(factor)
         if total is None:
-            self._add_product(stream, inner, weights, weights.down, norm, gate)
+            self._residual.add_product(stream, inner, weights, weights.down, norm, gate)
             return
-        self._products.add(total, inner, weights.down, self._multiplier if norm is None else 1.0, gate)
-        self._finish(stream, total, weights, norm)
+        self._products.add(total, inner, weights.down, self._residual.multiplier if norm is None else 1.0, gate)
+        self._residual.finish(stream, total, weights, norm)
 
     def _sum_of_experts(self, x: Tensor, experts: Experts, to: Tensor | None) -> Tensor:
         """What the chosen experts make of x, added to `to` with the layer's multiplier, or alone."""
@@ -297,48 +298,10 @@ class FusedLayer:
             *self.choose(x),
             experts,
             add_to=to,
-            scale=1.0 if to is None else self._multiplier,
+            scale=1.0 if to is None else self._residual.multiplier,
             backend=self._backend,
             batch_invariant=self._invariant,
         )
-
-    def _first_of_sum(self, stream: Tensor, weights: LayerWeights, norm: Norm | None) -> Tensor | None:
-        """What products are added to: the stream, which several ranks have and whose sum must have it once; None where
-        their sum is normalised first."""
-        if norm is not None:
-            return None
-        return stream if weights.sum_over is None or weights.adds_stream else stream.zero_()
-
-    def _finish(self, stream: Tensor, total: Tensor, weights: LayerWeights, norm: Norm | None) -> None:
-        """Make a sum that `_first_of_sum` began that of all ranks, and add it to the stream if it is not that."""
-        if weights.sum_over is not None:
-            distributed.all_reduce(total, group=weights.sum_over)
-        if total is not stream:
-            self._add(stream, total, norm)
-
-    def _add_product(
-        self,
-        stream: Tensor,
-        x: Tensor,
-        weights: LayerWeights,
-        projection: Projection,
-        norm: Norm | None,
-        gate: Activation | None = None,
-    ) -> None:
-        """stream += norm(projection(x)), summed over the ranks that each have a part of the projection's inputs."""
-        total = self._first_of_sum(stream, weights, norm)
-        if total is None:
-            total = self._products(x, projection, gate)
-        else:
-            self._products.add(total, x, projection, self._multiplier, gate)
-        self._finish(stream, total, weights, norm)
-
-    def _add(self, stream: Tensor, x: Tensor, norm: Norm | None) -> None:
-        """stream += norm(x)"""
-        if norm is None:
-            stream.add_(x, alpha=self._multiplier)
-        else:
-            normalize(x, norm, self._backend, add_to=stream, scale=self._multiplier)
 
     def _normalized(self, x: Tensor, norm: Norm | None) -> Tensor:
         return x if norm is None else normalize(x, norm, self._backend)

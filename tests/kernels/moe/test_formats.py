@@ -41,10 +41,10 @@ def test_few_rows_are_multiplied_with_packed_weights(kind: str, device: torch.de
     for tokens in (1, 9):
         x, (experts, weights) = torch.randn(tokens, 160, device=device), random_choice(tokens, 4, 2, device)
         got = torch.empty_like(x)
+        tile = FewTile(16, 16, 256, 2, 1)
+        Call(x, experts, weights, layer).add(got, tile, tile, add=False, scale=1.0)
         expected = experts_product(x, experts, weights, layer, backend="reference").double()
-        for tile in (FewTile(16, 16, 128, 4, 1), FewTile(16, 16, 256, 2, 1, slices=2)):
-            Call(x, experts, weights, layer).add(got, tile, tile, add=False, scale=1.0)
-            assert error(got, expected) < TOLERANCE[torch.float32]
+        assert error(got, expected) < TOLERANCE[torch.float32]
         if tokens == 1:
             got = experts_product(x, experts, weights, layer, backend="triton")
             assert error(got, expected) < TOLERANCE[torch.float32]
