@@ -51,7 +51,8 @@ def test_few_rows(device: torch.device, kind: str, around: dict[str, Any]) -> No
     [(1, 1, 32, 32), (1, 40, 128, 128), (17, 24, 384, 128), (32, 16, 512, 512), (2, 33, 288, 32), (3, 16, 1024, 64)],
 )
 def test_odd_sizes(device: torch.device, kind: str, rows: int, outputs: int, inputs: int, group: int) -> None:
-    dtype = torch.float16 if device.type == "cpu" else torch.bfloat16
+    # From 17 rows of bf16 on, activations for FP8 weights are FP8, too: see `test_quantized_rows`.
+    dtype = torch.float16 if device.type == "cpu" or rows > 16 else torch.bfloat16
     x = torch.randn(rows, inputs, device=device).to(dtype)
     check_linear(x, a_weight(kind, outputs, inputs, dtype, group).to(device), backend="triton")
 
