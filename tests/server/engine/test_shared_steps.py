@@ -111,6 +111,7 @@ def test_shares_of_all_ranks_are_the_whole_and_take_no_memory(name: str) -> None
         assert decoder.self_attn.get_submodule(f"{kind}_proj").weight.numel() == 0
     dim = decoder.self_attn.head_dim
     heads = [torch.as_tensor(share.qkv.weight).split([2 * dim, dim, dim]) for share in shares]
+    assert len(heads) == 2
     for kind, pieces in zip("qkv", zip(*heads, strict=True), strict=True):
         assert torch.equal(torch.cat(pieces), before[f"self_attn.{kind}_proj.weight"])
     inputs = torch.cat([share.down.weight for share in shares], 1)
