@@ -147,8 +147,8 @@ FAULTS = (
     Fault(
         "positions are off by one on the fused path",
         _ROTARY,
-        "cos = tl.load(Cos + token * ROTARY_DIM + waves",
-        "cos = tl.load(Cos + (token + 1) % tl.num_programs(0) * ROTARY_DIM + waves",
+        "cos = tl.load(Cos + token * WAVES + waves",
+        "cos = tl.load(Cos + (token + 1) % tl.num_programs(0) * WAVES + waves",
         (f"{_PATCHES}/test_fused.py::test_rotary_and_page_write",),
     ),
     Fault(

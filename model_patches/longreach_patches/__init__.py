@@ -1,6 +1,6 @@
 """longreach's kernels inside Hugging Face models: patch(model), KV pages, and loading."""
 
-from longreach_patches.agreement import check_agreement, compute_both
+from longreach_patches.agreement import check_agreement, compared_tokens, compute_both
 from longreach_patches.batch_invariant import check_ranks
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
@@ -66,6 +66,7 @@ __all__ = [
     "check_ranks",
     "check_split",
     "chosen_layers",
+    "compared_tokens",
     "compute_both",
     "head_shape",
     "layer_masks",

@@ -24,12 +24,18 @@ from longreach_patches.fused import FusedLayer, Router
 from longreach_patches.layout import RankLayout
 from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 
 _TOKENS = 16
+# Products of quantised weights have another form for many tokens.
+_MANY_TOKENS = 128
 _PAGE = 16
 # Of a row's largest number. Both ways round the residual stream, and what they add to it, about twice.
 _ROUNDINGS = 8
 _LEAST = 1e-5
+# Activations of many tokens may be rounded to FP8, in steps of a sixteenth to an eighth of a number. A rounding before
+# that moves some of them by a step, in both halves of a layer. Wrong layers differ by about as much as they compute.
+_STEPS_OF_FP8 = 0.25
 
 
 @torch.inference_mode()
@@ -43,11 +49,23 @@ def check_agreement(patched: PatchedModel) -> None:
         UnsupportedModelError: a layer differs by more than rounding; the message says which, and by how much.
     """
     check_experts(patched.model)
-    computed = compute_both(patched)
-    if not computed:
+    if not patched.fused_layers:
         return
+    rounding = max(_ROUNDINGS * torch.finfo(patched.model.dtype).eps, _LEAST)
+    for tokens in compared_tokens(patched):
+        _check(patched, tokens, rounding if tokens == _TOKENS else _STEPS_OF_FP8)
+
+
+def compared_tokens(patched: PatchedModel) -> tuple[int, ...]:
+    """How many tokens are computed in both ways: a few, and where weights are quantised, many as well."""
+    modules = patched.model.modules()
+    quantised = any(isinstance(module, QuantizedLinear | QuantizedExperts) for module in modules)
+    return (_TOKENS, _MANY_TOKENS) if quantised else (_TOKENS,)
+
+
+def _check(patched: PatchedModel, tokens: int, limit: float) -> None:
     model, layout = patched.model, patched.fused_layers[0].layout
-    limit = max(_ROUNDINGS * torch.finfo(model.dtype).eps, _LEAST)
+    computed = compute_both(patched, tokens)
     errors = torch.stack([torch.stack([_difference(*pair) for pair in of_layer]).max() for of_layer in computed])
     errors = errors.float().nan_to_num(nan=math.inf, posinf=math.inf)
     if layout.size > 1:
@@ -56,12 +74,13 @@ def check_agreement(patched: PatchedModel) -> None:
         if error > limit:
             raise UnsupportedModelError(
                 f"the fused layer {index} of this {model.config.model_type} model differs from transformers' own by "
-                f"{error:.2g} of its largest number, and rounding explains {limit:.1g}; please report this config"
+                f"{error:.2g} of its largest number with {tokens} tokens, and rounding explains {limit:.1g}; please "
+                "report this config"
             )
 
 
 @torch.inference_mode()
-def compute_both(patched: PatchedModel) -> list[list[tuple[Tensor, Tensor]]]:
+def compute_both(patched: PatchedModel, tokens: int = _TOKENS) -> list[list[tuple[Tensor, Tensor]]]:
     """What each layer makes of a few random tokens, fused and by its own forward, in that order.
 
     Returns:
@@ -73,8 +92,8 @@ def compute_both(patched: PatchedModel) -> list[list[tuple[Tensor, Tensor]]]:
         return []
     model = patched.model
     device = next(model.parameters()).device
-    ids = torch.randint(model.config.vocab_size, (_TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
-    positions = torch.arange(_TOKENS, device=device)
+    ids = torch.randint(model.config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).to(device)
+    positions = torch.arange(tokens, device=device)
     step = _step(patched, positions, fused[0].layout)
     with _own_forward(patched) as calls:
         model.base_model(

@@ -12,7 +12,17 @@ import pytest
 import torch
 from longreach_kernels.linear import Int4Groups, Mxfp4, Quantized, Weight, dequantize, quantize_fp8
 from longreach_kernels.linear.formats import E2M1, E8M0_BIAS
-from longreach_patches import PatchedModel, RankLayout, agreement, check_agreement, check_split, load_config, patch
+from longreach_patches import (
+    PatchedModel,
+    RankLayout,
+    UnsupportedModelError,
+    agreement,
+    check_agreement,
+    check_split,
+    load_config,
+    patch,
+)
+from longreach_patches.fused import project
 from longreach_patches.fused.dispatch import MAX_ROWS
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 from torch import Tensor, nn
@@ -111,6 +121,20 @@ def test_a_fused_layer_computes_with_a_format_what_it_does_with_the_same_numbers
         check(other, wanted)
     handle.undo()
     check(model(sequences()[0][None], use_cache=False).logits[0], expected[0])
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3_moe"])
+def test_a_wrong_form_of_many_rows_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = fused(model_of(name, "fp8 channels")[0], "cpu")
+    check_agreement(handle)
+    right = project.linear
+
+    def wrong(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any) -> Tensor:
+        return right(x if len(x) < 64 else 2 * x, weight, bias, **options)
+
+    monkeypatch.setattr(project, "linear", wrong)
+    with pytest.raises(UnsupportedModelError, match=r"differs from .* with 128 tokens"):
+        check_agreement(handle)
 
 
 @torch.no_grad()

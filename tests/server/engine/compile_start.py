@@ -37,6 +37,7 @@ from longreach_patches import (
     KVPages,
     LoadedModel,
     PageShape,
+    compared_tokens,
     compute_both,
     layer_masks,
     load_model,
@@ -155,7 +156,8 @@ def start(
     graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs],
 ) -> None:
     """What `start_rank` does on a GPU, but that numbers which nothing computed are not compared."""
-    compute_both(loaded.patched)
+    for tokens in compared_tokens(loaded.patched):
+        compute_both(loaded.patched, tokens)
     calibration = calibrate(loaded, PAGE, *_STEP)
     scales = calibration.scales if shape.dtype != loaded.dtype else None
     pages = KVPages(shape, num_pages, loaded.device, scales)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from longreach_kernels.compilation import compile_only
-from longreach_patches import KVPages, LoadedModel, PageShape, compute_both
+from longreach_patches import KVPages, LoadedModel, PageShape, compared_tokens, compute_both
 
 from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.scheduling.limits import Limits
@@ -51,7 +51,8 @@ def compile_kernels(
     def compute_start() -> None:
         """The pages end with this function: a name that still held them, if only through the last step's closure, would
         take their memory from the real ones."""
-        compute_both(loaded.patched)
+        for tokens in compared_tokens(loaded.patched):
+            compute_both(loaded.patched, tokens)
         calibration = None if calibrated is None else calibrate(loaded, shape.page_size, *calibrated)
         scales = calibration.scales if calibration is not None and shape.dtype != loaded.dtype else None
         pages = KVPages(shape, num_pages, loaded.device, scales)
