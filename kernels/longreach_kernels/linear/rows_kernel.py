@@ -138,9 +138,18 @@ def _rows_kernel(
     has_row = rows < num_rows
     inside = offs_n < N
     acc, acc_up = rows_product(
-        X, W, Scales, Zeros, rows.to(tl.int64) * K, has_row, offs_n, inside, N, K, stride_w, stride_s,
-        FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, SLICES, GATED, PRECISION, DIVISOR,
-    )  # fmt: skip
+        X,
+        (W, Scales, Zeros, stride_w, stride_s),
+        (rows.to(tl.int64) * K, has_row),
+        (offs_n, inside),
+        N,
+        K,
+        (FORMAT, GROUP, BLOCK_ROWS),
+        (ROWS, BLOCK_N, BLOCK_K, SLICES),
+        GATED,
+        PRECISION,
+        DIVISOR,
+    )
     if BIAS:
         acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
         if GATED:

@@ -155,21 +155,22 @@ def _add_step(
 def half_rows_product(
     X,
     W,
-    row_places,
-    has_row,
-    rows_w,
-    inside,
+    stride_w,
+    rows,
+    outputs,
     up,
     K,
-    stride_w,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
     EVEN: tl.constexpr,
 ):
     """`rows_product` of a weight of 16 bits; K is a multiple of BLOCK_K if EVEN."""
+    row_places, has_row = rows
+    rows_w, inside = outputs
+    ROWS: tl.constexpr = TILE[0]
+    BLOCK_N: tl.constexpr = TILE[1]
+    BLOCK_K: tl.constexpr = TILE[2]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
     offs = tl.arange(0, BLOCK_K)
@@ -195,24 +196,13 @@ def half_rows_product(
 @triton.jit
 def rows_product(
     X,
-    W,
-    Scales,
-    Zeros,
-    row_places,
-    has_row,
-    rows_w,
-    inside,
+    weight,
+    rows,
+    outputs,
     up,
     K,
-    stride_w,
-    stride_s,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SLICES: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    TILE: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
@@ -224,23 +214,33 @@ def rows_product(
     added, always in the same order. A warp alone computes slowly, since what it does is one chain.
 
     Args:
-        X: activations, of which `row_places` (ROWS,) int64 are the first inputs; `has_row` says which there are.
-        W: 16-bit numbers, or words (int32) of four or eight numbers; outputs are `stride_w` of them apart.
-        Scales, Zeros: as in the formats, outputs or blocks of outputs `stride_s` apart; None where there are none.
-        rows_w: (BLOCK_N,) outputs, `inside` those that there are.
-        FORMAT: one of those of `unpack`.
-        GROUP: inputs of a scale, a power of two of at least 8; 0 if one is for all inputs.
-        BLOCK_ROWS: outputs of a scale.
-        BLOCK_K: inputs of a turn of the loop: of each slice at least 128 for four-bit numbers, 64 for FP8, and no more
-            than GROUP if that is as large.
-        SLICES: as many as there are warps; not used for 16 bits.
+        X: activations.
+        weight: (W, Scales, Zeros, stride_w, stride_s). W has 16-bit numbers, or words (int32) of four or eight numbers;
+            outputs are `stride_w` of them apart. Scales and Zeros are as in the formats, outputs or blocks of outputs
+            `stride_s` apart; None where there are none.
+        rows: (row_places, has_row), each (ROWS,): the places of their first inputs in X (int64), and which there are.
+        outputs: (rows_w, inside), each (BLOCK_N,): rows of W, and which there are.
+        LAYOUT: (FORMAT, GROUP, BLOCK_ROWS): a format of `unpack`; inputs of a scale, a power of two of at least 8, or 0
+            if one is for all inputs; and outputs of a scale.
+        TILE: (ROWS, BLOCK_N, BLOCK_K, SLICES). BLOCK_K inputs are a turn of the loop: of each slice at least 128 for
+            four-bit numbers, 64 for FP8, and no more than GROUP if that is as large. SLICES are as many as there are
+            warps; not used for 16 bits.
         DIVISOR: a power of two that K is a multiple of, as `divisor` finds it. Of it depends how wide loads are.
     """
+    W, Scales, Zeros, stride_w, stride_s = weight
+    row_places, has_row = rows
+    rows_w, inside = outputs
+    # Constants are taken one by one: what several names are assigned at once are tensors.
+    FORMAT: tl.constexpr = LAYOUT[0]
+    GROUP: tl.constexpr = LAYOUT[1]
+    BLOCK_ROWS: tl.constexpr = LAYOUT[2]
+    ROWS: tl.constexpr = TILE[0]
+    BLOCK_N: tl.constexpr = TILE[1]
+    BLOCK_K: tl.constexpr = TILE[2]
+    SLICES: tl.constexpr = TILE[3]
     EVEN: tl.constexpr = DIVISOR % BLOCK_K == 0
     if FORMAT == HALF:
-        total, total_up = half_rows_product(
-            X, W, row_places, has_row, rows_w, inside, up, K, stride_w, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION, EVEN
-        )
+        total, total_up = half_rows_product(X, W, stride_w, rows, outputs, up, K, TILE, GATED, PRECISION, EVEN)
     else:
         PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
         STEP: tl.constexpr = BLOCK_K // SLICES

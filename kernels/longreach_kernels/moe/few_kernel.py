@@ -21,19 +21,20 @@ from longreach_kernels.moe.packed_product import packed_product
 def _half_product(
     X,
     W,
-    row_places,
-    has_row,
-    rows_w,
-    inside,
-    up,
+    rows,
+    outputs,
+    UP: tl.constexpr,
     K: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`packed_product` of a weight of 16 or 32 bits, whose K inputs are known and dense."""
+    """`packed_product` of a weight of 16 or 32 bits, whose outputs are dense."""
+    row_places, has_row = rows
+    rows_w, inside = outputs
+    ROWS: tl.constexpr = TILE[0]
+    BLOCK_N: tl.constexpr = TILE[1]
+    BLOCK_K: tl.constexpr = TILE[2]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
     offs_k = tl.arange(0, BLOCK_K)
@@ -50,7 +51,7 @@ def _half_product(
         x = tl.load(x_ptrs + start, mask=x_mask, other=0.0)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
         if GATED:
-            w_up = tl.load(w_ptrs + up * K + start, mask=w_mask, other=0.0)
+            w_up = tl.load(w_ptrs + UP * K + start, mask=w_mask, other=0.0)
             acc_up = tl.dot(w_up, x, acc_up, input_precision=PRECISION)
     return acc, acc_up
 
@@ -60,30 +61,30 @@ def _fp8_product(
     X,
     W,
     Scales,
-    row_places,
-    has_row,
-    rows_w,
-    inside,
-    up,
+    rows,
+    outputs,
+    UP: tl.constexpr,
     K: tl.constexpr,
-    PITCH: tl.constexpr,
-    PITCH_S: tl.constexpr,
+    STRIDES: tl.constexpr,
     BY_GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr,
     GATED: tl.constexpr,
 ):
     """`packed_product` of FP8 as it lies, with rows that are quantised here, by row and BLOCK_K inputs. Scales are for
     BLOCK_K inputs if BY_GROUP, else for all."""
+    row_places, has_row = rows
+    rows_w, inside = outputs
+    ROWS: tl.constexpr = TILE[0]
+    BLOCK_N: tl.constexpr = TILE[1]
+    BLOCK_K: tl.constexpr = TILE[2]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
     offs_k = tl.arange(0, BLOCK_K)
-    w_ptrs = W + rows_w.to(tl.int64)[:, None] * PITCH + offs_k[None, :]
+    w_ptrs = W + rows_w.to(tl.int64)[:, None] * STRIDES[1] + offs_k[None, :]
     x_ptrs = X + row_places[:, None] + offs_k[None, :]
-    s_ptrs = Scales + (rows_w // BLOCK_ROWS).to(tl.int64) * PITCH_S
-    u_ptrs = Scales + ((rows_w + up) // BLOCK_ROWS).to(tl.int64) * PITCH_S
+    s_ptrs = Scales + (rows_w // BLOCK_ROWS).to(tl.int64) * STRIDES[3]
+    u_ptrs = Scales + ((rows_w + UP) // BLOCK_ROWS).to(tl.int64) * STRIDES[3]
     # Scales are loaded a turn before they are used: loads of so few bytes are not part of the pipeline.
     scales = tl.load(s_ptrs, mask=inside, other=0.0)
     up_scales = scales
@@ -109,7 +110,7 @@ def _fp8_product(
         else:
             acc += tl.dot(w, values) * of_rows[None, :]
         if GATED:
-            w_up = tl.load(w_ptrs + up * PITCH + start, mask=w_mask, other=0.0)
+            w_up = tl.load(w_ptrs + UP * STRIDES[1] + start, mask=w_mask, other=0.0)
             if BY_GROUP:
                 up_scales = tl.load(u_ptrs + start // BLOCK_K + 1, mask=following, other=0.0)
                 acc_up += tl.dot(w_up, values) * (up_now[:, None] * of_rows[None, :])
@@ -189,22 +190,41 @@ def few_kernel(
     w_base = W + expert.to(tl.int64) * STRIDES[0]
     if FORMAT == HALF:
         acc, acc_up = _half_product(
-            X, w_base, row_places, has_row, rows_w, inside, UP, K, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION
+            X, w_base, (row_places, has_row), (rows_w, inside), UP, K, (ROWS, BLOCK_N, BLOCK_K), GATED, PRECISION
         )
     elif FP8_ROWS:
         acc, acc_up = _fp8_product(
-            X, w_base, Scales + expert.to(tl.int64) * STRIDES[2], row_places, has_row, rows_w, inside, UP, K,
-            STRIDES[1], STRIDES[3], GROUP > 0, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED,
-        )  # fmt: skip
+            X,
+            w_base,
+            Scales + expert.to(tl.int64) * STRIDES[2],
+            (row_places, has_row),
+            (rows_w, inside),
+            UP,
+            K,
+            STRIDES,
+            GROUP > 0,
+            BLOCK_ROWS,
+            (ROWS, BLOCK_N, BLOCK_K),
+            GATED,
+        )
     else:
         s_base = Scales + expert.to(tl.int64) * STRIDES[2]
         z_base = s_base
         if Zeros is not None:
             z_base = Zeros + expert.to(tl.int64) * STRIDES[2]
         acc, acc_up = packed_product(
-            X, w_base, s_base, z_base, row_places, has_row, rows_w, inside, UP, K, STRIDES[1], STRIDES[3],
-            FORMAT, GROUP, BLOCK_ROWS, ROWS, BLOCK_N, BLOCK_K, GATED, PRECISION,
-        )  # fmt: skip
+            X,
+            (w_base, s_base, z_base),
+            (row_places, has_row),
+            (rows_w, inside),
+            UP,
+            K,
+            STRIDES,
+            (FORMAT, GROUP, BLOCK_ROWS),
+            (ROWS, BLOCK_N, BLOCK_K),
+            GATED,
+            PRECISION,
+        )
     if Bias is not None:
         bias = Bias + expert * ((2 if GATED else 1) * N) + rows_w
         acc += tl.load(bias, mask=inside, other=0.0).to(tl.float32)[:, None]

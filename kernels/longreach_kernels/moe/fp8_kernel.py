@@ -105,9 +105,7 @@ def fp8_kernel(
                     known = known & (columns < K)[None, :]
                 places = rows if X_BY_ROW else inputs
                 x = tl.load(X + places.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
-            w = weight_tile(
-                W, expert, first, k, N, K, STRIDES[0], STRIDES[1], BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA
-            )
+            w = weight_tile(W, (expert, first, k), N, K, STRIDES, BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA)
             if BY_GROUP:
                 of_rows = tl.load(XScales + step * num_inputs + inputs, mask=has_row, other=0.0)
                 scales = _scales(Scales, expert, first, step, N, STRIDES, BLOCK_N, BLOCK_ROWS, GATED, INTERLEAVED)
@@ -124,11 +122,11 @@ def fp8_kernel(
             acc *= of_rows[:, None] * scales[None, :]
         if GATED:
             gate, up = gate_and_up(acc, INTERLEAVED)
-            finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
+            finish(gate, up, Bias, Out, expert, first, (rows, has_row), N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
         elif BLOCK_N == 256:  # in halves, as in `many_kernel`
             low, high = gate_and_up(acc, False)
             half = first + BLOCK_N // 2
-            finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
-            finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(low, low, Bias, Out, expert, first, (rows, has_row), N, False, None, ALPHA, LIMIT)
+            finish(high, high, Bias, Out, expert, half, (rows, has_row), N, False, None, ALPHA, LIMIT)
         else:
-            finish(acc, acc, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(acc, acc, Bias, Out, expert, first, (rows, has_row), N, False, None, ALPHA, LIMIT)

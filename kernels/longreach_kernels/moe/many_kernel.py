@@ -23,13 +23,10 @@ def place_of(tile, tiles_m, tiles_n, group):
 @triton.jit
 def weight_tile(
     W,
-    expert,
-    first,
-    k,
+    place,
     N: tl.constexpr,
     K: tl.constexpr,
-    OF_EXPERT: tl.constexpr,
-    PITCH: tl.constexpr,
+    STRIDES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
@@ -37,8 +34,9 @@ def weight_tile(
     TMA: tl.constexpr,
 ):
     """A tile of an expert's weights (BLOCK_N, BLOCK_K); of gates and what they gate (2 BLOCK_N, BLOCK_K), alternating
-    or one after the other, as they lie. Beyond its ends zeros, or what nobody stores. OF_EXPERT and PITCH are the
-    strides of experts and outputs."""
+    or one after the other, as they lie. Beyond its ends zeros, or what nobody stores. Its place is the expert, the
+    first output and the first input. The first two of STRIDES are those of experts and outputs."""
+    expert, first, k = place
     if not GATED:
         if TMA:
             tile = tl.reshape(W.load([expert, first, k]), (BLOCK_N, BLOCK_K))
@@ -46,26 +44,26 @@ def weight_tile(
             rows = first + tl.arange(0, BLOCK_N)
             columns = k + tl.arange(0, BLOCK_K)
             inside = (rows < N)[:, None] & (columns < K)[None, :]
-            base = W + expert.to(tl.int64) * OF_EXPERT
-            tile = tl.load(base + rows.to(tl.int64)[:, None] * PITCH + columns[None, :], mask=inside, other=0.0)
+            base = W + expert.to(tl.int64) * STRIDES[0]
+            tile = tl.load(base + rows.to(tl.int64)[:, None] * STRIDES[1] + columns[None, :], mask=inside, other=0.0)
     elif TMA:
         if INTERLEAVED:
             tile = tl.reshape(W.load([expert, 2 * first, k]), (2 * BLOCK_N, BLOCK_K))
         else:
             tile = tl.reshape(W.load([expert, 0, first, k]), (2 * BLOCK_N, BLOCK_K))
     else:
-        place = tl.arange(0, 2 * BLOCK_N)
+        offs = tl.arange(0, 2 * BLOCK_N)
         columns = k + tl.arange(0, BLOCK_K)
         if INTERLEAVED:
-            rows = 2 * first + place
+            rows = 2 * first + offs
             there = rows < 2 * N
         else:
-            rows = first + place % BLOCK_N
+            rows = first + offs % BLOCK_N
             there = rows < N
-            rows += place // BLOCK_N * N
+            rows += offs // BLOCK_N * N
         inside = there[:, None] & (columns < K)[None, :]
-        base = W + expert.to(tl.int64) * OF_EXPERT
-        tile = tl.load(base + rows.to(tl.int64)[:, None] * PITCH + columns[None, :], mask=inside, other=0.0)
+        base = W + expert.to(tl.int64) * STRIDES[0]
+        tile = tl.load(base + rows.to(tl.int64)[:, None] * STRIDES[1] + columns[None, :], mask=inside, other=0.0)
     return tile
 
 
@@ -90,14 +88,15 @@ def finish(
     expert,
     first,
     rows,
-    has_row,
     N: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Store sums (rows, columns) with what belongs to the product, rounded once."""
+    """Store sums (rows, columns) with what belongs to the product, rounded once. The rows are two vectors: their
+    numbers, and which there are."""
+    places, has_row = rows
     columns = first + tl.arange(0, gate.shape[1])
     inside = columns < N
     if ACTIVATION is None:
@@ -109,7 +108,7 @@ def finish(
             gate += tl.load(base, mask=inside, other=0.0).to(tl.float32)[None, :]
             up += tl.load(base + (1 if INTERLEAVED else N), mask=inside, other=0.0).to(tl.float32)[None, :]
         gate = activate(gate, up, ACTIVATION, ALPHA, LIMIT)
-    out = Out + rows.to(tl.int64)[:, None] * N + columns[None, :]
+    out = Out + places.to(tl.int64)[:, None] * N + columns[None, :]
     tl.store(out, gate.to(Out.dtype.element_ty), mask=has_row[:, None] & inside[None, :])
 
 
@@ -165,15 +164,15 @@ def many_kernel(
                 if K % BLOCK_K != 0:
                     known = known & (columns < K)[None, :]
                 x = tl.load(X + inputs.to(tl.int64)[:, None] * K + columns[None, :], mask=known, other=0.0)
-            w = weight_tile(W, expert, first, k, N, K, OF_EXPERT, K, BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA)
+            w = weight_tile(W, (expert, first, k), N, K, (OF_EXPERT, K), BLOCK_N, BLOCK_K, GATED, INTERLEAVED, TMA)
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
         if GATED:
             gate, up = gate_and_up(acc, INTERLEAVED)
-            finish(gate, up, Bias, Out, expert, first, rows, has_row, N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
+            finish(gate, up, Bias, Out, expert, first, (rows, has_row), N, INTERLEAVED, ACTIVATION, ALPHA, LIMIT)
         elif BLOCK_N == 256:  # in halves: what a whole tile takes on its way out would take a stage from the pipeline
             low, high = gate_and_up(acc, False)
             half = first + BLOCK_N // 2
-            finish(low, low, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
-            finish(high, high, Bias, Out, expert, half, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(low, low, Bias, Out, expert, first, (rows, has_row), N, False, None, ALPHA, LIMIT)
+            finish(high, high, Bias, Out, expert, half, (rows, has_row), N, False, None, ALPHA, LIMIT)
         else:
-            finish(acc, acc, Bias, Out, expert, first, rows, has_row, N, False, None, ALPHA, LIMIT)
+            finish(acc, acc, Bias, Out, expert, first, (rows, has_row), N, False, None, ALPHA, LIMIT)

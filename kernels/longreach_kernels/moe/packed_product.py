@@ -161,39 +161,40 @@ def _add_step(
 @triton.jit
 def packed_product(
     X,
-    W,
-    Scales,
-    Zeros,
-    row_places,
-    has_row,
-    rows_w,
-    inside,
-    up,
-    K,
-    stride_w,
-    stride_s,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    weight,
+    rows,
+    outputs,
+    UP: tl.constexpr,
+    K: tl.constexpr,
+    STRIDES: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    TILE: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Products (BLOCK_N, ROWS) in fp32 of outputs of a weight with rows of X, scaled, and if GATED those of the outputs
-    `up` further on.
+    UP further on.
 
     Args:
-        X: activations, of which `row_places` (ROWS,) int64 are the first inputs; `has_row` says which there are.
-        W: words (int32) of four or eight numbers; outputs are `stride_w` of them apart.
-        Scales, Zeros: as in the formats, outputs or blocks of outputs `stride_s` apart; Zeros may be None.
-        rows_w: (BLOCK_N,) outputs, `inside` those that there are.
-        FORMAT: one of those above.
-        GROUP: inputs of a scale, a power of two of at least 8; 0 if one is for all inputs.
-        BLOCK_ROWS: outputs of a scale.
-        BLOCK_K: inputs of a turn of the loop. 128 or more for four-bit numbers, 64 or more for FP8.
+        X: activations.
+        weight: (W, Scales, Zeros) of an expert: words (int32) of four or eight numbers, and the rest as in the formats.
+        rows: (row_places, has_row), each (ROWS,): the places of their first inputs in X (int64), and which there are.
+        outputs: (rows_w, inside), each (BLOCK_N,): rows of W, and which there are.
+        STRIDES: as of `few_kernel`.
+        LAYOUT: (FORMAT, GROUP, BLOCK_ROWS): one of the formats above; inputs of a scale, a power of two of at least 8,
+            or 0 if one is for all inputs; and outputs of a scale.
+        TILE: (ROWS, BLOCK_N, BLOCK_K). BLOCK_K inputs are a turn of the loop: 128 or more for four-bit numbers, 64 or
+            more for FP8.
     """
+    W, Scales, Zeros = weight
+    row_places, has_row = rows
+    rows_w, inside = outputs
+    FORMAT: tl.constexpr = LAYOUT[0]
+    GROUP: tl.constexpr = LAYOUT[1]
+    BLOCK_ROWS: tl.constexpr = LAYOUT[2]
+    ROWS: tl.constexpr = TILE[0]
+    BLOCK_N: tl.constexpr = TILE[1]
+    BLOCK_K: tl.constexpr = TILE[2]
     PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
     # Scales of enough inputs multiply the sums of their products, others the weights.
     ON_SUMS: tl.constexpr = FORMAT != MXFP4 and (GROUP == 0 or GROUP >= 16 * PER_WORD)
@@ -205,15 +206,17 @@ def packed_product(
     offs = tl.arange(0, STEP)
     place = tl.arange(0, STEP // PER_WORD)
     x_ptrs = X + row_places[:, None] + offs[None, :]
-    w_ptrs = W + rows_w.to(tl.int64)[:, None] * stride_w + place[None, :]
-    u_ptrs = W + (rows_w + up).to(tl.int64)[:, None] * stride_w + place[None, :]
+    w_ptrs = W + rows_w.to(tl.int64)[:, None] * STRIDES[1] + place[None, :]
+    u_ptrs = W + (rows_w + UP).to(tl.int64)[:, None] * STRIDES[1] + place[None, :]
     s_rows = rows_w // BLOCK_ROWS
-    us_rows = (rows_w + up) // BLOCK_ROWS
+    us_rows = (rows_w + UP) // BLOCK_ROWS
     # Scales are loaded a step before they are used: loads of so few bytes are not part of the pipeline.
-    scales, zeros = _load_scales(Scales, Zeros, s_rows, inside, 0, columns, stride_s, FORMAT, GROUP, GROUPS)
+    scales, zeros = _load_scales(Scales, Zeros, s_rows, inside, 0, columns, STRIDES[3], FORMAT, GROUP, GROUPS)
     up_scales, up_zeros = scales, zeros
     if GATED:
-        up_scales, up_zeros = _load_scales(Scales, Zeros, us_rows, inside, 0, columns, stride_s, FORMAT, GROUP, GROUPS)
+        up_scales, up_zeros = _load_scales(
+            Scales, Zeros, us_rows, inside, 0, columns, STRIDES[3], FORMAT, GROUP, GROUPS
+        )
     for start in range(0, K, BLOCK_K):
         for step in tl.static_range(BLOCK_K // STEP):
             first = start + step * STEP
@@ -224,7 +227,7 @@ def packed_product(
             now, now_zeros = scales, zeros
             if GROUP > 0:
                 scales, zeros = _load_scales(
-                    Scales, Zeros, s_rows, inside, first + STEP, columns, stride_s, FORMAT, GROUP, GROUPS
+                    Scales, Zeros, s_rows, inside, first + STEP, columns, STRIDES[3], FORMAT, GROUP, GROUPS
                 )
             acc = _add_step(acc, words, planes, now, now_zeros, FORMAT, GROUP, GROUPS, ON_SUMS, PRECISION)
             if GATED:
@@ -232,7 +235,7 @@ def packed_product(
                 now, now_zeros = up_scales, up_zeros
                 if GROUP > 0:
                     up_scales, up_zeros = _load_scales(
-                        Scales, Zeros, us_rows, inside, first + STEP, columns, stride_s, FORMAT, GROUP, GROUPS
+                        Scales, Zeros, us_rows, inside, first + STEP, columns, STRIDES[3], FORMAT, GROUP, GROUPS
                     )
                 acc_up = _add_step(acc_up, up_words, planes, now, now_zeros, FORMAT, GROUP, GROUPS, ON_SUMS, PRECISION)
     factor = sum_factor(FORMAT, X.dtype.element_ty)
