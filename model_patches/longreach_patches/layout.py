@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 # From so many tokens a rank on, a layer's products take longer than reading all of its weights does (docs/adr/0029).
 _LEAST_TOKENS = 256
-# Of MLPs, of experts, and of what goes beside these.
-_INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+_INNER = {
+    "intermediate_size": "inner channels",
+    "moe_intermediate_size": "inner channels of an expert",
+    "shared_expert_intermediate_size": "inner channels of the shared expert",
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
     # Layers of transformers have these whole where they are not split evenly.
     if family_of(config).fused_over(layout.size):
-        split |= {name: width for name in _INNER if isinstance(width := getattr(config, name, None), int)}
+        widths = {words: getattr(config, name, None) for name, words in _INNER.items()}
+        split |= {words: width for words, width in widths.items() if isinstance(width, int)}
     uneven = [f"{count} {name}" for name, count in split.items() if count % layout.size]
     if uneven:
         common = math.gcd(*split.values())

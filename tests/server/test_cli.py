@@ -61,6 +61,7 @@ FLAGS = [
     "--prefix-cache",
     "--quantization",
     "--random-weights",
+    "--reasoning-field",
     "--responses-store",
     "--responses-store-bytes",
     "--responses-store-days",
