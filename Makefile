@@ -35,7 +35,7 @@ $(CORE): pyproject.toml requirements.lock
 # the rest takes half a minute.
 $(ALL): pyproject.toml requirements.lock
 	$(RIGHT_PYTHON)
-	@echo "== installing into $(VENV) the server and what tests and checks need: 167 packages, 3.2 GB; minutes"
+	@echo "== installing into $(VENV) the server and what tests and checks need: 170 packages, 3.2 GB; minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-compile -e '.[dev]'
 	@touch $(CORE) $@
