@@ -31,6 +31,7 @@ def can_be_named(name: str) -> bool:
 
 
 def kind_of(first: bytes) -> str:
+    """The JSON type of a text that begins with this byte; "integer" stands for every number."""
     names = {b'"': "string", b"{": "object", b"[": "array", b"t": "boolean", b"f": "boolean", b"n": "null"}
     return names.get(first, "integer")
 
