@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_WHILE_LOADING = 2
 _READING_THREADS = 2
+_WRITING_THREADS = 1  # its work holds the interpreter's lock nearly all the time
 _ENCODING_THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
@@ -92,6 +93,7 @@ class Service:
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
+        self.writing = WorkPool("writing", _WRITING_THREADS)  # long answers
         self.sampling_defaults = Sampling()  # of requests that do not say
         self._open_requests = 0
         self._idle = asyncio.Event()
@@ -283,6 +285,7 @@ class Service:
         self.masks.stop()
         self.reading.close()
         self.encoding.close()
+        self.writing.close()
         await self.grammars.stop()
         if self._engine is not None:
             await self._engine.stop()
