@@ -72,6 +72,7 @@ TIER_OF = {
     "tests/server/engine/test_scheduler.py": "unit",
     "tests/server/engine/test_speculation.py": "unit",
     "tests/server/engine/test_step_time.py": "unit",
+    "tests/server/engine/test_unread.py": "unit",
     "tests/server/test_config.py": "unit",
     "tests/server/test_json_pieces.py": "unit",
     "tests/server/test_plan.py": "unit",

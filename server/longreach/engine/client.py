@@ -11,7 +11,14 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from longreach.engine.admission import Admission, Place, most_queued_tokens
-from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
+from longreach.engine.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    RequestFailedError,
+    SlowReaderError,
+    not_started,
+)
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
     LENGTH_BYTES,
@@ -31,9 +38,11 @@ from longreach.engine.messages import (
     frame_length,
     from_engine_decoder,
 )
+from longreach.engine.unread import MOST_OF_ALL, Unread
 from longreach.policies.values import DENSE, AttentionPolicy
 from longreach.util.descriptors import require_descriptors
 from longreach.util.safe_path import environment, module_command
+from longreach.util.shared_bytes import SharedBytes
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +82,8 @@ class EngineClient:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._inboxes: dict[str, asyncio.Queue[Update | Exception]] = {}
+        self._inboxes: dict[str, Unread] = {}
+        self._unread = SharedBytes(MOST_OF_ALL)
         self._stopping = False
         self._dead = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -189,25 +199,27 @@ class EngineClient:
 
         Raises:
             RequestFailedError: this request failed.
+            SlowReaderError: too many of its updates were not taken.
             EngineDeadError: the engine process is gone.
         """
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         assert request.request_id in self._admission, f"request {request.request_id} has no place; call `admit` first"
-        inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        inbox = Unread(request.caller, self._unread)
         self._inboxes[request.request_id] = inbox
         finished = False
         try:
             await self._send(request)
             while not finished:
-                news = await inbox.get()
-                if isinstance(news, Exception):
-                    finished = True
-                    raise news
-                finished = news.finish_reason is not None
-                yield news
+                update = await inbox.get()
+                finished = update.finish_reason is not None
+                yield update
+        except EngineError:
+            finished = True
+            raise
         finally:
+            inbox.close()
             self._inboxes.pop(request.request_id, None)
             if not finished and self.alive:
                 self._writer.write(encode_frame(Cancel(request.request_id)))
@@ -296,17 +308,21 @@ class EngineClient:
             for update in message.updates:
                 self._admission.progress(update)
                 if inbox := self._inboxes.get(update.request_id):
-                    inbox.put_nowait(update)
+                    try:
+                        inbox.put(update)
+                    except SlowReaderError:
+                        del self._inboxes[update.request_id]
+                        self._writer.write(encode_frame(Cancel(update.request_id)))
         elif isinstance(message, Heartbeat):
             self.stats = message.stats
             if message.step_seconds > self._config.step_timeout:
                 self._kill(f"has computed one step for {message.step_seconds:.0f} s")
         elif isinstance(message, Failed):
             if inbox := self._inboxes.get(message.request_id):
-                inbox.put_nowait(RequestFailedError(message.message, message.kind))
+                inbox.fail(RequestFailedError(message.message, message.kind))
         else:
             raise AssertionError(f"{type(message).__name__} is only sent during start")
 
     def _fail_all(self, reason: str) -> None:
         for inbox in self._inboxes.values():
-            inbox.put_nowait(EngineDeadError(reason))
+            inbox.fail(EngineDeadError(reason))

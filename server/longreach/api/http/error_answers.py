@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from longreach.api.http.error_forms import error_object
-from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError
+from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError, SlowReaderError
 from longreach.errors import (
     ApiError,
     HttpError,
@@ -48,6 +48,9 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         )
     if isinstance(error, QueueFullError):
         return OverloadedError(f"The server is busy: {error}.", error.retry_after)
+    if isinstance(error, SlowReaderError):
+        message = f"The answer was read too slowly: {error}, which is more than is kept for a reader."
+        return HttpError(message, code="slow_reader", status=408, headers={"x-should-retry": "false"})
     if isinstance(error, RequestFailedError):
         if error.kind != "internal":
             return InvalidRequestError(str(error), code="invalid_value")
