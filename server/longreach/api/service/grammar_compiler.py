@@ -117,8 +117,12 @@ class GrammarCompiler:
         self._known: OrderedDict[bytes, _Verdict] = OrderedDict()  # by the question's digest
         self._known_bytes = 0
 
-    async def compile(self, kind: Kind, source: str | Mapping[str, Any], field: str, caller: str) -> str:
+    async def compile(
+        self, kind: Kind, source: str | Mapping[str, Any], field: str, caller: str, given: object = None
+    ) -> str:
         """The grammar in llguidance's form. Cancelling this ends the process, unless others wait for the same grammar.
+
+        `given` is what is counted, where not all of `source` was written by the caller.
 
         Raises:
             InvalidRequestError: it is too large, takes too long, or is none; names `field`, or `tools`.
@@ -127,13 +131,10 @@ class GrammarCompiler:
         try:
             # Unlike orjson it writes integers of any size.
             question = _encoded([kind, source])
+            counted = question if given is None else _encoded(given)
         except (RecursionError, ValueError) as error:
             raise _refused(field, f"cannot be written as JSON ({error})", "invalid_value") from None
-        # Of a grammar of calls, what the caller wrote is counted.
-        given = question
-        if kind == "calls" and not isinstance(source, str):
-            given = _encoded([source["form"], source["schemas"]])
-        if len(given) > self._max_bytes:
+        if len(counted) > self._max_bytes:
             raise _refused(field, f"must have at most {self._max_bytes} bytes", "grammar_too_large")
         name = hashlib.sha256(question).digest()
         if name in self._known:
