@@ -11,7 +11,7 @@ from longreach.api.generation.call_schema import arguments_schema, call_objects,
 from longreach.api.generation.tag_parameters import AsJson, properties_of, value_of
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.formats import Function
-from longreach.api.service.grammar_compiler import Calls, CallSchema
+from longreach.api.service.grammar_check import Calls, CallSchema
 from longreach.api.service.json_schema.document import SchemaError, escaped
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat

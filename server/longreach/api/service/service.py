@@ -18,7 +18,8 @@ from longreach.api.http.auth import ApiKeys
 from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
-from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
+from longreach.api.service.grammar_check import Kind
+from longreach.api.service.grammar_compiler import GrammarCompiler
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
