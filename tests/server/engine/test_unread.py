@@ -10,6 +10,7 @@ import pytest
 from longreach.engine import unread as unread_module
 from longreach.engine.admission import Admission, Place
 from longreach.engine.client import EngineClient
+from longreach.engine.engine_connection import EngineConnection
 from longreach.engine.errors import EngineDeadError, SlowReaderError
 from longreach.engine.messages import (
     LENGTH_BYTES,
@@ -81,11 +82,11 @@ def test_one_reader_is_bounded_and_all_are(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(unread_module, "MOST_OF_ONE", 20_000)
 
     async def main() -> None:
-        total = SharedBytes(30_000)
-        slow, other = Unread("ann", total), Unread("bob", total)
+        alone, total = SharedBytes(None), SharedBytes(30_000)
+        slow, other = Unread("ann", alone), Unread("bob", total)
         with pytest.raises(SlowReaderError):
             put_many(slow)
-        assert total.total == 0, "what nobody can use is let go of"
+        assert alone.total == 0, "what nobody can use is let go of"
         with pytest.raises(SlowReaderError, match="bytes of the answer"):
             await slow.get()
         for one in [Unread("ann", total) for _ in range(40)]:
@@ -130,7 +131,8 @@ def test_the_request_of_a_slow_reader_is_cancelled_and_others_go_on(monkeypatch:
 
     async def main() -> None:
         reader, written = asyncio.StreamReader(), _Written()
-        client = EngineClient(EngineConfig(model="m"), _Process(), reader, written)  # type: ignore[arg-type]
+        connection = EngineConnection(_Process(), reader, written)  # type: ignore[arg-type]
+        client = EngineClient(EngineConfig(model="m"), connection)
         client._admission = Admission(9, 10**6, 64)
         client._admission.enter({"slow": Place(1), "quick": Place(1)})
         listening = asyncio.create_task(client._listen())
