@@ -45,6 +45,12 @@ _RESPONSE_BUILDER = "server/longreach/api/responses/builder.py"
 _RESPONSE_STORE = "server/longreach/api/service/response_store.py"
 _MESSAGE_BUILDER = "server/longreach/api/generation/message_builder.py"
 
+_RESPOND = "server/longreach/api/http/respond.py"
+_UNREAD = "server/longreach/engine/unread.py"
+_GRAMMAR_COMPILER = "server/longreach/api/service/grammar_compiler.py"
+_ERROR_ANSWERS = "server/longreach/api/http/error_answers.py"
+_TEMPLATE_VARIABLES = "server/longreach/api/service/template_variables.py"
+
 _KERNELS, _PATCHES, _ENGINE, _API = "tests/kernels", "tests/patches", "tests/server/engine", "tests/server/api"
 
 
@@ -293,6 +299,48 @@ FAULTS = (
         "cache_read_input_tokens=record.cached_tokens,",
         "cache_read_input_tokens=0,",
         (f"{_API}/test_messages_answers.py::test_a_message_has_text_and_its_cost",),
+    ),
+    Fault(
+        "a long answer is encoded on the event loop",
+        _RESPOND,
+        "    if not is_long(value):\n",
+        "    if True:\n",
+        (f"{_API}/test_long_answers.py::test_no_turn_has_much_to_do",),
+    ),
+    Fault(
+        "a slow reader may leave as much unread as it likes",
+        _UNREAD,
+        "if self._bytes + size > MOST_OF_ONE or (",
+        "if (",
+        (f"{_ENGINE}/test_unread.py::test_one_reader_is_bounded_and_all_are",),
+    ),
+    Fault(
+        "updates that are joined lose log-probabilities of the prompt",
+        _UNREAD,
+        '("tokens", "logprobs", "prompt_logprobs")',
+        '("tokens", "logprobs")',
+        (f"{_ENGINE}/test_unread.py::test_what_is_told_once_survives_joining",),
+    ),
+    Fault(
+        "what the server writes of a grammar is counted as the caller's",
+        _GRAMMAR_COMPILER,
+        "question if given is None else _encoded(given)",
+        "question",
+        (f"{_API}/test_strict_tools.py::test_as_many_tools_as_there_may_be",),
+    ),
+    Fault(
+        "a 405 names the methods of one route",
+        _ERROR_ANSWERS,
+        "found = [method for method in _METHODS if is_there(method)]",
+        "found = [method for method in _METHODS if is_there(method)][:1]",
+        (f"{_API}/test_endpoint_attacks.py::test_somebody_else_is_served_and_nothing_stays",),
+    ),
+    Fault(
+        "an effort that nobody reads is dropped in silence",
+        _TEMPLATE_VARIABLES,
+        "or (name == _EFFORT and value == _USUAL_EFFORT)",
+        "or name == _EFFORT",
+        (f"{_API}/test_template_fields.py::test_what_each_effort_means",),
     ),
 )
 

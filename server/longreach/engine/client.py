@@ -1,20 +1,22 @@
-"""The owner's side of the engine process: start it, send it requests, hand each caller its own updates."""
+"""The owner's side of the engine process: send it requests, hand each caller its own updates."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from longreach.engine.admission import Admission, Place, most_queued_tokens
-from longreach.engine.errors import EngineDeadError, EngineStartError, RequestFailedError, not_started
+from longreach.engine.engine_connection import EngineConnection
+from longreach.engine.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineStartError,
+    RequestFailedError,
+    SlowReaderError,
+)
 from longreach.engine.messages import (
     HEARTBEAT_SECONDS,
-    LENGTH_BYTES,
     Cancel,
     EngineConfig,
     Failed,
@@ -24,16 +26,12 @@ from longreach.engine.messages import (
     Started,
     StartFailed,
     Stats,
-    ToEngine,
     Update,
     Updates,
-    encode_frame,
-    frame_length,
-    from_engine_decoder,
 )
+from longreach.engine.unread import MOST_OF_ALL, Unread
 from longreach.policies.values import DENSE, AttentionPolicy
-from longreach.util.descriptors import require_descriptors
-from longreach.util.safe_path import environment, module_command
+from longreach.util.shared_bytes import SharedBytes
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +39,6 @@ _KILL_AFTER_SECONDS = 10.0
 _ENDING_SECONDS = 2.0  # for a process that has closed its socket unasked: its requests are waiting to be told
 # An engine of which nothing was heard for so many heartbeats does not respond.
 _MISSED_BEATS = 6
-
-
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An engine's environment, from its owner's.
-
-    OpenMP's threads wait for each other in a loop of some milliseconds before they sleep. With a busy neighbour on the
-    same cores they wait for a thread that is not running, at every product: on two cores a token of the embedded
-    model then took 156 ms in place of 7. After a shorter loop it is 20, and 9 without the neighbour.
-    """
-    chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys()
-    return {**environment} if chosen else {**environment, "GOMP_SPINCOUNT": "5000"}
 
 
 class EngineClient:
@@ -65,15 +52,12 @@ class EngineClient:
     def __init__(
         self,
         config: EngineConfig,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        connection: EngineConnection,
     ) -> None:
         self._config = config
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-        self._inboxes: dict[str, asyncio.Queue[Update | Exception]] = {}
+        self._connection = connection
+        self._inboxes: dict[str, Unread] = {}
+        self._unread = SharedBytes(MOST_OF_ALL)
         self._stopping = False
         self._dead = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,30 +75,15 @@ class EngineClient:
             HostShortageError: there are no descriptors, or other things that a process takes, at this moment.
             EngineStartError: the model could not be loaded, or nothing fits; the message is the operator's.
         """
+        connection = await EngineConnection.start()
+        client = cls(config, connection)
         try:
-            require_descriptors()
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise not_started("the engine process", error) from error
-        with theirs:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *module_command("longreach.engine.startup.engine_process", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    env=environment(child_environment(os.environ)),
-                )
-            except OSError as error:
-                ours.close()
-                raise not_started("the engine process", error) from error
-        reader, writer = await asyncio.open_connection(sock=ours)
-        client = cls(config, process, reader, writer)
-        try:
-            await client._send(config)
-            answer = await client._receive()
+            await connection.send(config)
+            answer = await connection.receive()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             await client.stop()
-            hint = "; memory may have run out, the machine's or the container's" if client._killed else ""
-            raise EngineStartError(f"the engine process ended during start ({client._end()}){hint}") from error
+            hint = "; memory may have run out, the machine's or the container's" if connection.killed else ""
+            raise EngineStartError(f"the engine process ended during start ({connection.end}){hint}") from error
         except asyncio.CancelledError:
             await client.stop()
             raise
@@ -138,7 +107,7 @@ class EngineClient:
     @property
     def alive(self) -> bool:
         """Whether the process runs and is reachable."""
-        return not self._dead and not self._stopping and self._process.returncode is None
+        return not self._dead and not self._stopping and self._connection.runs
 
     @property
     def responsive(self) -> bool:
@@ -148,7 +117,7 @@ class EngineClient:
     @property
     def pid(self) -> int:
         """The engine's process id."""
-        return self._process.pid
+        return self._connection.pid
 
     @property
     def requests_in_flight(self) -> int:
@@ -189,74 +158,53 @@ class EngineClient:
 
         Raises:
             RequestFailedError: this request failed.
+            SlowReaderError: too many of its updates were not taken.
             EngineDeadError: the engine process is gone.
         """
         if not self.alive:
             raise EngineDeadError("the engine process is not running")
         assert request.request_id not in self._inboxes, f"request id {request.request_id} is in use"
         assert request.request_id in self._admission, f"request {request.request_id} has no place; call `admit` first"
-        inbox: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        inbox = Unread(request.caller, self._unread)
         self._inboxes[request.request_id] = inbox
         finished = False
         try:
-            await self._send(request)
+            await self._connection.send(request)
             while not finished:
-                news = await inbox.get()
-                if isinstance(news, Exception):
-                    finished = True
-                    raise news
-                finished = news.finish_reason is not None
-                yield news
+                update = await inbox.get()
+                finished = update.finish_reason is not None
+                yield update
+        except EngineError:
+            finished = True
+            raise
         finally:
+            inbox.close()
             self._inboxes.pop(request.request_id, None)
             if not finished and self.alive:
-                self._writer.write(encode_frame(Cancel(request.request_id)))
+                self._connection.write(Cancel(request.request_id))
 
     async def stop(self) -> None:
         """End the process by closing its socket, and if that does not do, by force. Open requests get an error."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):  # the peer may have gone first
-            await self._writer.wait_closed()
-        await self._end_within(_KILL_AFTER_SECONDS)
+        await self._connection.close(_KILL_AFTER_SECONDS)
         self._fail_all("the server is shutting down")
-
-    async def _end_within(self, seconds: float) -> None:
-        """Wait for the process, whose socket is closed, to end, and kill it if it does not.
-
-        A signal to a process that is ending may take its exit status away from asyncio, so that how it ended is lost.
-        """
-        try:
-            await asyncio.wait_for(self._process.wait(), seconds)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-
-    async def _send(self, message: ToEngine) -> None:
-        self._writer.write(encode_frame(message))
-        await self._writer.drain()
-
-    async def _receive(self) -> FromEngine:
-        header = await self._reader.readexactly(LENGTH_BYTES)
-        return from_engine_decoder.decode(await self._reader.readexactly(frame_length(header)))
 
     async def _listen(self) -> None:
         try:
             while True:
-                message = await self._receive()
+                message = await self._connection.receive()
                 self._missed_beats = 0
                 self._deliver(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the process has ended, or is about to
         except Exception:  # nothing that it says could be understood from here on
             logger.exception("the engine process sent what cannot be understood; it is killed")
-            self._process.kill()
+            self._connection.kill()
         self._dead = True
-        await self._end_within(_ENDING_SECONDS)
-        self._fail_all(f"the engine process ended unexpectedly ({self._end()})")
+        await self._connection.end_within(_ENDING_SECONDS)
+        self._fail_all(f"the engine process ended unexpectedly ({self._connection.end})")
         if self.on_death is not None and not self._stopping:
             self.on_death()
 
@@ -273,20 +221,9 @@ class EngineClient:
                 return
 
     def _kill(self, why: str) -> None:
-        if self._process.returncode is None:
+        if self._connection.runs:
             logger.error("the engine process %s; it is killed", why)
-            self._process.kill()  # the listener sees the end of it
-
-    @property
-    def _killed(self) -> bool:
-        return self._process.returncode == -signal.SIGKILL
-
-    def _end(self) -> str:
-        """How the process ended, for people."""
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return f"exit status {code}"
+            self._connection.kill()  # the listener sees the end of it
 
     def _deliver(self, message: FromEngine) -> None:
         # An id that is not in the table belongs to a caller that went away while its last tokens were on the wire.
@@ -296,17 +233,21 @@ class EngineClient:
             for update in message.updates:
                 self._admission.progress(update)
                 if inbox := self._inboxes.get(update.request_id):
-                    inbox.put_nowait(update)
+                    try:
+                        inbox.put(update)
+                    except SlowReaderError:
+                        del self._inboxes[update.request_id]
+                        self._connection.write(Cancel(update.request_id))
         elif isinstance(message, Heartbeat):
             self.stats = message.stats
             if message.step_seconds > self._config.step_timeout:
                 self._kill(f"has computed one step for {message.step_seconds:.0f} s")
         elif isinstance(message, Failed):
             if inbox := self._inboxes.get(message.request_id):
-                inbox.put_nowait(RequestFailedError(message.message, message.kind))
+                inbox.fail(RequestFailedError(message.message, message.kind))
         else:
             raise AssertionError(f"{type(message).__name__} is only sent during start")
 
     def _fail_all(self, reason: str) -> None:
         for inbox in self._inboxes.values():
-            inbox.put_nowait(EngineDeadError(reason))
+            inbox.fail(EngineDeadError(reason))

@@ -6,6 +6,7 @@ EngineError
 ├── EngineDeadError      the engine process is gone; every request it held ends with this
 ├── DeviceLostError      inside the engine process: the GPU computes nothing any more; the process has to end
 ├── QueueFullError       too much is waiting; `retry_after` says when to come again
+├── SlowReaderError      a request was given up, since too much of its answer was left unread
 └── RequestFailedError   one request failed; `kind` says whose fault it was
 """
 
@@ -52,6 +53,14 @@ class QueueFullError(EngineError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class SlowReaderError(EngineError):
+    """A request was given up, since its reader had left `num_bytes` of its answer unread and there was no room for
+    more."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"{num_bytes} bytes of the answer were left unread")
 
 
 class RequestFailedError(EngineError):

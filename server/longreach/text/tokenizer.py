@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import tokenizers
@@ -18,10 +18,12 @@ from longreach.text.files import model_file
 from longreach.text.marks import GUARD, Marks, renamed, unguarded
 from longreach.text.measure import Measure
 from longreach.text.special_tokens import CONFIG, declared_tokens, read_object
+from longreach.util.work_pool import done
 
 # A piece has so many characters, and at most so many more up to the next place where it can end.
 PIECE_CHARACTERS = 32 * 1024
 MAX_STRETCH_CHARACTERS = 512 * 1024
+_TOKENS_A_STEP = 4096  # of decoding
 
 
 class TooManyTokensError(Exception):
@@ -152,12 +154,7 @@ class Tokenizer:
 
     def encode_here(self, text: str, special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a prompt, computed in the calling thread; see `encoding`."""
-        work = self.encoding(text, special, parse_special)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                return end.value
+        return done(self.encoding(text, special, parse_special))
 
     def encoding(
         self, text: str, special: bool = True, parse_special: bool = True, most: int | None = None
@@ -218,6 +215,15 @@ class Tokenizer:
     def detokenizer(self, special: bool = False) -> Detokenizer:
         """A detokenizer for one answer; `special`: special tokens have text, too."""
         return Detokenizer(self._all_token_bytes if special else self._token_bytes)
+
+    def decoding(self, ids: Sequence[int]) -> Generator[None, None, str]:
+        """Work for a `WorkPool` that returns the text of token ids, without special tokens."""
+        detokenizer = self.detokenizer()
+        pieces = []
+        for start in range(0, len(ids), _TOKENS_A_STEP):
+            pieces += map(detokenizer.push, ids[start : start + _TOKENS_A_STEP])
+            yield
+        return "".join(pieces) + detokenizer.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for by itself; special tokens are their names."""

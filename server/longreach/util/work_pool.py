@@ -24,6 +24,15 @@ T = TypeVar("T")
 _LARGE_BYTES = 1024 * 1024
 
 
+def done(work: Generator[None, None, T]) -> T:
+    """What short work returns, done at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
 class WorkPoolFullError(Exception):
     """More bytes wait already than may."""
 

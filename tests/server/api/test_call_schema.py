@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from longreach.api.generation.call_schema import call_schema
 from longreach.api.schema.requests.formats import Function
-from longreach.api.service.grammar_compiler import check_grammar
+from longreach.api.service.grammar_check import check_grammar
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:

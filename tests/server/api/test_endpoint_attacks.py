@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -19,6 +20,7 @@ from tests.server.attacks.endpoints import OPERATIONS, TABLE, USER, Operation
 ANN, BOB = ({"Authorization": f"Bearer secret-of-{name}"} for name in ("ann", "bob"))
 JSON = {"Content-Type": "application/json"}
 LIMIT = 300_000
+ANTHROPIC_TYPES = {404: "not_found_error", 413: "request_too_large"}
 THOUGHTS = CALLS.replace("{{ message.content }}", "{{ message.reasoning_content }}{{ message.content }}")
 
 
@@ -50,6 +52,57 @@ def connect(server: LiveServer, operation: Operation, raw: bytes, sent: int | No
     )
     sock.sendall(line.encode() + raw[:sent])
     return sock
+
+
+def in_form(answer: httpx2.Response, operation: Operation, status: int, code: str) -> dict[str, Any]:
+    """The error of an answer, in the form of the operation's own protocol."""
+    error, body = refused(answer, status), answer.json()
+    assert error["code"] == code, error
+    if operation.path.startswith("/v1/messages"):
+        assert body == {"type": "error", "error": error, "request_id": answer.headers["request-id"]}
+        assert error["type"] == ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    else:
+        assert body == {"error": error}
+        assert "request-id" not in answer.headers
+        assert error["type"] == "invalid_request_error"
+    assert {"type", "message", "param", "code"} <= error.keys()
+    assert answer.headers["content-type"] == "application/json"
+    assert len(answer.content) < 1_500
+    return error
+
+
+def forms(server: LiveServer, operation: Operation) -> None:
+    path = operation.path.format(id="resp_1")
+    for method in ("PUT", "PATCH", "TRACE", "OPTIONS", "QUERY", "M" * 900):
+        answer = server.http.request(method, path, headers=ANN)
+        assert operation.method in answer.headers["allow"].split(", "), "all methods of the path"
+        error = in_form(answer, operation, 405, "method_not_allowed")
+        assert error["message"].endswith(f"Send {answer.headers['allow']}.")
+    strange = ANN | {"anthropic-version": "2023-06-01"}
+    in_form(
+        server.http.request(operation.method, f"{path}/a/b%2e/{'x' * 900}", headers=ANN), operation, 404, "not_found"
+    )
+    anthropic = replace(operation, path="/v1/messages/x")
+    in_form(server.http.request(operation.method, "/v1/files", headers=strange), anthropic, 404, "not_found")
+    keyless = server.http.request(operation.method, path, headers=JSON | {"anthropic-version": "2023-06-01"})
+    error = refused(keyless, 401)
+    assert ("request_id" in keyless.json()) is operation.path.startswith("/v1/messages"), error
+    if operation.fields is None:
+        return
+    long = "m" * 9_000
+    named = (("m" * 200, 404, "model_not_found"), (long, 400, "invalid_value"), (7, 400, "invalid_type"))
+    for model, status, code in named:
+        error = in_form(send(server, operation, operation.raw(model=model)), operation, status, code)
+        assert error["param"] == "model"
+        assert status == 404 or " must " in error["message"]
+    in_form(send(server, operation, operation.raw(**{long: 1})), operation, 400, "unknown_parameter")
+    in_form(send(server, operation, operation.raw()[:-1]), operation, 400, "invalid_json")
+    in_form(send(server, operation, b'{"' + b"k" * 9_000), operation, 400, "invalid_json")
+    plain = {"Content-Type": "text/plain; a=" + "b" * 900}
+    in_form(send(server, operation, operation.raw(), **plain), operation, 415, "unsupported_media_type")
+    squeezed = {"Content-Encoding": "gzip"}
+    in_form(send(server, operation, operation.raw(), **squeezed), operation, 415, "unsupported_content_encoding")
+    in_form(send(server, operation, operation.raw() + b" " * LIMIT), operation, 413, "body_too_large")
 
 
 def no_json(server: LiveServer, operation: Operation) -> None:
@@ -258,6 +311,7 @@ def unread(server: LiveServer, operation: Operation) -> None:
 
 
 ATTACKS: dict[str, Callable[[LiveServer, Operation], None]] = {
+    "refusals in the form of the protocol": forms,
     "bodies that are no JSON": no_json,
     "other media types and codings": media_types,
     "bodies that are too long": too_long,

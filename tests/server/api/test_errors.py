@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
+from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError, SlowReaderError
 from longreach.engine.messages import Generate, Update
 from longreach.errors import OverloadedError, UnavailableError
 from longreach.text.detokenizer import Detokenizer
@@ -96,6 +96,7 @@ def test_a_place_in_the_queue_is_taken_before_the_headers_and_given_back_on_ever
 @pytest.mark.parametrize(
     ("failure", "status", "code", "retry"),
     [
+        (SlowReaderError(99), 408, "slow_reader", "false"),
         (RequestFailedError("the prompt is odd", "invalid"), 400, "invalid_value", None),
         (RequestFailedError("secret path /root/x", "internal"), 500, "internal_error", "false"),
         (EngineDeadError("exit status 9"), 503, "engine_dead", "false"),

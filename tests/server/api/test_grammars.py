@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from longreach.api.service import grammar_compiler as grammars
-from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
+from longreach.api.service.grammar_check import OUT_OF_MEMORY, Kind
+from longreach.api.service.grammar_compiler import GrammarCompiler
 from longreach.errors import InvalidRequestError, OverloadedError, UnavailableError
 
 from tests.server.api.test_chat import schema_of
@@ -227,7 +228,7 @@ def test_a_process_that_could_not_run_is_the_servers_fault(monkeypatch: pytest.M
 
     with pytest.raises(RuntimeError, match="status 1"):
         asyncio.run(main(1))
-    for status in (-24, -6, grammars._OUT_OF_MEMORY):
+    for status in (-24, -6, OUT_OF_MEMORY):
         with pytest.raises(InvalidRequestError, match="takes more than 1 s or 1024 MiB"):
             asyncio.run(main(status))
 

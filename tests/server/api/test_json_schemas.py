@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from longreach.api.service.grammar_compiler import check_grammar
+from longreach.api.service.grammar_check import check_grammar
 from longreach.api.service.json_schema.patterns import without_look_ahead
 from longreach.engine.sampling.grammar_limits import LIMITS
 from longreach.util import exact_json

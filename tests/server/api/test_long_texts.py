@@ -278,12 +278,12 @@ def test_raw_prompts_write_them_unless_told_otherwise(server: LiveServer, tokeni
 
 def test_text_of_token_ids_is_found_beside_the_event_loop(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    plain = server.service.reading.call
+    plain = server.service.writing.run
 
-    async def call(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
-        used.append(function.__name__)
-        return await plain(function, *rest, **named)
+    async def run(work: Any, **named: Any) -> Any:
+        used.append(work.__name__)
+        return await plain(work, **named)
 
-    monkeypatch.setattr(server.service.reading, "call", call)
+    monkeypatch.setattr(server.service.writing, "run", run)
     assert server.complete(prompt=[5, 6, 7], echo=True, max_tokens=1).status_code == 200
-    assert used == ["text", "choices"]
+    assert used == ["decoding", "choices"]

@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from longreach.api.service.grammar_compiler import check_grammar
+from longreach.api.service.grammar_check import check_grammar
 from longreach.api.service.json_schema.document import SchemaError
 from longreach.api.service.json_schema.prepare import prepared
 from longreach.api.service.json_schema.shapes import _KINDS

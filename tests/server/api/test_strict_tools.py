@@ -11,7 +11,7 @@ import pytest
 from longreach.text.tokenizer import Tokenizer
 
 from tests.server.api import anthropic_client
-from tests.server.api.conftest import LiveServer
+from tests.server.api.conftest import MODEL, LiveServer
 from tests.server.api.test_chat import HELLO, TEMPLATE, WEATHER, ask, says
 from tests.server.api.test_responses import WEATHER as NOT_STRICT
 from tests.server.api.test_responses import ask as respond
@@ -104,3 +104,59 @@ def test_a_strict_tool_of_messages_is_followed(make_server: Callable[..., LiveSe
         assert "arguments0" in followed(live)
         anthropic_client.ask(live, tools=[anthropic_client.WEATHER])
         assert followed(live) == {}
+
+
+@pytest.fixture
+def messages(make_server: Callable[..., LiveServer]) -> Iterator[LiveServer]:
+    with make_server(template=anthropic_client.TEMPLATE, max_model_len=2**20) as live:
+        yield live
+
+
+def named_tools(count: int, parameters: Callable[[int], dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    """Tools of `/v1/messages` with names of 40 characters."""
+    names = [f"tool_{number}".ljust(40, "x") for number in range(count)]
+    return [{"name": name, "input_schema": {"type": "object", **parameters(n)}, **more} for n, name in enumerate(names)]
+
+
+def of_its_own(number: int) -> dict[str, Any]:
+    members = {f"a{number}": {"type": "string"}}
+    return {"properties": members, "required": [*members], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("parameters", [lambda _: {}, of_its_own], ids=["alike", "different"])
+def test_as_many_tools_as_there_may_be(
+    messages: LiveServer, tokenizer: Tokenizer, parameters: Callable[[int], dict[str, Any]]
+) -> None:
+    """A grammar grows by what the caller wrote of the arguments, and by the names."""
+    tools = named_tools(512, parameters)
+    name, given = tools[-1]["name"], dict.fromkeys(parameters(511).get("required", []), "x")
+    says(messages, tokenizer, json.dumps([{"name": name, "parameters": given}]))
+    [block] = anthropic_client.ask(messages, tools=tools, tool_choice={"type": "any"})["content"]
+    assert (block["name"], block["input"]) == (name, given)
+    [grammar] = followed(messages).values()
+    assert name in json.dumps(grammar)
+    says(messages, tokenizer, json.dumps(given))
+    anthropic_client.ask(messages, tools=tools, tool_choice={"type": "tool", "name": name})
+    [grammar] = followed(messages).values()
+    assert name not in json.dumps(grammar)
+    says(messages, tokenizer, "Hello")
+    anthropic_client.ask(messages, tools=named_tools(512, parameters, strict=True))
+    arguments = [one for one in followed(messages) if one.startswith("arguments")]
+    assert len(arguments) == len({str(parameters(number)) for number in range(512)})
+
+
+def test_what_callers_write_of_arguments_is_bounded(messages: LiveServer) -> None:
+    tools = named_tools(512, lambda number: {"properties": {f"a{number}": {"enum": ["x" * 90, "y" * 90]}}})
+    refused = messages.http.post(
+        "/v1/messages",
+        json={
+            "model": MODEL,
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": tools,
+            "tool_choice": {"type": "any"},
+        },
+    ).json()["error"]
+    assert refused["code"] == "grammar_too_large"
+    assert refused["param"] == "tools"
+    assert "65536" in refused["message"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from longreach.api.service.grammar_compiler import check_grammar
+from longreach.api.service.grammar_check import check_grammar
 
 from tests.server.api.conftest import MODEL, LiveServer
 from tests.server.api.test_chat import TEMPLATE

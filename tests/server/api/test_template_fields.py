@@ -132,6 +132,41 @@ def test_what_a_template_does_not_read_is_refused_by_name(
     assert refusal(served(PLAIN), **fields)["param"] == param
 
 
+SWITCHED = TURNS + "{% if enable_thinking is false %}<think></think>{% endif %}"
+READ, OFF, NOTHING, REFUSED = "read", "off", "nothing", "refused"
+
+
+@pytest.mark.parametrize(
+    ("template", "meant"),
+    [
+        (EFFORT, {None: NOTHING, "none": READ, "minimal": READ, "low": READ, "medium": READ, "high": READ}),
+        (
+            SWITCHED,
+            {None: NOTHING, "none": OFF, "minimal": REFUSED, "low": REFUSED, "medium": NOTHING, "xhigh": REFUSED},
+        ),
+        (PLAIN, {None: NOTHING, "none": NOTHING, "minimal": REFUSED, "low": REFUSED, "medium": NOTHING, "x": REFUSED}),
+    ],
+    ids=["effort", "switch", "neither"],
+)
+def test_what_each_effort_means(
+    served: Callable[[str], LiveServer], tokenizer: Tokenizer, template: str, meant: dict[str | None, str]
+) -> None:
+    """The table of docs/schemas-and-histories.md, under each of the names."""
+    server = served(template)
+    usual = prompt(server, tokenizer)
+    for effort, meaning in meant.items():
+        for fields in ({"reasoning_effort": effort}, {"reasoning": {"effort": effort}}):
+            if meaning == REFUSED:
+                error = refusal(server, **fields)
+                assert error["code"] == "unsupported_value"
+                assert "`medium`, which asks for nothing" in error["message"]
+                continue
+            told = prompt(server, tokenizer, **fields)
+            assert (told == usual) is (meaning == NOTHING), (effort, told)
+            assert (f"{effort}|" in told) is (meaning == READ)
+            assert ("<think></think>" in told) is (meaning == OFF)
+
+
 def test_what_a_template_does_not_read_may_ask_for_nothing(
     served: Callable[[str], LiveServer], tokenizer: Tokenizer
 ) -> None:

@@ -60,6 +60,7 @@ OF_IDS = tuple(name for name, operation in OPERATIONS.items() if "{id}" in opera
 HISTORIES = ("responses", "input_tokens", "messages", "count_tokens")
 
 TABLE: dict[str, tuple[str, ...]] = {
+    "refusals in the form of the protocol": tuple(OPERATIONS),
     "bodies that are no JSON": BODIES,
     "other media types and codings": BODIES,
     "bodies that are too long": BODIES,

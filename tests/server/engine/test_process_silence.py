@@ -60,7 +60,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(program: str, *arguments: str, **more: object) -> asyncio.subprocess.Process:
         return await plain(program, "-c", SLOW_STEPS, arguments[-1], **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("longreach.engine.client.asyncio.create_subprocess_exec", start)
+    monkeypatch.setattr("longreach.engine.engine_connection.asyncio.create_subprocess_exec", start)
 
 
 @pytest.mark.usefixtures("slow_steps")

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from longreach.engine.client import EngineClient, child_environment
+from longreach.engine.client import EngineClient
 from longreach.engine.device.ranks.leader import Ranks
+from longreach.engine.engine_connection import child_environment
 from longreach.engine.errors import (
     EngineStartError,
     HostShortageError,
@@ -109,7 +110,7 @@ def test_a_rank_without_descriptors_is_an_error_and_ends_the_others(
 def test_no_engine_outlives_its_parent(model_dir: Path) -> None:
     owner = textwrap.dedent(f"""
         import asyncio
-        from longreach.engine.client import EngineClient, child_environment
+        from longreach.engine.client import EngineClient
         from longreach.engine.messages import EngineConfig
 
         async def main():

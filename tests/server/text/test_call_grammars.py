@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from longreach.api.service.grammar_compiler import Calls, CallSchema, check_grammar
+from longreach.api.service.grammar_check import Calls, CallSchema, check_grammar
 from longreach.engine.sampling.grammar_limits import LIMITS
 from longreach.text.calls.formats import FORMATS
 from longreach.text.grammars.answers import Thinking, call_or_answer, has_call_grammar

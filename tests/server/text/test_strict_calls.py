@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from longreach.api.generation.call_grammar import Vocabulary, calls_question, strict_functions
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.formats import Tool
-from longreach.api.service.grammar_compiler import check_grammar
+from longreach.api.service.grammar_check import check_grammar
 from longreach.engine.sampling.grammar_limits import LIMITS
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat

@@ -11,7 +11,7 @@ from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
 from longreach.api.generation.completion_builder import CompletionBuilder, Echo
 from longreach.api.generation.encode_prompts import encode_text, last_tokens
-from longreach.api.generation.plan_answers import AnswerSpec, check_scored, check_token_ids
+from longreach.api.generation.plan_answers import AnswerSpec, check_scored, check_token_ids, check_told_again
 from longreach.api.schema.answers.completions import Completion
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
@@ -29,6 +29,8 @@ async def create_completion(request: Request) -> Response:
     of_echo = body.logprobs if body.echo else None
     check_scored(None if body.stream else of_echo, prompts, "logprobs", body.n)
     check_scored(body.prompt_logprobs, prompts, "prompt_logprobs", body.n)
+    again = [name for name in ("echo", "return_token_ids") if getattr(body, name)]
+    check_told_again([] if body.stream else again, prompts, body.n)
     echoes = [await _echo(call, given, ids) for given, ids in zip(body.prompt, prompts, strict=True) if body.echo]
     grammar = await call.attend(call.service.compile_form(body, call.record.caller))
     choosing = body.candidates > body.n
@@ -67,12 +69,7 @@ async def _echo(call: Call[CompletionRequest], given: str | list[int], ids: list
 
     Of a prompt that may have been cut, what is left is repeated.
     """
-    tokenizer = call.tokenizer
-
-    def text() -> str:
-        detokenizer = tokenizer.detokenizer()
-        return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
-
+    tokenizer, writing = call.tokenizer, call.service.writing
     if isinstance(given, str) and call.body.truncate_prompt_tokens is None:
         return Echo(given, ids, tokenizer)
-    return Echo(await call.service.reading.call(text), ids, tokenizer)
+    return Echo(await call.attend(writing.run(tokenizer.decoding(ids), caller=call.record.caller)), ids, tokenizer)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from longreach.api.documentation.openapi import documented
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.http.respond import json_response
+from longreach.api.http.respond import json_response, long_json_response
 from longreach.api.responses.answer_response import stream_of
 from longreach.api.responses.kept_object import kept_object
 from longreach.api.schema.answers.responses import DeletedResponse, InputItemList, ResponseEvent, ResponseObject
@@ -56,7 +56,7 @@ async def retrieve_response(
         raise InvalidRequestError(
             "`starting_after` is only allowed with `stream=true`.", param="starting_after", code="invalid_value"
         )
-    return json_response(found)
+    return await long_json_response(found, service.writing, record.caller)
 
 
 @router.delete("/v1/responses/{response_id}", **documented(None, DeletedResponse, refusals=_REFUSALS))
@@ -83,7 +83,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
             "Only a background response can be cancelled; to end another, close its connection.",
             code="invalid_value",
         )
-    return json_response(found)
+    return await long_json_response(found, service.writing, record.caller)
 
 
 @router.get("/v1/responses/{response_id}/input_items", **documented(None, InputItemList, refusals=_REFUSALS))
@@ -110,7 +110,8 @@ async def list_input_items(
             )
     page = items[start : start + limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return json_response(InputItemList(page, first, last, len(items) > start + limit))
+    listed = InputItemList(page, first, last, len(items) > start + limit)
+    return await long_json_response(listed, service.writing, record.caller)
 
 
 def _of(request: Request) -> tuple[Service, RequestRecord]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,13 +14,16 @@ from longreach.api.endpoints.receive import receive
 from longreach.api.generation.encode_prompts import encode_chat, encode_text
 from longreach.api.generation.logprob_objects import token_text
 from longreach.api.generation.plan_answers import check_token_ids
-from longreach.api.http.respond import json_response
+from longreach.api.http.respond import long_json_response
 from longreach.api.schema.answers.tokenize import Detokenized, Tokenized, TokenizerInfo
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.tokenize import DetokenizeRequest, TokenizeRequest
 from longreach.api.service.service import Service
+from longreach.text.tokenizer import Tokenizer
 
 router = APIRouter()
+
+_TOKENS_A_STEP = 4096
 
 _REFUSALS = ("400", "404", "413", "415", "500", "503")
 
@@ -49,10 +54,10 @@ async def tokenize(request: Request) -> Response:
         )
     strings = None
     if body.return_token_strs:
-        strings = await call.service.reading.call(lambda: [token_text(tokenizer.token_bytes(token)) for token in ids])
-    return json_response(
-        Tokenized(count=len(ids), max_model_len=engine.info.max_model_len, tokens=ids, token_strs=strings)
-    )
+        work = _strings(tokenizer, ids)
+        strings = await call.attend(call.service.writing.run(work, caller=call.record.caller))
+    told = Tokenized(count=len(ids), max_model_len=engine.info.max_model_len, tokens=ids, token_strs=strings)
+    return await call.attend(long_json_response(told, call.service.writing, call.record.caller))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized, refusals=_REFUSALS))
@@ -61,12 +66,18 @@ async def detokenize(request: Request) -> Response:
     call = await receive(request, DetokenizeRequest)
     body, engine, tokenizer = call.body, call.engine, call.tokenizer
     check_token_ids(body.tokens, engine.info, "tokens")
+    work = tokenizer.decoding(body.tokens)
+    told = Detokenized(await call.attend(call.service.writing.run(work, caller=call.record.caller)))
+    return await call.attend(long_json_response(told, call.service.writing, call.record.caller))
 
-    def join() -> str:
-        detokenizer = tokenizer.detokenizer()
-        return "".join(map(detokenizer.push, body.tokens)) + detokenizer.flush()
 
-    return json_response(Detokenized(await call.service.reading.call(join)))
+def _strings(tokenizer: Tokenizer, ids: list[int]) -> Generator[None, None, list[str]]:
+    strings = []
+    for number, token in enumerate(ids, start=1):
+        strings.append(token_text(tokenizer.token_bytes(token)))
+        if number % _TOKENS_A_STEP == 0:
+            yield
+    return strings
 
 
 @router.get("/tokenizer_info", **documented(None, TokenizerInfo))
@@ -83,4 +94,5 @@ async def tokenizer_info(request: Request) -> Response:
         unk_token=template.tokens.get("unk_token"),
         pad_token=template.tokens.get("pad_token"),
     )
-    return json_response({**tokenizer.config, **msgspec.structs.asdict(info)})
+    told = {**tokenizer.config, **msgspec.structs.asdict(info)}
+    return await long_json_response(told, service.writing, request.state.record.caller)

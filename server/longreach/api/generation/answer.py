@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -14,12 +14,13 @@ from starlette.responses import Response
 
 from longreach.api.generation.choices import RunningAnswers, run_answers
 from longreach.api.generation.plan_answers import AnswerSpec, plan_answers
-from longreach.api.http.respond import json_response
-from longreach.api.http.sse import OPENAI_STREAM, EventStream, StreamForm
+from longreach.api.http.respond import long_json_response
+from longreach.api.http.sse import OPENAI_STREAM, EventStream, StreamForm, long_sse_data
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
 
 M = TypeVar("M", bound=SamplingFields)
+T = TypeVar("T")
 
 
 class AnswerBuilder(ABC, Generic[M]):
@@ -40,6 +41,7 @@ class AnswerBuilder(ABC, Generic[M]):
         self._body = call.body
         self._record = call.record
         self._tokenizer = call.tokenizer
+        self._writing = call.service.writing
         self._created = int(time.time())
 
     @property
@@ -54,6 +56,14 @@ class AnswerBuilder(ABC, Generic[M]):
     @abstractmethod
     def events(self, answers: RunningAnswers) -> AsyncGenerator[bytes, None]:
         """The answer as Server-Sent Events."""
+
+    async def _told(self, value: object, event: str | None = None) -> bytes:
+        """An event of the stream; a long one is encoded in a thread."""
+        return await long_sse_data(value, self._writing, self._record.caller, event)
+
+    async def _written(self, work: Generator[None, None, T]) -> T:
+        """What work that may be long returns, done in a thread."""
+        return await self._writing.run(work, caller=self._record.caller)
 
     def _members(self) -> dict[str, Any]:
         """What every object of this answer says of itself."""
@@ -87,6 +97,10 @@ async def answer(call: Call[M], builder: AnswerBuilder[M], spec: AnswerSpec) -> 
             lambda: builder.finish,
             builder.stream_form,
         )
-    response = json_response(await call.attend(builder.whole(answers)))
+
+    async def whole() -> Response:
+        return await long_json_response(await builder.whole(answers), call.service.writing, call.record.caller)
+
+    response = await call.attend(whole())
     call.record.finished(builder.finish)
     return response

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longreach.api.generation.call_schema import arguments_schema, moved
+from longreach.api.generation.call_schema import arguments_schema, call_objects, moved
 from longreach.api.generation.tag_parameters import AsJson, properties_of, value_of
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.formats import Function
-from longreach.api.service.grammar_compiler import Calls, CallSchema
+from longreach.api.service.grammar_check import Calls, CallSchema
 from longreach.api.service.json_schema.document import SchemaError, escaped
 from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
@@ -73,10 +74,16 @@ def calls_question(
     tags = is_in_tags(name)
     functions = [tool.function for tool in turn.offered]
     callees, schemas = [], []
+    same: dict[tuple[bool, str], str] = {}  # what the arguments are called, of schemas that have been seen
     for index, function in enumerate(functions):
         follows = function.name in strict or (turn.form is not None and not tags)
         asked = function.strict is True or function.name not in turn.strict_by_default
-        callee, own = _callee(function, index, name, asked=asked) if follows else (Callee(function.name), [])
+        seen = (asked, json.dumps(arguments_schema(function)))
+        if not follows or (not tags and seen in same):
+            callees.append(Callee(function.name, same[seen]) if follows else Callee(function.name))
+            continue
+        callee, own = _callee(function, index, name, asked=asked)
+        same[seen] = callee.arguments
         callees.append(callee)
         schemas += own
     more: dict[str, Any] = {"thinking": _thinking(form, prompt, begun), "begun": form.begun_message(prompt)}
@@ -91,9 +98,11 @@ def calls_question(
     kind, source = turn.form
     if kind != "json_schema" or not isinstance(source, dict):
         raise _refused(turn, strict)
-    calls = [_call_object(function, number) for number, function in enumerate(functions)]
-    either = ("json_schema", _either(calls, source))
-    return Calls(main=main, checked=checked, form=either, has_calls=True, schemas=[_calls(calls)])
+    calls, definitions = call_objects(functions)
+    either = ("json_schema", _either(calls, definitions, source))
+    of_calls = {"anyOf": calls, "$defs": definitions}
+    own = CallSchema(parts={"calls": "#"}, schema=of_calls, where="tools", otherwise=None)
+    return Calls(main=main, checked=checked, form=either, has_calls=True, schemas=[own])
 
 
 def _refused(turn: ChatTurn, strict: set[str]) -> InvalidRequestError:
@@ -163,24 +172,10 @@ def _unfollowed(where: str, pointer: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(message, param="tools", code="invalid_grammar")
 
 
-def _call_object(function: Function, number: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """A call as a JSON object: the name of its arguments' definition, that, and the object's schema."""
-    name = f"call{number}"
-    members = {"name": {"const": function.name}, "parameters": {"$ref": f"#/$defs/{name}"}}
-    one = {"type": "object", "properties": members, "required": ["name", "parameters"], "additionalProperties": False}
-    return name, moved(function, name), one
-
-
-def _calls(calls: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> CallSchema:
-    schema = {"anyOf": [one for _, _, one in calls], "$defs": {name: arguments for name, arguments, _ in calls}}
-    return CallSchema(parts={"calls": "#"}, schema=schema, where="tools", otherwise=None)
-
-
-def _either(calls: Sequence[tuple[str, dict[str, Any], dict[str, Any]]], answer: dict[str, Any]) -> dict[str, Any]:
+def _either(calls: list[dict[str, Any]], definitions: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """A call or an answer, which must not be mistaken for each other."""
-    definitions = {name: arguments for name, arguments, _ in calls}
     own = Function(name="answer", parameters=answer, strict=None)
     return {
-        "oneOf": [*(one for _, _, one in calls), {"$ref": "#/$defs/answer"}],
+        "oneOf": [*calls, {"$ref": "#/$defs/answer"}],
         "$defs": {**definitions, "answer": moved(own, "answer")},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,23 +17,43 @@ _DATA = {"const", "enum", "default", "examples", "example", "required"}
 def call_schema(functions: Sequence[Function], named: bool, parallel: bool) -> dict[str, Any]:
     """The schema of one function's arguments if `named`, or of a list of calls; of one call unless `parallel`.
 
-    In a list, each function's parameters are a definition. Their pointers are written anew from the root of the whole
+    In a list, functions' parameters are definitions. Their pointers are written anew from the root of the whole
     schema, so that `#` and `#/$defs/...` mean the same as they do in the parameters by themselves.
     """
     if named:
         return arguments_schema(functions[0])
-    definitions = {f"call{number}": moved(function, f"call{number}") for number, function in enumerate(functions)}
-    one_of = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": function.name}, "parameters": {"$ref": f"#/$defs/{name}"}},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for name, function in zip(definitions, functions, strict=True)
-    ]
+    calls, definitions = call_objects(functions)
     most = {} if parallel else {"maxItems": 1}
-    return {"type": "array", "items": {"anyOf": one_of}, "minItems": 1, **most, "$defs": definitions}
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": definitions}
+
+
+def call_objects(functions: Sequence[Function]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Schemas of calls as JSON objects, and the definitions that they refer to.
+
+    Functions whose arguments have equal schemas share one, so that what grows with their number is their names.
+    """
+    calls, definitions = [], {}
+    for number, (function, *others) in _alike(functions).items():
+        name = f"call{number}"
+        names = {"enum": [function.name, *(other.name for other in others)]} if others else {"const": function.name}
+        members = {"name": names, "parameters": {"$ref": f"#/$defs/{name}"}}
+        call = {"type": "object", "properties": members, "required": [*members], "additionalProperties": False}
+        calls.append(call)
+        definitions[name] = moved(function, name)
+    return calls, definitions
+
+
+def _alike(functions: Sequence[Function]) -> dict[int, list[Function]]:
+    """By the place of its first function, each group whose arguments have equal schemas, in equal order of members."""
+    groups: dict[str, tuple[int, list[Function]]] = {}
+    for place, function in enumerate(functions):
+        groups.setdefault(json.dumps(arguments_schema(function)), (place, []))[1].append(function)
+    return dict(groups.values())
+
+
+def counted(functions: Sequence[Function]) -> list[dict[str, Any]]:
+    """What callers wrote of these functions that a grammar's size is measured by: each schema once."""
+    return [arguments_schema(group[0]) for group in _alike(functions).values()]
 
 
 def arguments_schema(function: Function) -> dict[str, Any]:

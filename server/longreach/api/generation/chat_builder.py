@@ -13,16 +13,17 @@ from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.logprob_objects import TokenNames, chat_logprobs, prompt_logprobs
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.generation.usage import StreamExtras, usage_of
-from longreach.api.http.sse import sse_data
 from longreach.api.schema.answers.chat import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     ChatToolCall,
     FunctionCall,
+    TokenLogprob,
 )
 from longreach.api.schema.answers.usage import FinishReason, PromptLogprobs
 from longreach.api.schema.requests.chat import ChatRequest
@@ -50,7 +51,8 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
                 draft = drafts[index]
                 if draft.finish_reason is not None:
                     continue
-                draft.logprobs += delta.logprobs
+                if self._body.logprobs:
+                    draft.logprobs += chat_logprobs(self._names, delta.logprobs).content
                 draft.tokens += delta.tokens
                 draft.prompt_logprobs += delta.prompt_logprobs
                 for part in self._parts(index, delta):
@@ -72,7 +74,7 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
         top = self._body.prompt_logprobs
         if top is None:
             return UNSET
-        return await self._call.service.reading.call(prompt_logprobs, self._names, draft.prompt_logprobs, top)
+        return await self._written(prompt_logprobs(self._names, draft.prompt_logprobs, top))
 
     def _ids(self, ids: list[int]) -> list[int] | UnsetType:
         return ids if self._body.return_token_ids else UNSET
@@ -85,7 +87,7 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
         async with contextlib.aclosing(answers.deltas) as deltas:
             async for index, delta in deltas:
                 if (progress := extras.new_progress()) is not None:
-                    yield sse_data(self._chunk([], usage=extras.usage, prompt_progress=progress))
+                    yield await self._told(self._chunk([], usage=extras.usage, prompt_progress=progress))
                 if delta.reading or index in ended:
                     continue
                 if index not in started:
@@ -93,14 +95,14 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
                     first = ChatDelta(role="assistant", content="")
                     choice = ChatChunkChoice(index=index, delta=first, token_ids=self._ids([]))
                     more = self._ids(answers.planned[index].request.prompt) if len(started) == 1 else UNSET
-                    yield sse_data(self._chunk([choice], usage=extras.usage, prompt_token_ids=more))
+                    yield await self._told(self._chunk([choice], usage=extras.usage, prompt_token_ids=more))
                 self._untold[index] += delta.tokens
                 logprobs = chat_logprobs(self._names, delta.logprobs) if self._body.logprobs else None
                 for piece in self._deltas(index, delta):
                     choice = ChatChunkChoice(
                         index=index, delta=piece, logprobs=logprobs, token_ids=self._ids(self._new_tokens(index))
                     )
-                    yield sse_data(self._chunk([choice], usage=extras.usage))
+                    yield await self._told(self._chunk([choice], usage=extras.usage))
                     logprobs = None
                 if (finish := self._finish(index, delta)) is not None:
                     ended.add(index)
@@ -112,11 +114,11 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
                         finish_reason=finish,
                         token_ids=self._ids(self._new_tokens(index)),
                     )
-                    yield sse_data(self._chunk([last], usage=extras.usage))
+                    yield await self._told(self._chunk([last], usage=extras.usage))
                     if len(ended) == len(self._readers):
                         break
         if extras.last_usage:
-            yield sse_data(self._chunk([], usage=usage_of(self._record)))
+            yield await self._told(self._chunk([], usage=usage_of(self._record)))
 
     def _new_tokens(self, index: int) -> list[int]:
         tokens, self._untold[index] = self._untold[index], []
@@ -168,7 +170,7 @@ class ChatBuilder(AnswerBuilder[ChatRequest]):
                 reasoning=newer,
                 tool_calls=draft.tool_calls or UNSET,
             ),
-            logprobs=chat_logprobs(self._names, draft.logprobs) if self._body.logprobs else None,
+            logprobs=ChatLogprobs(draft.logprobs) if self._body.logprobs else None,
             finish_reason=draft.finish_reason,
             token_ids=self._ids(draft.tokens),
         )
@@ -194,7 +196,7 @@ class _Draft:
         self.tool_calls: list[ChatToolCall] = []
         self._arguments: list[str] = []
         self._call: ToolCall | None = None
-        self.logprobs: list = []
+        self.logprobs: list[TokenLogprob] = []
         self.tokens: list[int] = []
         self.prompt_logprobs: list[Logprob] = []
         self.finish_reason: FinishReason | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from itertools import chain
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -13,13 +14,18 @@ from longreach.api.generation.choices import FinishedAnswer, RunningAnswers, col
 from longreach.api.generation.logprob_objects import TokenNames, completion_logprobs, prompt_logprobs
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.generation.usage import StreamExtras, usage_of
-from longreach.api.http.sse import sse_data
-from longreach.api.schema.answers.completions import Completion, CompletionChoice, CompletionLogprobs
+from longreach.api.schema.answers.completions import Completion, CompletionChoice
 from longreach.api.schema.answers.usage import PromptProgress, Usage
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
 from longreach.engine.messages import Logprob
 from longreach.text.tokenizer import Tokenizer
+from longreach.util.work_pool import done
+
+Scores = Iterable[tuple[int, Logprob | int]]
+
+# Of so many tokens a chunk's log-probabilities are written where they are; a piece of a prompt may have thousands.
+_FEW = 64
 
 
 class CompletionBuilder(AnswerBuilder[CompletionRequest]):
@@ -37,19 +43,20 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
         body, finished = self._body, await collect(answers)
         # Only the first answer to a prompt has the prompt's log-probabilities.
         of_prompts = [finished[start].prompt_logprobs for start in range(0, len(finished), body.candidates)]
-        chosen = likeliest(finished, body.candidates, body.n)
-        self.finish = chosen[0].finish_reason
 
-        def choices() -> list[CompletionChoice]:
+        def choices() -> Generator[None, None, list[CompletionChoice]]:
+            chosen = likeliest(finished, body.candidates, body.n)
+            self.finish = chosen[0].finish_reason
             prompts = [answer.request.prompt for answer in answers.planned if answer.leads]
-            return [
-                self._whole_choice(index, answer, of_prompts[index // body.n], prompts[index // body.n])
-                for index, answer in enumerate(chosen)
-            ]
+            made = []
+            for index, answer in enumerate(chosen):
+                place = index // body.n
+                made.append((yield from self._whole_choice(index, answer, of_prompts[place], prompts[place])))
+            return made
 
-        # With log-probabilities of a prompt's tokens there may be a million numbers to put in their places.
-        many = self._echoes or body.prompt_logprobs is not None
-        made = await self._call.service.reading.call(choices) if many else choices()
+        # With log-probabilities there may be a million numbers to put in their places.
+        many = self._echoes or body.prompt_logprobs is not None or any(answer.logprobs for answer in finished)
+        made = await self._written(choices()) if many else done(choices())
         return self._object(made, usage_of(self._record))
 
     async def events(self, answers: RunningAnswers) -> AsyncGenerator[bytes, None]:
@@ -59,30 +66,38 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
         async with contextlib.aclosing(answers.deltas) as deltas:
             async for index, delta in deltas:
                 if (progress := extras.new_progress()) is not None:
-                    yield sse_data(self._object([], extras.usage, progress))
-                for choice in self._chunk_choices(index, delta, index in started):
+                    yield await self._told(self._object([], extras.usage, progress))
+                for choice, count, scores in self._chunk_choices(index, delta, index in started):
+                    if self._body.logprobs is not None:
+                        work = completion_logprobs(self._names, scores, self._body.logprobs)
+                        choice = replace(choice, logprobs=done(work) if count <= _FEW else await self._written(work))
                     if self._body.return_token_ids and index not in started:
                         choice = replace(choice, prompt_token_ids=answers.planned[index].request.prompt)
                     started.add(index)
                     self.finish = choice.finish_reason or self.finish
-                    yield sse_data(self._object([choice], extras.usage))
+                    yield await self._told(self._object([choice], extras.usage))
         if extras.last_usage:
-            yield sse_data(self._object([], usage_of(self._record)))
+            yield await self._told(self._object([], usage_of(self._record)))
 
-    def _chunk_choices(self, index: int, delta: TextDelta, started: bool) -> Iterator[CompletionChoice]:
-        """What a delta adds to a choice; the prompt goes before everything else, if it is echoed."""
+    def _chunk_choices(
+        self, index: int, delta: TextDelta, started: bool
+    ) -> Iterator[tuple[CompletionChoice, int, Scores]]:
+        """What a delta adds to a choice, and of how many tokens it tells the scores, and of which.
+
+        The prompt goes before all else, if it is echoed.
+        """
         echo = self._echoes[index // self._body.n] if self._echoes else None
         base = 0 if echo is None else len(echo.text)
         if echo is not None and not started:
-            yield CompletionChoice(index, echo.text, self._logprobs(echo.first), None)
+            yield CompletionChoice(index, echo.text, None, None), 1, echo.first
         if echo is not None and delta.prompt_logprobs:
-            yield CompletionChoice(index, "", self._logprobs(echo.place(delta.prompt_logprobs)), None)
+            count = len(delta.prompt_logprobs)
+            yield CompletionChoice(index, "", None, None), count, echo.place(delta.prompt_logprobs)
         if delta.text or delta.logprobs or delta.finish_reason is not None:
-            scores = [(base + offset, score) for offset, score in delta.logprobs]
+            own = [(base + offset, score) for offset, score in delta.logprobs]
             tokens = self._untold.pop(index, []) + delta.tokens
-            yield CompletionChoice(
-                index, delta.text, self._logprobs(scores), delta.finish_reason, token_ids=self._ids(tokens)
-            )
+            more = self._ids(tokens)
+            yield CompletionChoice(index, delta.text, None, delta.finish_reason, token_ids=more), len(own), own
         elif delta.tokens:
             self._untold.setdefault(index, []).extend(delta.tokens)
 
@@ -91,30 +106,29 @@ class CompletionBuilder(AnswerBuilder[CompletionRequest]):
 
     def _whole_choice(
         self, index: int, answer: FinishedAnswer, of_prompt: list[Logprob], prompt: list[int]
-    ) -> CompletionChoice:
-        text, scores = answer.text, list[tuple[int, Logprob | int]](answer.logprobs)
+    ) -> Generator[None, None, CompletionChoice]:
+        body = self._body
+        text: str = answer.text
+        scores: Scores = answer.logprobs
         if self._echoes:
-            echo = self._echoes[index // self._body.n].again()
+            echo = self._echoes[index // body.n].again()
             text = echo.text + text
-            scores = [
-                *echo.first,
-                *(echo.place(of_prompt) if self._body.logprobs is not None else []),
-                *((len(echo.text) + offset, score) for offset, score in answer.logprobs),
-            ]
-        top = self._body.prompt_logprobs
+            own = ((len(echo.text) + offset, score) for offset, score in answer.logprobs)
+            scores = chain(echo.first, echo.place(of_prompt), own)
+        logprobs, of_tokens = None, UNSET
+        if body.logprobs is not None:
+            logprobs = yield from completion_logprobs(self._names, scores, body.logprobs)
+        if body.prompt_logprobs is not None:
+            of_tokens = yield from prompt_logprobs(self._names, of_prompt, body.prompt_logprobs)
         return CompletionChoice(
             index,
             text,
-            self._logprobs(scores),
+            logprobs,
             answer.finish_reason,
             token_ids=self._ids(answer.tokens),
-            prompt_logprobs=UNSET if top is None else prompt_logprobs(self._names, of_prompt, top),
+            prompt_logprobs=of_tokens,
             prompt_token_ids=self._ids(prompt),
         )
-
-    def _logprobs(self, scores: list) -> CompletionLogprobs | None:
-        top = self._body.logprobs
-        return None if top is None else completion_logprobs(self._names, scores, top)
 
     def _object(
         self,
@@ -142,9 +156,10 @@ class Echo:
         """The same, from the beginning."""
         return Echo(self.text, self._ids, self._tokenizer)
 
-    def place(self, scores: list[Logprob]) -> list[tuple[int, Logprob | int]]:
-        """Further tokens of the prompt with their places."""
-        return [(self._next(score.token), score) for score in scores]
+    def place(self, scores: Iterable[Logprob]) -> Iterator[tuple[int, Logprob]]:
+        """Further tokens of the prompt with their places, found as they are wanted."""
+        for score in scores:
+            yield self._next(score.token), score
 
     def _next(self, token: int) -> int:
         place, piece = self._offset, self._detokenizer.push(token)

@@ -1,14 +1,21 @@
-"""Log-probabilities as OpenAI's two endpoints show them."""
+"""Log-probabilities as OpenAI's two endpoints show them.
+
+There may be very many. Those of a chat are encoded as their tokens come, and the others by work for a `WorkPool`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from longreach.api.schema.answers.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from longreach.api.schema.answers.completions import CompletionLogprobs
 from longreach.api.schema.answers.usage import PromptLogprob, PromptLogprobs
 from longreach.engine.messages import Logprob
 from longreach.text.tokenizer import Tokenizer
+from longreach.util.json_pieces import encoded
+
+# Tokens of one step of such work.
+_STEP = 256
 
 
 def token_text(data: bytes) -> str:
@@ -35,10 +42,14 @@ class TokenNames:
         return self._tokenizer.token_bytes(token)
 
 
-def completion_logprobs(names: TokenNames, scores: Iterable[tuple[int, Logprob | int]], top: int) -> CompletionLogprobs:
+def completion_logprobs(
+    names: TokenNames, scores: Iterable[tuple[int, Logprob | int]], top: int
+) -> Generator[None, None, CompletionLogprobs]:
     """For `/v1/completions`: tokens with the places in the text where they begin; a bare id has no log-probability."""
     found = CompletionLogprobs([], [], [], [])
-    for offset, score in scores:
+    for number, (offset, score) in enumerate(scores, start=1):
+        if number % _STEP == 0:
+            yield
         token = score if isinstance(score, int) else score.token
         found.tokens.append(names.of(token))
         found.text_offset.append(offset)
@@ -54,7 +65,7 @@ def completion_logprobs(names: TokenNames, scores: Iterable[tuple[int, Logprob |
     return found
 
 
-def prompt_logprobs(names: TokenNames, scores: Iterable[Logprob], top: int) -> PromptLogprobs:
+def prompt_logprobs(names: TokenNames, scores: Iterable[Logprob], top: int) -> Generator[None, None, PromptLogprobs]:
     """A prompt's log-probabilities as vLLM shows them: the first token has none."""
 
     def one(score: Logprob) -> dict[str, PromptLogprob]:
@@ -67,11 +78,16 @@ def prompt_logprobs(names: TokenNames, scores: Iterable[Logprob], top: int) -> P
             for token, (rank, value) in ranked.items()
         }
 
-    return [None, *map(one, scores)]
+    found: PromptLogprobs = [None]
+    for number, score in enumerate(scores, start=1):
+        found.append(encoded(one(score)))
+        if number % _STEP == 0:
+            yield
+    return found
 
 
 def chat_logprobs(names: TokenNames, scores: Iterable[tuple[int, Logprob]]) -> ChatLogprobs:
-    """For `/v1/chat/completions`."""
+    """For `/v1/chat/completions`: each token's encoded, since it may be told several times."""
 
     def one(token: int, logprob: float) -> TopLogprob:
         return TopLogprob(names.of(token), logprob, list(names.bytes_of(token)))
@@ -80,5 +96,5 @@ def chat_logprobs(names: TokenNames, scores: Iterable[tuple[int, Logprob]]) -> C
     for _, score in scores:
         own = one(score.token, score.logprob)
         likeliest = [one(*pair) for pair in zip(score.top_tokens, score.top_logprobs, strict=True)]
-        found.append(TokenLogprob(own.token, own.logprob, own.bytes, likeliest))
+        found.append(encoded(TokenLogprob(own.token, own.logprob, own.bytes, likeliest)))
     return ChatLogprobs(found)

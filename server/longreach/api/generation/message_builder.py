@@ -14,7 +14,7 @@ from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.choices import RunningAnswers
 from longreach.api.generation.text_stream import TextDelta
-from longreach.api.http.sse import ANTHROPIC_STREAM, StreamForm, sse_data
+from longreach.api.http.sse import ANTHROPIC_STREAM, StreamForm
 from longreach.api.schema.answers.messages import (
     ContentBlock,
     MessageObject,
@@ -67,7 +67,7 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
 
     async def whole(self, answers: RunningAnswers) -> MessageObject:
         """As `AnswerBuilder.whole`."""
-        async for _ in self._told(answers):
+        async for _ in self._block_events(answers):
             pass
         return self._object()
 
@@ -77,22 +77,22 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
         The first of them waits for the engine's first word, since it tells how much of the prompt was cached.
         """
         begun = False
-        async with contextlib.aclosing(self._told(answers)) as told:
+        async with contextlib.aclosing(self._block_events(answers)) as told:
             async for name, members in told:
                 if not begun:
                     begun = True
-                    yield _event("message_start", message=self._object(begins=True))
+                    yield await self._event("message_start", message=self._object(begins=True))
                 if name:
-                    yield _event(name, **members)
-        yield _event(
+                    yield await self._event(name, **members)
+        yield await self._event(
             "message_delta",
             delta={"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence},
             usage=self._usage(),
             **({} if self._managed is UNSET else {"context_management": self._managed}),
         )
-        yield _event("message_stop")
+        yield await self._event("message_stop")
 
-    async def _told(self, answers: RunningAnswers) -> AsyncGenerator[Event, None]:
+    async def _block_events(self, answers: RunningAnswers) -> AsyncGenerator[Event, None]:
         """The events of the blocks, after an empty one that says that the engine has begun."""
         async with contextlib.aclosing(answers.deltas) as deltas:
             async for _, delta in deltas:
@@ -180,6 +180,9 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
             self._stop_reason = "end_turn"
         self.finish = "tool_calls" if self._stop_reason == "tool_use" else finish
 
+    async def _event(self, name: str, **members: Any) -> bytes:
+        return await self._told({"type": name, **members}, name)
+
     def _object(self, *, begins: bool = False) -> MessageObject:
         left_out = self._body.tools_left_out
         return MessageObject(
@@ -207,7 +210,3 @@ class MessageBuilder(AnswerBuilder[MessageRequest]):
             service_tier="batch" if self._body.service_tier == "flex" else "standard",
             attention=attention_usage(record.attention, record.decode.values()),
         )
-
-
-def _event(name: str, **members: Any) -> bytes:
-    return sse_data({"type": name, **members}, event=name)

@@ -20,6 +20,8 @@ from longreach.text.stop import Stops
 
 # Beyond this, a prompt's log-probabilities are told in a stream alone, piece by piece, so that none has to be kept.
 _MAX_WHOLE_SCORED = 65536
+# Tokens of prompts that one object tells again, in all its answers.
+_MAX_TOLD_AGAIN = 4 << 20
 
 
 def check_token_ids(ids: Sequence[int], info: Started, param: str) -> None:
@@ -51,6 +53,18 @@ def check_scored(top: int | None, prompts: Sequence[Sequence[int]], param: str, 
             f"`{param}`: those of more than {_MAX_WHOLE_SCORED} prompt tokens, counted for each of `n` answers, are "
             "only sent with `stream: true`, by `echo` and `logprobs` of /v1/completions.",
             param=param,
+            code="invalid_value",
+        )
+
+
+def check_told_again(fields: Sequence[str], prompts: Sequence[Sequence[int]], copies: int) -> None:
+    """Raise an InvalidRequestError if one object tells too much of prompts that `fields` have told, `copies` times."""
+    tokens = copies * sum(map(len, prompts))
+    if fields and tokens > _MAX_TOLD_AGAIN:
+        raise InvalidRequestError(
+            f"`n`: with `{fields[0]}` {tokens} tokens of prompts would be told again, counted for each of `n` answers; "
+            f"one object tells {_MAX_TOLD_AGAIN}. Send `stream: true`, or ask for fewer answers.",
+            param="n",
             code="invalid_value",
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longreach.api.generation.call_grammar import Vocabulary, calls_question, strict_functions
-from longreach.api.generation.call_schema import call_schema
+from longreach.api.generation.call_schema import call_schema, counted
 from longreach.api.generation.chat_answer import PartReader
 from longreach.api.generation.encode_prompts import encode_chat
 from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
@@ -80,7 +80,7 @@ async def _form(call: Call[Any], turn: ChatTurn, prompt: str) -> tuple[Callable[
     if forced is not None:
         named = isinstance(turn.tool_choice, NamedTool)
         schema = call_schema(forced, named, turn.parallel_tool_calls)
-        grammar = await service.grammars.compile("json_schema", schema, "tools", caller)
+        grammar = await service.grammars.compile("json_schema", schema, "tools", caller, counted(forced))
         functions = [{"function": function.model_dump(exclude_none=True)} for function in forced]
         return (lambda: PartReader(form.forced_reader(functions, named=named, whole=whole), only_one)), grammar
     if turn.offered and not form.has_tool_calls:
@@ -117,7 +117,8 @@ async def _calls_grammar(call: Call[Any], turn: ChatTurn, prompt: str, begun: st
     async def compiled(strict: set[str]) -> str:
         question = calls_question(turn, service.chat.format, prompt, vocabulary, strict, begun)
         field = "tools" if turn.form is None else turn.form_field
-        return await grammars.compile("calls", question, field, call.record.caller)
+        given = [turn.form, counted([tool.function for tool in turn.offered if tool.function.name in strict])]
+        return await grammars.compile("calls", question, field, call.record.caller, given)
 
     strict, asked = _strict(call, turn), strict_functions(turn, asked=True)
     try:

@@ -10,10 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from longreach.api.http.error_forms import error_object
-from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError
+from longreach.api.schema.requests.parse import as_demand
+from longreach.engine.errors import EngineDeadError, EngineError, QueueFullError, RequestFailedError, SlowReaderError
 from longreach.errors import (
     ApiError,
     HttpError,
@@ -25,6 +27,8 @@ from longreach.errors import (
 )
 
 log = logging.getLogger(__name__)
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class ClientGoneError(Exception):
@@ -48,6 +52,9 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         )
     if isinstance(error, QueueFullError):
         return OverloadedError(f"The server is busy: {error}.", error.retry_after)
+    if isinstance(error, SlowReaderError):
+        message = f"The answer was read too slowly: {error}, which is more than is kept for a reader."
+        return HttpError(message, code="slow_reader", status=408, headers={"x-should-retry": "false"})
     if isinstance(error, RequestFailedError):
         if error.kind != "internal":
             return InvalidRequestError(str(error), code="invalid_value")
@@ -78,21 +85,34 @@ async def _on_departure(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:16]} {quoted(request.url.path)}"
+    headers = dict(error.headers or {})
     if error.status_code == 404:
         message, code = f"Unknown URL: {where}.", "not_found"
     elif error.status_code == 405:
-        message, code = f"Method not allowed: {where}.", "method_not_allowed"
+        headers["Allow"] = ", ".join(_allowed(request))
+        message, code = f"Method not allowed: {where}. Send {headers['Allow']}.", "method_not_allowed"
     else:
         message, code = str(error.detail), None
-    http_error = HttpError(message, code=code, status=error.status_code, headers=dict(error.headers or {}))
+    http_error = HttpError(message, code=code, status=error.status_code, headers=headers)
     return _refusal(request, http_error)
+
+
+def _allowed(request: Request) -> list[str]:
+    """All methods of a path, which may be those of several routes (RFC 9110, section 10.2.1)."""
+
+    def is_there(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    found = [method for method in _METHODS if is_there(method)]
+    return sorted([*found, "HEAD"] if "GET" in found else found)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     param, given = str(problem["loc"][-1])[:64], quoted(problem["input"])
-    why = problem["msg"].replace("Input should", "must", 1)
+    why = as_demand(problem["msg"])
     return _refusal(request, InvalidRequestError(f"`{param}`: {why}, got {given}.", param=param, code="invalid_value"))
 
 

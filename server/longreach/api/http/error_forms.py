@@ -1,7 +1,7 @@
 """The two forms of an error on the wire: OpenAI's, and Anthropic's for requests of its protocol.
 
-Anthropic's is told apart by the path, or by the header `anthropic-version` where both protocols have the path. So what
-is refused before there is a route, such as a missing key, has the form that the client reads, too.
+Anthropic's is told apart by the path, or by the header `anthropic-version` where the path is not OpenAI's alone. So
+what is refused before there is a route, such as a missing key or an unknown URL, has the form that the client reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from starlette.types import Scope
 from longreach.errors import ApiError, ContextLengthError
 
 _MESSAGES = b"/v1/messages"
-_MODELS = b"/v1/models"
+_ALL = b"/v1"
+# Nobody who sends a request to one of these reads the other form, whatever headers a proxy adds.
+_NOT_ANTHROPIC = (b"/v1/chat", b"/v1/completions", b"/v1/responses", b"/v1/attention")
 
 _TYPES = {
     400: "invalid_request_error",
@@ -31,7 +33,9 @@ def speaks_anthropic(scope: Scope) -> bool:
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     if _is_under(path, _MESSAGES):
         return True
-    return _is_under(path, _MODELS) and any(name == b"anthropic-version" for name, _ in scope["headers"])
+    if not _is_under(path, _ALL) or any(_is_under(path, tree) for tree in _NOT_ANTHROPIC):
+        return False
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def error_object(error: ApiError, scope: Scope | None, request_id: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,16 +24,34 @@ from longreach.api.http.error_forms import anthropic_error
 from longreach.api.http.race import race, until_gone
 from longreach.api.http.request_log import RequestRecord
 from longreach.errors import ApiError
+from longreach.util.json_pieces import LONG_BYTES, encoding, is_long
+from longreach.util.work_pool import WorkPool
 
 Watcher = Callable[[], Coroutine[Any, Any, NoReturn]]
 
 DONE = b"data: [DONE]\n\n"
+_AFTER = b"\n\n"
 
 
 def sse_data(value: object, event: str | None = None) -> bytes:
     """One event that carries JSON, with a name if it has one."""
-    name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + msgspec.json.encode(value) + b"\n\n"
+    return _before(event) + msgspec.json.encode(value) + _AFTER
+
+
+async def long_sse_data(value: object, pool: WorkPool, caller: str, event: str | None = None) -> bytes:
+    """As `sse_data`, of any length; a long one is encoded in a thread of `pool`."""
+    if not is_long(value):
+        return sse_data(value, event)
+
+    def work() -> Generator[None, None, bytes]:
+        pieces = yield from encoding(value)
+        return b"".join([_before(event), *pieces, _AFTER])
+
+    return await pool.run(work(), caller=caller)
+
+
+def _before(event: str | None) -> bytes:
+    return b"data: " if event is None else b"event: " + event.encode() + b"\ndata: "
 
 
 @dataclass(frozen=True)
@@ -45,18 +64,26 @@ class StreamForm:
         end: what follows the last event.
     """
 
-    keep_alive: Callable[[RequestRecord], bytes]
+    keep_alive: Callable[[RequestRecord], Awaitable[bytes]]
     failure: Callable[[ApiError, str], bytes]
     end: bytes
 
 
+async def _comment(record: RequestRecord) -> bytes:
+    return record.keep_alive()
+
+
+async def _ping(_: RequestRecord) -> bytes:
+    return sse_data({"type": "ping"}, event="ping")
+
+
 OPENAI_STREAM = StreamForm(
-    keep_alive=lambda record: record.keep_alive(),
+    keep_alive=_comment,
     failure=lambda error, _: sse_data(error.body()),
     end=DONE,
 )
 ANTHROPIC_STREAM = StreamForm(
-    keep_alive=lambda _: sse_data({"type": "ping"}, event="ping"),
+    keep_alive=_ping,
     failure=lambda error, request_id: sse_data(anthropic_error(error, request_id), event="error"),
     end=b"",
 )
@@ -92,6 +119,8 @@ class EventStream(Response):
         self._finish = finish
         self._form = form
         self._last_sent = 0.0
+        self._unsent: deque[bytes] = deque()
+        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer (ASGI)."""
@@ -116,8 +145,21 @@ class EventStream(Response):
                 await self._send(send, event)
 
     async def _send(self, send: Send, event: bytes) -> None:
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-        self._last_sent = time.monotonic()
+        """Send an event behind all others; a long one in pieces, of which a slow reader holds up no more than one.
+
+        Where this is cancelled within an event, the next call sends the rest of it first.
+        """
+        if len(event) <= LONG_BYTES:
+            self._unsent.append(event)
+        else:
+            self._unsent += (event[at : at + LONG_BYTES] for at in range(0, len(event), LONG_BYTES))
+        async with self._sending:
+            while self._unsent:
+                await send({"type": "http.response.body", "body": self._unsent[0], "more_body": True})
+                self._unsent.popleft()
+                self._last_sent = time.monotonic()
+                if self._unsent:
+                    await asyncio.sleep(0)  # a quick reader would keep the event loop here
 
     async def _keep_alive(self, send: Send) -> NoReturn:
         self._last_sent = time.monotonic()
@@ -125,4 +167,4 @@ class EventStream(Response):
             silent = time.monotonic() - self._last_sent
             await asyncio.sleep(max(self._keep_alive_seconds - silent, 0.001))
             if time.monotonic() - self._last_sent >= self._keep_alive_seconds:
-                await self._send(send, self._form.keep_alive(self._record))
+                await self._send(send, await self._form.keep_alive(self._record))

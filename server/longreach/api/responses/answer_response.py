@@ -18,7 +18,7 @@ from longreach.api.generation.prepare_chat import PreparedChat
 from longreach.api.http.error_answers import as_api_error
 from longreach.api.http.race import race
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.http.respond import json_response
+from longreach.api.http.respond import long_json_response
 from longreach.api.http.sse import EventStream
 from longreach.api.responses.builder import ResponseBuilder
 from longreach.api.responses.conversation import prepare_response, read_conversation
@@ -100,7 +100,7 @@ async def _in_background(call: Call[ResponseRequest], prepared: PreparedChat, gi
     if call.body.stream:
         return stream_of(run, call.record, service, 0)
     call.record.finished("background")
-    return json_response(first)
+    return await long_json_response(first, service.writing, call.record.caller)
 
 
 def stream_of(run: BackgroundRun, record: RequestRecord, service: Service, first: int) -> Response:
@@ -145,7 +145,7 @@ async def _run(
         except Exception as error:  # noqa: BLE001 - the response itself has to say it
             api_error = as_api_error(error, record.request_id)
             if builder.status != "failed":
-                run.tell(builder.fail(api_error))
+                run.tell(await builder.fail(api_error))
             record.finished(api_error.code)
             await service.kept.update(record.owner, builder.object())
         finally:

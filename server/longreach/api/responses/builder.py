@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -18,7 +19,7 @@ from longreach.api.generation.logprob_objects import TokenNames, chat_logprobs
 from longreach.api.generation.text_stream import TextDelta
 from longreach.api.http.error_answers import as_api_error
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.http.sse import OPENAI_STREAM, StreamForm, sse_data
+from longreach.api.http.sse import OPENAI_STREAM, StreamForm
 from longreach.api.responses.open_item import Event, Kind, OpenItem
 from longreach.api.schema.answers.chat import TokenLogprob
 from longreach.api.schema.answers.responses import (
@@ -72,7 +73,8 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         self._reasoning_tokens = 0
         self._sequence = 0
         self._completed: int | None = None
-        self._told = time.monotonic()  # when the last event was
+        self._telling = asyncio.Lock()
+        self._last_told = time.monotonic()  # when the last event was
         self._failure: ResponseFailure | None = None
 
     async def whole(self, answers: RunningAnswers) -> ResponseObject:
@@ -91,41 +93,41 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
         Raises:
             ApiError: the response failed, which the last event says, too.
         """
-        yield self._event("response.created", {"response": self.object()})
+        yield await self._event("response.created", {"response": self.object()})
         if self.status == "queued":
-            yield self._event("response.queued", {"response": self.object()})
+            yield await self._event("response.queued", {"response": self.object()})
         self.status = "in_progress"
-        yield self._event("response.in_progress", {"response": self.object()})
+        yield await self._event("response.in_progress", {"response": self.object()})
         try:
             async with contextlib.aclosing(answers.deltas) as deltas:
                 async for _, delta in deltas:
                     for event in self._advance(delta):
-                        yield self._event(*event)
+                        yield await self._event(*event)
                     if self.finish is not None:
                         break
             whole = await self._ended()
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream tells of it
             api_error = as_api_error(error, self._record.request_id)
-            yield self.fail(api_error)
+            yield await self.fail(api_error)
             raise api_error from None
-        yield self._event(f"response.{whole.status}", {"response": whole})
+        yield await self._event(f"response.{whole.status}", {"response": whole})
 
     @property
     def stream_form(self) -> StreamForm:
         """As `AnswerBuilder.stream_form`; readers that wait for events and hear no comments have one a minute."""
         return replace(OPENAI_STREAM, keep_alive=self._keep_alive)
 
-    def _keep_alive(self, record: RequestRecord) -> bytes:
-        if time.monotonic() - self._told < _SILENT_SECONDS:
-            return OPENAI_STREAM.keep_alive(record)
-        return self._event("response.in_progress", {"response": self.object()})
+    async def _keep_alive(self, record: RequestRecord) -> bytes:
+        if time.monotonic() - self._last_told < _SILENT_SECONDS:
+            return await OPENAI_STREAM.keep_alive(record)
+        return await self._event("response.in_progress", {"response": self.object()})
 
-    def fail(self, error: ApiError) -> bytes:
+    async def fail(self, error: ApiError) -> bytes:
         """The response has failed; the event that says so."""
         self.status = "failed"
         code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else None
         self._failure = ResponseFailure(code or "server_error", error.message)
-        return self._event("response.failed", {"response": self.object()})
+        return await self._event("response.failed", {"response": self.object()})
 
     def cancel(self) -> None:
         """The response has been cancelled; what there is of it stays."""
@@ -244,10 +246,11 @@ class ResponseBuilder(AnswerBuilder[ResponseRequest]):
     def _is_text(self) -> bool:
         return self._open is not None and self._open.kind in ("message", "reasoning")
 
-    def _event(self, kind: str, members: dict[str, Any]) -> bytes:
-        number, self._sequence = self._sequence, self._sequence + 1
-        self._told = time.monotonic()
-        return sse_data({"type": kind, "sequence_number": number, **members}, event=kind)
+    async def _event(self, kind: str, members: dict[str, Any]) -> bytes:
+        async with self._telling:  # events leave in the order of their numbers, however long one of them is encoded
+            number, self._sequence = self._sequence, self._sequence + 1
+            self._last_told = time.monotonic()
+            return await self._told({"type": kind, "sequence_number": number, **members}, kind)
 
     async def _ended(self) -> ResponseObject:
         """The response at its end, once it is kept."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from longreach.api.schema.answers.responses import ResponseFailure
+from longreach.api.service.kept_responses import as_object
 from longreach.api.service.response_store import UNFINISHED
 from longreach.api.service.service import Service
 
@@ -25,7 +26,7 @@ async def kept_object(service: Service, owner: str, response_id: str) -> dict[st
     for _ in range(2):  # it may begin or end between a look at those that are being made and one at those kept
         run = service.background.running(owner, response_id)
         if run is not None:
-            return msgspec.to_builtins(run.snapshot())
+            return as_object(run.snapshot())
         kept = await service.kept.get(owner, response_id)
         if kept is None:
             return None

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 Item = dict[str, Any]
 
 _SCORES = "logprobs"
@@ -16,7 +18,8 @@ class Kept:
     """A kept response.
 
     Attributes:
-        body: its JSON object, with the log-probabilities of the output's parts in place of `output`.
+        body: its JSON object, with the log-probabilities of the output's parts in place of `output`; those of a row are
+            JSON still, since nobody reads them here.
         output: the items of its output, without log-probabilities.
     """
 
@@ -39,8 +42,11 @@ class Kept:
     def whole(self) -> dict[str, Any]:
         """The response's JSON object."""
         output = self.output
-        if self.body.get("output"):
-            output = [_scored(item, scores) for item, scores in zip(output, self.body["output"], strict=True)]
+        scores = self.body.get("output")
+        if isinstance(scores, msgspec.Raw):
+            scores = msgspec.json.decode(scores, type=list[list[msgspec.Raw]])
+        if scores:
+            output = [_scored(item, own) for item, own in zip(output, scores, strict=True)]
         return {name: output if name == "output" else value for name, value in self.body.items()}
 
 
@@ -51,7 +57,13 @@ def _parts(item: Item) -> list[dict[str, Any]]:
 
 
 def _scored(item: Item, scores: Sequence[Any]) -> Item:
-    if not any(scores):
+    if not any(map(_has_scores, scores)):
         return item
-    parts = [{**part, _SCORES: own} if own else part for part, own in zip(_parts(item), scores, strict=True)]
-    return {**item, "content": parts}
+    parts = zip(_parts(item), scores, strict=True)
+    return {**item, "content": [{**part, _SCORES: own} if _has_scores(own) else part for part, own in parts]}
+
+
+def _has_scores(of_part: Any) -> bool:
+    if isinstance(of_part, msgspec.Raw):
+        return memoryview(of_part).nbytes > len(b"null")  # else it is that, or an empty list
+    return bool(of_part)

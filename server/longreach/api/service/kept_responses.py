@@ -24,6 +24,11 @@ T = TypeVar("T")
 _SECONDS_A_DAY = 86400.0
 
 
+def as_object(response: msgspec.Struct) -> dict[str, Any]:
+    """A response as the object that is kept; what of it is JSON already stays that."""
+    return msgspec.to_builtins(response, builtin_types=(msgspec.Raw,))
+
+
 class KeptResponses:
     """The store of `--responses-store`; nothing is kept where that is `none`.
 
@@ -53,7 +58,7 @@ class KeptResponses:
         """Keep a response, in place of what is kept under its id; False if there is no room for it."""
 
         def put(store: ResponseStore) -> bool:
-            body = msgspec.to_builtins(response)
+            body = as_object(response)
             return store.put(owner, body, given, body["output"], previous)
 
         kept = await self._do(put, owner)
@@ -65,7 +70,7 @@ class KeptResponses:
         """Keep another state of a response, whose own input stays; False if it is not kept any more."""
 
         def update(store: ResponseStore) -> bool:
-            body = msgspec.to_builtins(response)
+            body = as_object(response)
             return store.update(owner, body, body["output"])
 
         return await self._do(update, owner)

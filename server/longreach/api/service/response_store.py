@@ -140,7 +140,7 @@ class ResponseStore:
         if found is None:
             return None
         number, body = found
-        return Kept(loaded(body, "status"), self._items(number, "output"))
+        return Kept(loaded(body, "status", left="output"), self._items(number, "output"))
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Forget a response; False if there is none. What was built on it cannot be continued any more."""

@@ -18,7 +18,8 @@ from longreach.api.http.auth import ApiKeys
 from longreach.api.service.background import BackgroundRuns
 from longreach.api.service.chat_prompt import Chat
 from longreach.api.service.engine_protocol import StartedEngine, StartEngine
-from longreach.api.service.grammar_compiler import GrammarCompiler, Kind
+from longreach.api.service.grammar_check import Kind
+from longreach.api.service.grammar_compiler import GrammarCompiler
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_WHILE_LOADING = 2
 _READING_THREADS = 2
+_WRITING_THREADS = 1  # its work holds the interpreter's lock nearly all the time
 _ENCODING_THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
@@ -92,6 +94,7 @@ class Service:
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)
+        self.writing = WorkPool("writing", _WRITING_THREADS)  # long answers
         self.sampling_defaults = Sampling()  # of requests that do not say
         self._open_requests = 0
         self._idle = asyncio.Event()
@@ -283,6 +286,7 @@ class Service:
         self.masks.stop()
         self.reading.close()
         self.encoding.close()
+        self.writing.close()
         await self.grammars.stop()
         if self._engine is not None:
             await self._engine.stop()

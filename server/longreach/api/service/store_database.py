@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from longreach.util import exact_json
@@ -57,19 +58,26 @@ def file_error(error: Exception) -> StoreFileError:
     return StoreFileError(f"{error}{cure}")
 
 
-def loaded(body: bytes, member: str) -> dict[str, Any]:
-    """The JSON object of a row, which has an `id` and this other member.
+def loaded(body: bytes, member: str, left: str | None = None) -> dict[str, Any]:
+    """The JSON object of a row, which has an `id` and this other member; what is `left` is a `msgspec.Raw` as it is.
 
     Raises:
         sqlite3.DatabaseError: it is not what was written.
     """
     try:
-        value = exact_json.loads(body)
-    except (orjson.JSONDecodeError, TypeError):
+        value = exact_json.loads(body) if left is None else _loaded_but(body, left)
+    except (orjson.JSONDecodeError, msgspec.DecodeError, TypeError):
         value = None
     if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("id", member)):
         raise sqlite3.DatabaseError("a row cannot be read; the file is damaged")
     return value
+
+
+def _loaded_but(body: bytes, left: str) -> object:
+    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    raw = members.pop(left, None)
+    value = {name: exact_json.loads(bytes(member)) for name, member in members.items()}
+    return value if raw is None else {**value, left: raw}
 
 
 class StoreDatabase:

@@ -59,7 +59,8 @@ def _meant(template: ChatTemplate, name: str, value: Any, field: str) -> list[tu
 
 
 def _unread(field: str, name: str) -> InvalidRequestError:
-    return _refused(field, f"this model's chat template does not read `{name}`")
+    cure = f"; leave it out, or send `{_USUAL_EFFORT}`, which asks for nothing" if name == _EFFORT else ""
+    return _refused(field, f"this model's chat template does not read `{name}`{cure}")
 
 
 def _refused(field: str, why: str) -> InvalidRequestError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from longreach.errors import InvalidRequestError, quoted
+
+_SUBJECT = re.compile(r"^[A-Za-z]+ should")
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -24,6 +27,11 @@ def parse(model: type[M], body: object) -> M:
         return model.model_validate(body)
     except ValidationError as error:
         raise as_api_error(error.errors(include_url=False)) from None
+
+
+def as_demand(message: str) -> str:
+    """A message of pydantic's, such as `String should have at most 256 characters`, behind the name of its field."""
+    return _SUBJECT.sub("must", message, count=1)
 
 
 def as_api_error(problems: Sequence[Any]) -> InvalidRequestError:
@@ -46,7 +54,7 @@ def as_api_error(problems: Sequence[Any]) -> InvalidRequestError:
         code = problem["ctx"]["code"]
     else:
         code = "invalid_type" if problem["type"].endswith("_type") else "invalid_value"
-        message = message.replace("Input should", "must", 1)
+        message = as_demand(message)
         if isinstance(problem["input"], bool | int | float):
             message += f", got {quoted(problem['input'])}"
     return InvalidRequestError(f"`{param}`: {message}." if param else f"{message}.", param=param, code=code)

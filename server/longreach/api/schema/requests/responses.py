@@ -19,16 +19,14 @@ from longreach.api.schema.requests.fields import (
 from longreach.api.schema.requests.formats import JsonSchema, Name, NamedFunction, NamedTool
 from longreach.api.schema.requests.harmless import Metadata, harmless
 from longreach.api.schema.requests.response_items import Input, InputItem
+from longreach.api.schema.requests.response_tool_choice import Choice, ToolChoice, check_choice
 from longreach.api.schema.requests.response_tools import (
-    Choice,
     CustomTool,
     FunctionTool,
     NamespaceTool,
     OfferedTool,
-    ToolChoice,
     Tools,
     ToolSet,
-    check_choice,
 )
 from longreach.api.schema.requests.sampling import SamplingFields
 
