@@ -40,10 +40,11 @@ def _likely(grammar: str, words: str, calls: list[tuple[str, Any]], written: lis
         yield _json([{"name": name, "parameters": arguments} for name, arguments in calls])
         yield _json([{"name": name, "arguments": arguments} for name, arguments in calls])
         yield from (_json(arguments) for _, arguments in calls)
-    for schema in _schemas(grammar):
-        yield _json(sample(schema, words))
+    # Words before schemas: a grammar of tools that may be called has their schemas, and is free otherwise.
     yield from written
     yield words
+    for schema in _schemas(grammar):
+        yield _json(sample(schema, words))
 
 
 def _schemas(grammar: str) -> Iterator[Any]:
