@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.clients.tool_use import sample
 
 _MOST_BYTES = 20_000
+# Tokens that a grammar names by their ids, beside texts: bytes, of which answers are written here, have none.
+_SPECIAL = re.compile(r"<\[[\d,-]+\]> \| | \| <\[[\d,-]+\]>")
 # Where several bytes may come next: those that end something, then a digit, then a letter.
 _PREFERRED = b'"}])>,:0123456789abcdefghijklmnopqrstuvwxyz'
 
@@ -21,7 +24,7 @@ def constrained(grammar: str, words: str, calls: list[tuple[str, Any]], written:
     Raises:
         ValueError: the grammar cannot be used, or has no short sentence.
     """
-    start = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    start = LLMatcher(LLTokenizer("byte"), _SPECIAL.sub("", grammar), log_level=0)
     if start.is_error():
         raise ValueError(f"the grammar cannot be used: {start.get_error()}")
     for text in _likely(grammar, words, calls, written):
@@ -37,10 +40,11 @@ def _likely(grammar: str, words: str, calls: list[tuple[str, Any]], written: lis
         yield _json([{"name": name, "parameters": arguments} for name, arguments in calls])
         yield _json([{"name": name, "arguments": arguments} for name, arguments in calls])
         yield from (_json(arguments) for _, arguments in calls)
-    for schema in _schemas(grammar):
-        yield _json(sample(schema, words))
+    # Words before schemas: a grammar of tools that may be called has their schemas, and is free otherwise.
     yield from written
     yield words
+    for schema in _schemas(grammar):
+        yield _json(sample(schema, words))
 
 
 def _schemas(grammar: str) -> Iterator[Any]:

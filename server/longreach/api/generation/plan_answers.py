@@ -96,6 +96,7 @@ class AnswerSpec:
         prompt_logprobs: the same, of the prompts.
         special: special tokens are text, also where the body does not ask for them.
         bad_words: token ids of the words that an answer must not have.
+        scores_end: the token that only ends an answer is among its log-probabilities, as in OpenAI's completions.
     """
 
     prompts: Sequence[list[int]]
@@ -109,6 +110,7 @@ class AnswerSpec:
     prompt_logprobs: int | None = None
     special: bool = False
     bad_words: Sequence[list[int]] = ()
+    scores_end: bool = False
 
 
 def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
@@ -217,6 +219,7 @@ def _planned(
             prompt_only=spec.max_tokens == 0,
             leads=choice == 0,
             grammar_field=spec.grammar_field,
+            scores_end=spec.scores_end,
         )
         for number in range(len(spec.prompts))
         for choice in range(spec.choices)

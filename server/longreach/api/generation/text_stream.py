@@ -30,6 +30,7 @@ class PlannedAnswer:
         prompt_only: only the prompt's log-probabilities are wanted; the token that comes with them is not counted.
         grammar_field: the field that its grammar comes from.
         leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
+        scores_end: the token that only ended the answer has its log-probability, too.
     """
 
     request: Generate
@@ -40,6 +41,7 @@ class PlannedAnswer:
     prompt_only: bool = False
     leads: bool = True
     grammar_field: str | None = None
+    scores_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class _Writer:
             self._record.add_token()
             self._untold.append(token)
             if self._is_end(update, i):
+                if update.logprobs and self._planned.scores_end:
+                    self._logprobs.append((self._decoded, update.logprobs[i]))
                 break
             if update.logprobs:
                 self._logprobs.append((self._decoded, update.logprobs[i]))
