@@ -58,7 +58,8 @@ class Footprint:
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
         hidden, inner, experts = config.hidden_size, widest_inner(config) // parts, _experts(config, dtype, parts)
-        heads = head_shape(config).heads // (parts * layout.context_size)
+        most_heads = max(head_shape(config).heads, *(getattr(config, "num_attention_heads_per_layer", None) or [0]))
+        heads = most_heads // (parts * layout.context_size)
         queries = heads * max(of_layer.head_dim for of_layer in pages.layers)
         keys = max(of_layer.num_kv_heads * of_layer.head_dim for of_layer in pages.layers)
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
@@ -79,6 +80,8 @@ class Footprint:
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )
+        if parts is not None and parts.output_gate is not None:  # as it is projected, and what is made of it
+            attention += 2 * queries
         around = _around_layers(config, dtype)
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.

@@ -87,8 +87,8 @@ def test_families_can_be_invariant_and_experts_without_fused_layers_are_refused_
 
 
 def test_a_model_with_experts_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    config_of("laguna").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="of this laguna model, a LagunaExperts, multiplies with weights of its own"):
+    config_of("gemma4_text-experts").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="of this gemma4_text model, a Gemma4TextExperts, multiplies with weights of"):
         load_model(str(tmp_path), device="cpu", backend="triton", batch_invariant=True)
 
 
