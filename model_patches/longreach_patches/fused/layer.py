@@ -139,8 +139,7 @@ class FusedLayer:
             del added
             self._mlp.add_gated(stream, gate_up, weights, self._norms.after_mlp)
         elif len(stream):
-            x = self._normalized(stream, self._norms.before_mlp) if shared is None else shared
-            self._mlp.add(stream, x, weights, self._norms.after_mlp, self.choose)
+            self._mlp.add(stream, shared, weights, self._norms, self.choose)
         return stream[None]
 
     @property

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from longreach_patches.families import LayerParts
 from longreach_patches.fused.activation import BY_MODULE, Activation, gated_activation
-from longreach_patches.fused.modules import LayerModules, at_path
-from longreach_patches.fused.norm import Norm
+from longreach_patches.fused.modules import LayerModules, Norms, at_path
+from longreach_patches.fused.norm import Norm, normalize
 from longreach_patches.fused.project import Products
 from longreach_patches.fused.residual import Residual
 from longreach_patches.fused.weights import LayerWeights, Projection, projection_of
@@ -61,8 +61,13 @@ class Mlp:
         assert weights.down is not None
         self.residual.add_product(stream, gate_up, weights, weights.down, norm, self.activation)
 
-    def add(self, stream: Tensor, x: Tensor, weights: LayerWeights, norm: Norm | None, choose: Choice | None) -> None:
-        """Add to `stream` (n, C), in place, what is made of x (n, C)."""
+    def add(
+        self, stream: Tensor, shared: Tensor | None, weights: LayerWeights, norms: Norms, choose: Choice | None
+    ) -> None:
+        """Add to `stream` (n, C), in place, what is made of its norm, or of what attention reads, too, `shared`."""
+        x, norm = shared, norms.after_mlp
+        if x is None:
+            x = stream if norms.before_mlp is None else normalize(stream, norms.before_mlp, self.products.backend)
         total = None
         if weights.experts is not None:
             # The experts' sum goes where the MLP's does: to the stream, or to what is normalised first.
@@ -71,41 +76,38 @@ class Mlp:
             if weights.gate_up is None:
                 self.residual.finish(stream, total, weights, norm)
                 return
-        assert weights.gate_up is not None
-        assert weights.down is not None
-        factor = None if self.gate is None else self.products(x, self.gate).sigmoid_()
-        inner, late = self._inner(x, weights, gate_late=factor is None)
-        del x
-        if factor is not None:
-            inner.mul_(factor)
-        if total is None:
-            self.residual.add_product(stream, inner, weights, weights.down, norm, late)
-            return
-        self.products.add(total, inner, weights.down, self.residual.multiplier if norm is None else 1.0, late)
-        self.residual.finish(stream, total, weights, norm)
-
-    def _inner(self, x: Tensor, weights: LayerWeights, *, gate_late: bool) -> tuple[Tensor, Activation | None]:
-        """The MLP's inner channels, or gates and what they gate with the activation that the next product applies."""
         up, down, known = weights.gate_up, weights.down, self.activation
         assert up is not None
         assert down is not None
+        factor = None if self.gate is None else self.products(x, self.gate).sigmoid_()
+        inner, late = None, None
         if weights.blocks == 1 and known is not None:
-            if gate_late and self.products.gates_late(x, down):
-                return self.products(x, up), known
-            if (inner := self.products.gated(x, up, known)) is not None:
-                return inner, None
-        inner = self.products(x, up)
-        if not self.gated:
-            return self.act_fn(inner), None
-        # Within a block gates come before what they gate; their products are in the channels' own order.
-        by_block = inner.view(-1, inner.shape[1] // weights.blocks)
-        return self._activate(by_block).view(inner.shape[0], -1), None
+            if factor is None and self.products.gates_late(x, down):
+                late = known
+            else:
+                inner = self.products.gated(x, up, known)
+        if inner is None:
+            inner = self.products(x, up)
+            del x  # where memory is highest
+            inner = inner if late is not None else self._activate(inner, weights.blocks)
+        if factor is not None:
+            inner.mul_(factor)
+        if total is None:
+            self.residual.add_product(stream, inner, weights, down, norm, late)
+            return
+        self.products.add(total, inner, down, self.residual.multiplier if norm is None else 1.0, late)
+        self.residual.finish(stream, total, weights, norm)
 
-    def _activate(self, gate_up: Tensor) -> Tensor:
+    def _activate(self, inner: Tensor, blocks: int) -> Tensor:
+        """The inner channels of a product with `blocks` ranks' weights."""
+        if not self.gated:
+            return self.act_fn(inner)
+        # Within a block gates come before what they gate; their products are in the channels' own order.
+        by_block = inner.view(-1, inner.shape[1] // blocks)
         if self.activation is not None:
-            return gated_activation(gate_up, self.activation, self.products.backend)
-        gate, up = gate_up.chunk(2, -1)
-        return self.act_fn(gate) * up
+            return gated_activation(by_block, self.activation, self.products.backend).view(len(inner), -1)
+        gate, up = by_block.chunk(2, -1)
+        return (self.act_fn(gate) * up).view(len(inner), -1)
 
     def _sum_of_experts(self, x: Tensor, experts: Experts, to: Tensor | None, choose: Choice) -> Tensor:
         """What the chosen experts make of x, added to `to` with the layer's multiplier, or alone."""
