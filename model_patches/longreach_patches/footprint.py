@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longreach_patches import quantized
 from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
+from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -54,6 +55,7 @@ class Footprint:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
             quantized.place_declared(model)
             split_weights(model, layout)
+            check_shares(model, layout)
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1

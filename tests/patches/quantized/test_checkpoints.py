@@ -23,7 +23,7 @@ from longreach_patches import (
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.quantized import writers
@@ -69,25 +69,7 @@ def kinds(loaded: LoadedModel) -> dict[str, type]:
 @torch.no_grad()
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     """Experts in blocks, transposed against transformers' own, gates and ups by turns, with biases."""
-    model = random_model(config_of("gpt_oss"), torch.float32)
-    whole, meant = tmp_path / "whole", {}
-    model.save_pretrained(whole)
-    stored = {}
-    for name, tensor in load_file(whole / "model.safetensors").items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            stored[name] = meant[name] = tensor
-            continue
-        each = [writers.mxfp4(expert.T.contiguous()) for expert in tensor]
-        blocks = torch.stack([written["weight_packed"] for written, _ in each])
-        stored[f"{name}_blocks"] = blocks.unflatten(-1, (-1, 16)).contiguous()
-        stored[f"{name}_scales"] = torch.stack([written["weight_scale"] for written, _ in each])
-        meant[name] = torch.stack([value.T for _, value in each]).contiguous()
-    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-    save_file(meant, whole / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text((whole / "config.json").read_text())
-    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    edit_config(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": left_out})
-    eager = AutoModelForCausalLM.from_pretrained(whole, attn_implementation="eager", dtype=torch.float32)
+    eager = writers.write_gpt_oss(tmp_path, random_model(config_of("gpt_oss"), torch.float32))
     loaded = same(tmp_path, eager)
     assert set(kinds(loaded).values()) == {Mxfp4}
     assert len(kinds(loaded)) == 4
