@@ -43,9 +43,13 @@ class Footprint:
         kv_dtype: torch.dtype | None = None,
         layout: RankLayout = SINGLE,
         bounded: tuple[int, ...] = (),
+        arch: int = 0,
     ) -> Footprint:
         """Build the model on the meta device, where tensors have shapes and no memory; pages are of `kv_dtype`, or of
         the model's `dtype`, and keep bounds of the keys of the `bounded` layers. All sizes are those of one rank.
+
+        `arch` is the GPU's compute capability (90 for 9.0), by which FP8 weights are multiplied or dequantised. With 0,
+        for a CPU and where it is not known, they count as dequantised.
 
         Raises:
             ValueError: the model cannot be split so; the message names the sizes that work.
@@ -94,7 +98,7 @@ class Footprint:
             pages=pages,
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
-            scratch_bytes=quantized.scratch_bytes(model, dtype),
+            scratch_bytes=quantized.scratch_bytes(model, dtype, arch),
         )
 
     def step_bytes(self, num_tokens: int, num_rows: int) -> int:

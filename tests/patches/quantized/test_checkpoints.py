@@ -294,8 +294,38 @@ def test_a_step_is_planned_with_the_weights_that_a_product_dequantises(tmp_path:
         "fp8": {"quantization": "fp8"},
         "16 bits": {},
     }.items():
-        footprint = Footprint.of(load_config(str(tmp_path), **options), torch.bfloat16, 16)
+        footprint = Footprint.of(load_config(str(tmp_path), **options), torch.bfloat16, 16, arch=90)
         scratch[name] = footprint.scratch_bytes
         assert footprint.step_bytes(100, 1) == 100 * footprint.token_bytes + scratch[name]
     # Gates and ups are joined: 64 inputs, 2 times 96 outputs, and queries, keys, values and their way back are as wide.
     assert scratch == {"int4": 64 * 2 * 96 * 2, "fp8": 0, "16 bits": 0}
+
+
+EVERY_GPU = (0, 80, 86, 89, 90, 100, 120)  # 0 stands for CPUs and for GPUs that are not known
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "inner", "dequantising"),
+    [
+        ("llama", "fp8", 128, (0, 80, 86)),
+        ("llama", "fp8_blocks", 128, (0, 80, 86, 89, 100, 120)),
+        ("llama", "fp8_blocks", 96, EVERY_GPU),  # joined, its blocks have 32 outputs
+        ("llama", "fp8", 104, EVERY_GPU),  # no multiple of 16
+        ("mixtral", "fp8", 104, (0, 80, 86)),
+        ("mixtral", "fp8_blocks", 104, (0, 80, 86, 89, 100, 120)),  # from 8.9 on, attention's alone
+    ],
+)
+def test_fp8_weights_are_dequantised_where_a_gpu_has_no_product_of_them(
+    tmp_path: Path, family: str, kind: str, inner: int, dequantising: tuple[int, ...]
+) -> None:
+    config = config_of(family)
+    config.hidden_size, config.num_key_value_heads, config.intermediate_size = 128, 4, inner
+    config.head_dim = 32
+    config.save_pretrained(tmp_path)
+    read = load_config(str(tmp_path), quantization=kind)
+    needed = {arch: Footprint.of(read, torch.bfloat16, 16, arch=arch).scratch_bytes for arch in EVERY_GPU}
+    assert tuple(arch for arch, scratch in needed.items() if scratch) == dequantising
+    attention = 4 * 128 * 128  # as wide as the residual stream
+    experts = 4 if family == "mixtral" else 1
+    assert needed[0] == 2 * max(experts * 128 * 2 * inner, attention)
+    assert Footprint.of(read, torch.float32, 16, arch=90).scratch_bytes == 2 * needed[0], "the library takes bf16"
