@@ -4,6 +4,7 @@ wrong with a broken one."""
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from transformers import PreTrainedModel
 
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.quantized import writers
-from tests.patches.quantized.test_layouts import BLOCKS, FLOAT, GPTQ, INT4, TOKEN, compressed
+from tests.patches.quantized.test_layouts import BLOCKS, FLOAT, GPTQ, INT4, LAYOUTS, TOKEN, compressed
 
 IDS = torch.arange(3, 40)[None]
 
@@ -259,6 +260,44 @@ def test_what_is_wrong_is_named(tmp_path: Path, family: str, change: Callable[[A
     with pytest.raises(ModelLoadError, match=message) as caught:
         load_model(str(tmp_path), device="cpu")
     assert str(tmp_path) in str(caught.value)
+
+
+def test_scales_of_mxfp4_may_be_as_large_as_the_dtype_takes(tmp_path: Path) -> None:
+    """The standard's largest and its NaN, 255, which transformers reads as 2^128."""
+    writers.write_gpt_oss(tmp_path, random_model(config_of("gpt_oss"), torch.float32))
+    name = "model.layers.2.mlp.experts.down_proj_scales"
+
+    def load(scale: int, dtype: str) -> LoadedModel:
+        edit(tmp_path, lambda tensors: operator.setitem(tensors[name], (1, 2), scale))
+        return load_model(str(tmp_path), device="cpu", dtype=dtype)
+
+    for scale, dtype in ((132, "float16"), (191, "bfloat16"), (252, "float32"), (0, "float16")):
+        module = load(scale, dtype).patched.model.get_submodule("model.layers.2.mlp.experts")
+        assert isinstance(module, QuantizedExperts)
+        assert module.down.dequantize(torch.float64)[1, 2].isfinite().all()
+    for scale, dtype, said in (
+        (133, "float16", r"a scale is 2\^6, and weights in float16 have scales of up to 2\^5; take --dtype bfloat16"),
+        (192, "bfloat16", r"a scale is 2\^65, and weights in bfloat16 .* 2\^64; the file is damaged"),
+        (253, "float32", r"a scale is 2\^126, "),
+        (255, "float32", r"3 of \d+ scales are 255, which is NaN in e8m0; the file is damaged"),
+    ):
+        with pytest.raises(ModelLoadError, match=rf"safetensors: model.layers.2.mlp.experts.down_proj: {said}"):
+            load(scale, dtype)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("layout", ["fp8", "float-quantized by channel", "pack-quantized", "gptq", "awq"])
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, layout: str, value: float) -> None:
+    writer, declared, _ = LAYOUTS[layout]
+    writers.write(tmp_path, random_model(config_of("llama"), torch.float32), writer, declared)
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        [name] = [name for name in tensors if name.startswith(f"{Q}.") and "scale" in name]
+        tensors[name].view(-1)[0] = value
+
+    edit(tmp_path, spoil)
+    with pytest.raises(ModelLoadError, match=rf"{Q}: 1 of \d+ scales are infinite or NaN"):
+        load_model(str(tmp_path), device="cpu")
 
 
 def test_quantised_tensors_that_no_config_declares_are_refused_with_the_cure(tmp_path: Path) -> None:
