@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 import torch
+from longreach_patches import FAMILIES
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 WINDOW = 13
@@ -157,6 +158,15 @@ ODD: dict[str, dict[str, Any]] = {
 }
 
 
+def is_known(name: str) -> bool:
+    """Whether this version of transformers has the family of a name, as our rows have it."""
+    model_type = ODD.get(name, {}).get("model_type", name)
+    if model_type not in CONFIG_MAPPING:
+        return False
+    # Its layers share keys, and older versions do not say which.
+    return FAMILIES[model_type].sources is None or hasattr(config_of(name), "kv_sharing_modes")
+
+
 def config_of(name: str) -> PretrainedConfig:
     """The config of a family, or of a name in `ODD`."""
     odd = dict(ODD.get(name, {}))
@@ -190,3 +200,7 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]
+
+
+# All families and odd configs that this version of transformers has.
+NAMES = sorted(name for name in {*FAMILIES, *ODD} if is_known(name))
