@@ -1,7 +1,7 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.parts import LayerParts, Mixture, NormKind, Rotary
+from longreach_patches.families.parts import LayerParts, Mixture, NormKind, OutputGate, Rotary
 from longreach_patches.families.read import (
     HeadShape,
     expert_inner,
@@ -25,6 +25,7 @@ __all__ = [
     "LayerParts",
     "Mixture",
     "NormKind",
+    "OutputGate",
     "Rotary",
     "expert_inner",
     "experts_per_token",
