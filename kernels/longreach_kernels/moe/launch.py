@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch, processors
-from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
+from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import FP8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
@@ -18,19 +18,25 @@ from longreach_kernels.linear.rows_kernel import KernelWeight, kernel_weight
 from longreach_kernels.linear.unpack import HALF
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.few_kernel import few_kernel
+from longreach_kernels.moe.fp8_blocks_kernel import fp8_blocks_kernel
 from longreach_kernels.moe.fp8_kernel import fp8_kernel
 from longreach_kernels.moe.many_kernel import many_kernel
+from longreach_kernels.moe.one import down_one, up_one
+from longreach_kernels.moe.packed_many_kernel import STEP, packed_many_kernel
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
-from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
+from longreach_kernels.moe.sum_kernel import gather_planes, gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import (
     FewTile,
     ManyTile,
+    OneTile,
     few_tile,
     fp8_tile,
     invariant_packed_tile,
     invariant_tile,
     is_gathered_first,
     many_tile,
+    one_tile,
+    packed_many_tile,
 )
 
 # Tokens that are computed together, for their k results each take memory.
@@ -54,7 +60,11 @@ def experts_product(
     for start in range(0, x.shape[0], MAX_TOKENS):
         some = slice(start, start + MAX_TOKENS)
         call = Call(x[some], experts[some], weights[some], layer)
-        call.add(out[some], *call.tiles(batch_invariant), add=add_to is not None, scale=scale)
+        ones = None if batch_invariant else call.one_tiles()
+        if ones is not None:
+            call.add_one(out[some], *ones, add=add_to is not None, scale=scale)
+        else:
+            call.add(out[some], *call.tiles(batch_invariant), add=add_to is not None, scale=scale)
     return out
 
 
@@ -63,9 +73,10 @@ class Product:
     """One of the two products of a call.
 
     Attributes:
-        x: (T, K), or (P, K) in sorted order if `by_row`; values of FP8 where products are made of these.
+        x: (T, K), or (P, K) in sorted order if `by_row`; values of FP8 where products are made of these. In the
+            order of planes where the tile unpacks weights.
         weight: (E, N, K), or (E, 2 N, K) if `gated`.
-        out: (P, N), in sorted order.
+        out: (P, N), in sorted order, and in the order of planes if `planes`.
         x_scales: of values of FP8, (T, groups) with neighbouring tokens, or (P, groups) if `scales_by_row`.
     """
 
@@ -77,6 +88,7 @@ class Product:
     gated: bool
     x_scales: Tensor | None = None
     scales_by_row: bool = False
+    planes: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,9 +116,28 @@ class Call:
             elif batch_invariant:
                 found.append(invariant_packed_tile(gated, *kind) if is_packed else invariant_tile(*size))
             else:
-                found.append(many_tile(*size))
+                unpacking = packed_many_tile(*size) if unpacks_in_registers(weight, self.x.dtype) else None
+                found.append(unpacking or many_tile(*size))
         rows = min(tile.rows for tile in found)
         return found[0]._replace(rows=rows), found[1]._replace(rows=rows)
+
+    def one_tiles(self) -> tuple[OneTile, OneTile] | None:
+        """The tiles of both products of one token; None where there are more, or where other forms are quicker."""
+        layer, kind = self.layer, (self.x.dtype, capability(self.x.device))
+        if len(self.x) > 1:
+            return None
+        up = one_tile(_format(layer.gate_up), layer.is_gated, self.experts.shape[1], *kind)
+        down = one_tile(_format(layer.down), False, self.experts.shape[1], *kind)
+        return None if up is None or down is None else (up, down)
+
+    def add_one(self, out: Tensor, up: OneTile, down: OneTile, *, add: bool, scale: float) -> None:
+        """As `add`, of one token."""
+        layer, dtype = self.layer, self.x.dtype
+        inner = up_one(self.x, self.experts, layer, _packed(layer.gate_up, dtype), up)
+        if callable(layer.activation):
+            inner = layer.activation(inner).contiguous()
+        weight = _packed(layer.down, dtype)
+        down_one(inner, self.experts, self.weights, layer, weight, down, out, add=add, scale=scale)
 
     def is_fp8(self, weight: Weight) -> bool:
         """Whether products with a weight are made in FP8."""
@@ -119,24 +150,38 @@ class Call:
         layer, pairs = self.layer, self.experts.numel()
         is_one = len(self.x) == 1 and isinstance(up, FewTile) and isinstance(down, FewTile)
         order = None if is_one else sort_pairs(self.experts, layer.count, layer.first, up.rows)
-        inner = self.x.new_empty(pairs, layer.gate_up.shape[1] // (2 if layer.is_gated else 1))
-        self.multiply(self.product(self.x, True, inner, up, order), up, order)
+        width = layer.gate_up.shape[1] // (2 if layer.is_gated else 1)
+        planes = layer.is_gated and _unpacks(up) and _unpacks(down)
+        inner = self.x.new_empty(pairs, cdiv(width, STEP) * STEP if planes else width)
+        self.multiply(self.product(self.x, True, inner, up, order, planes=planes), up, order)
         if callable(layer.activation):
             inner = layer.activation(inner).contiguous()
         rows = inner.new_empty(pairs, layer.channels)
-        self.multiply(self.product(inner, False, rows, down, order), down, order)
+        self.multiply(self.product(inner, False, rows, down, order, planes=planes), down, order)
         sum_rows(rows, order, self.experts, self.weights, out, layer.count, layer.first, add=add, scale=scale)
 
     def product(
-        self, x: Tensor, is_up: bool, out: Tensor, tile: FewTile | ManyTile, order: SortedPairs | None
+        self,
+        x: Tensor,
+        is_up: bool,
+        out: Tensor,
+        tile: FewTile | ManyTile,
+        order: SortedPairs | None,
+        *,
+        planes: bool = False,
     ) -> Product:
-        """The product upwards of tokens x (T, C), or downwards of rows x (P, I), in the form that a tile takes."""
+        """The product upwards of tokens x (T, C), or downwards of rows x (P, I), in the form that a tile takes. What
+        lies between both is in the order of planes if `planes`."""
         layer = self.layer
         weight, bias = (layer.gate_up, layer.gate_up_bias) if is_up else (layer.down, layer.down_bias)
         gated = is_up and layer.is_gated
         if isinstance(tile, FewTile):
             return Product(x, weight, bias, out, not is_up, gated)
         assert order is not None
+        if tile.unpacks:
+            if is_up or not planes:
+                x = gather_planes(x, order, self.experts.shape[1] if is_up else None)
+            return Product(x, weight, bias, out, True, gated, planes=is_up and planes)
         scales = None
         if self.is_fp8(weight):
             if isinstance(weight, Fp8Channels):
@@ -154,8 +199,12 @@ class Call:
             self._multiply_few(product, tile, order)
             return
         assert order is not None
-        if product.x.dtype == FP8:
+        if product.x.dtype == FP8 and tile.twice:
+            self._multiply_fp8_twice(product, tile, order)
+        elif product.x.dtype == FP8:
             self._multiply_fp8(product, tile, order)
+        elif tile.unpacks:
+            self._multiply_packed(product, tile, order)
         else:
             self._multiply_many(product, tile, order)
 
@@ -227,6 +276,39 @@ class Call:
             **self._options(product, tile),
         )
 
+    def _multiply_packed(self, product: Product, tile: ManyTile, order: SortedPairs) -> None:
+        weight, x = kernel_weight(product.weight), product.x
+        assert weight is not None
+        assert weight.scales is not None
+        outputs, width = product.weight.shape[1] // (2 if product.gated else 1), product.out.shape[1]
+        tma = capability(x.device) >= 90
+        launch(
+            packed_many_kernel,
+            (_programs(order, width, tile, x, 1 if product.gated else 2),),
+            _rows_descriptor(x, tile) if tma else x,
+            weight.numbers,
+            weight.scales,
+            weight.zeros,
+            product.bias,
+            product.out,
+            order.tiles,
+            order.num_tiles,
+            order.tiles.shape[1],
+            tile.group,
+            N=outputs,
+            K=product.weight.shape[2],
+            WIDTH=width,
+            PLANES=product.planes,
+            STRIDES=(*weight.numbers.stride()[:2], weight.scales.stride(0), weight.stride_s),
+            LAYOUT=(weight.layout, weight.group, weight.block_rows),
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.block_n,
+            TMA=tma,
+            FLATTEN=tile.programs > 0,
+            PRECISION=_precision(x),
+            **self._options(product, tile),
+        )
+
     def _multiply_fp8(self, product: Product, tile: ManyTile, order: SortedPairs) -> None:
         outputs, x, weight = product.out.shape[1], product.x, product.weight
         assert isinstance(weight, Fp8Blocks | Fp8Channels)
@@ -266,6 +348,40 @@ class Call:
             **self._options(product, tile),
         )
 
+    def _multiply_fp8_twice(self, product: Product, tile: ManyTile, order: SortedPairs) -> None:
+        outputs, x, weight = product.out.shape[1], product.x, product.weight
+        assert isinstance(weight, Fp8Blocks)
+        assert product.x_scales is not None
+        assert product.by_row
+        tma = capability(x.device) >= 90 and _described(weight.values)
+        launch(
+            fp8_blocks_kernel,
+            (_programs(order, outputs, tile, x, 1 if product.gated else 2),),
+            _rows_descriptor(x, tile) if tma else x,
+            product.x_scales,
+            _weight_descriptor(weight.values, outputs, False, False, tile) if tma else weight.values,
+            weight.scales,
+            product.bias,
+            product.out,
+            None if product.scales_by_row else order.order,
+            order.tiles,
+            order.num_tiles,
+            product.x_scales.shape[0],
+            order.tiles.shape[1],
+            tile.group,
+            N=outputs,
+            K=x.shape[1],
+            TOP_K=self.experts.shape[1],
+            STRIDES=(*weight.values.stride()[:2], *weight.scales.stride()[:2]),
+            BLOCK_ROWS=weight.block[0],
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.block_n,
+            BLOCK_K=tile.block_k,
+            TMA=tma,
+            FLATTEN=tile.programs > 0,
+            **self._options(product, tile),
+        )
+
     def _options(self, product: Product, tile: FewTile | ManyTile) -> dict[str, Any]:
         """What all kernels are told of the layer, and how they are compiled."""
         layer = self.layer
@@ -281,6 +397,13 @@ class Call:
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def _format(weight: Weight) -> str:
+    """What `one_tile` distinguishes."""
+    if isinstance(weight, Tensor):
+        return "half"
+    return "fp8" if isinstance(weight, Fp8Blocks | Fp8Channels) else "packed"
 
 
 def _packed(weight: Weight, dtype: torch.dtype) -> KernelWeight:
@@ -308,8 +431,23 @@ def _numbers(weight: Weight, dtype: torch.dtype) -> Tensor:
     return torch.stack([dequantized(one, outputs, inputs, dtype) for one in each if one is not None])
 
 
-def _programs(order: SortedPairs, outputs: int, tile: ManyTile, x: Tensor) -> int:
-    programs = order.tiles.shape[1] * cdiv(outputs, tile.block_n)
+def _unpacks(tile: FewTile | ManyTile) -> bool:
+    return isinstance(tile, ManyTile) and tile.unpacks
+
+
+def unpacks_in_registers(weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether `packed_many_kernel` has a form of a weight: of four bits, with scales by which numbers of `dtype` are
+    multiplied exactly."""
+    if not isinstance(weight, Int4Groups | Mxfp4) or weight.shape[-1] % 8:
+        return False
+    packed = kernel_weight(weight)
+    if packed is None or (packed.group not in (0, 8, 16, 32, 64) and packed.group % STEP):
+        return False
+    return isinstance(weight, Mxfp4) or (weight.scales.dtype == dtype and weight.permutation is None)
+
+
+def _programs(order: SortedPairs, outputs: int, tile: ManyTile, x: Tensor, blocks: int = 1) -> int:
+    programs = order.tiles.shape[1] * cdiv(outputs, blocks * tile.block_n)
     return min(programs, tile.programs * processors(x.device)) if tile.programs else programs
 
 

@@ -22,7 +22,8 @@ class FewTile(NamedTuple):
 
 class ManyTile(NamedTuple):
     """A tile of a product of many rows. `group` row tiles share their weights in the L2 cache. A multiprocessor has so
-    many `programs`, which take tile after tile; 0 for a program a tile."""
+    many `programs`, which take tile after tile; 0 for a program a tile. A tile that `unpacks` reads packed weights, and
+    others numbers of 16 bits. Two tiles side by side are one if it is `twice`: of FP8 in blocks alone."""
 
     rows: int
     block_n: int
@@ -31,6 +32,32 @@ class ManyTile(NamedTuple):
     num_stages: int
     group: int = 8
     programs: int = 1
+    unpacks: bool = False
+    twice: bool = False
+
+
+class OneTile(NamedTuple):
+    """A tile of a product of one token: outputs (of gates alone, where there are), inputs, and warps. A kernel that
+    `overlaps` begins while the one before it ends."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    overlaps: bool = True
+
+
+# Formats whose products of one token have kernels of their own; others take the form for few rows.
+ONE_TOKEN: frozenset[str] = frozenset()
+
+
+def one_tile(format_: str, gated: bool, top_k: int, dtype: torch.dtype, arch: int) -> OneTile | None:
+    """The tile of a product of one token with weights of a format: "half" (of the rows' dtype), "fp8" or "packed" (in
+    four bits). The product downwards, which is not gated, is of all the token's experts."""
+    if format_ not in ONE_TOKEN or not 90 <= arch < 120 or dtype == torch.float32:
+        return None
+    if gated or top_k == 1:
+        return OneTile(8, 256, 4) if format_ == "half" else OneTile(16, 512, 4)
+    return OneTile(4, 128, 4) if format_ == "half" else OneTile(4, 512, 4)
 
 
 @lru_cache(maxsize=256)
@@ -110,6 +137,18 @@ def many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: i
     if small:
         return ManyTile(64, 32 if gated else 64, 64, 4, 3)
     return ManyTile(128, 64 if gated else 128, 32, 8, 3)
+
+
+# Packed experts with many rows are unpacked in the registers of the product where this is set; else before it.
+UNPACKS_IN_REGISTERS = False
+
+
+@lru_cache(maxsize=256)
+def packed_many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int) -> ManyTile | None:
+    """The tile of a product of many rows that unpacks weights on the way; None where they are unpacked before it."""
+    if not UNPACKS_IN_REGISTERS or not 90 <= arch < 120 or dtype == torch.float32:
+        return None
+    return ManyTile(128, 128, 128, 8, 3, group=_group(pairs, experts, 128), unpacks=True)
 
 
 @lru_cache(maxsize=256)
