@@ -88,8 +88,24 @@ _ONE_DOWN = [
     OneTile(8, 128, 8),
     OneTile(8, 128, 4),
 ]
-_ONE_PACKED_UP = [OneTile(16, 512, 4), OneTile(8, 512, 4), OneTile(16, 256, 4), OneTile(8, 512, 2), OneTile(32, 512, 8)]
-_ONE_PACKED_DOWN = [OneTile(4, 512, 4), OneTile(8, 512, 4), OneTile(8, 256, 4), OneTile(4, 256, 4), OneTile(16, 256, 8)]
+_ONE_PACKED_UP = [
+    OneTile(8, 512, 4),
+    OneTile(16, 512, 4),
+    OneTile(4, 512, 4),
+    OneTile(16, 256, 4),
+    OneTile(8, 512, 2),
+    OneTile(32, 512, 8),
+]
+_ONE_PACKED_DOWN = [
+    OneTile(4, 512, 4),
+    OneTile(8, 512, 4),
+    OneTile(8, 256, 4),
+    OneTile(4, 256, 4),
+    OneTile(2, 512, 4),
+    OneTile(16, 256, 8),
+]
+_ONE_FP8_UP = [OneTile(8, 256, 4), OneTile(8, 512, 4), OneTile(4, 512, 4), OneTile(16, 256, 4), OneTile(8, 256, 2)]
+_ONE_FP8_DOWN = [OneTile(4, 256, 4), OneTile(2, 256, 4), OneTile(4, 128, 4), OneTile(2, 512, 4), OneTile(8, 128, 8)]
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ KINDS = [
     Kind("half one, gpt-oss", "gpt-oss-20b", 1, _ONE_UP, _ONE_DOWN),
     Kind("fp8 blocks many", "qwen3-30b-fp8-blocks", 8192, _FP8_TWICE, _FP8_TWICE),
     Kind("mxfp4 one", "gpt-oss-20b-mxfp4", 1, _ONE_PACKED_UP, _ONE_PACKED_DOWN),
-    Kind("fp8 one", "qwen3-30b-fp8-blocks", 1, _ONE_PACKED_UP, _ONE_PACKED_DOWN),
+    Kind("fp8 one", "qwen3-30b-fp8-blocks", 1, _ONE_FP8_UP, _ONE_FP8_DOWN),
     Kind("mxfp4 fewer", "gpt-oss-20b-mxfp4", 640, _UNPACKING_FEWER, _UNPACKING_FEWER),
     Kind("int4 many", "qwen3-30b-int4", 8192, _UNPACKING[:4], _UNPACKING[:4]),
     Kind(
@@ -120,7 +136,7 @@ KINDS = [
         [t._replace(block_n=2 * t.block_n) for t in _FP8_ONCE],
     ),
     Kind("int4 one", "qwen3-30b-int4", 1, _ONE_PACKED_UP[:3], _ONE_PACKED_DOWN[:3]),
-    Kind("fp8 channels one", "qwen3-30b-fp8-channels", 1, _ONE_PACKED_UP[:3], _ONE_PACKED_DOWN[:3]),
+    Kind("fp8 channels one", "qwen3-30b-fp8-channels", 1, _ONE_FP8_UP[:3], _ONE_FP8_DOWN[:3]),
 ]
 
 
