@@ -1,8 +1,8 @@
 """Compare forms of the products of experts, tile by tile: what they compute, and how fast.
 
 python -m benchmarks.kernels.expert_forms [--out FOLDER] [--candidates FILE] [--seconds N]; needs a GPU. Each form is
-compared with the form that unpacks weights and multiplies 16-bit numbers, or, in FP8, with that of one tile. The best
-tiles of each kind are written to `experts_best.json` in the folder.
+compared with the one that the tables name, which multiplies 16-bit numbers or quantised rows. The best tiles of each
+kind are written to `experts_best.json` in the folder.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -26,7 +26,7 @@ from longreach_kernels.moe.launch import Call
 from longreach_kernels.moe.packed_many_kernel import STEP
 from longreach_kernels.moe.sort_kernel import sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_planes
-from longreach_kernels.moe.tile_sizes import ManyTile, OneTile, fp8_tile, many_tile
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile
 from torch import Tensor
 
 from benchmarks.kernels.experts import SHAPES, Shape, ceilings, milliseconds
@@ -126,7 +126,9 @@ KINDS = [
     Kind("fp8 blocks many", "qwen3-30b-fp8-blocks", 8192, _FP8_TWICE, _FP8_TWICE),
     Kind("mxfp4 one", "gpt-oss-20b-mxfp4", 1, _ONE_PACKED_UP, _ONE_PACKED_DOWN),
     Kind("fp8 one", "qwen3-30b-fp8-blocks", 1, _ONE_FP8_UP, _ONE_FP8_DOWN),
-    Kind("mxfp4 fewer", "gpt-oss-20b-mxfp4", 640, _UNPACKING_FEWER, _UNPACKING_FEWER),
+    Kind("mxfp4 16384", "gpt-oss-20b-mxfp4", 16384, _UNPACKING[:3], _UNPACKING[:3]),
+    Kind("mxfp4 640", "gpt-oss-20b-mxfp4", 640, _UNPACKING_FEWER, _UNPACKING_FEWER),
+    Kind("mxfp4 256", "gpt-oss-20b-mxfp4", 256, _UNPACKING_FEWER, _UNPACKING_FEWER),
     Kind("int4 many", "qwen3-30b-int4", 8192, _UNPACKING[:4], _UNPACKING[:4]),
     Kind(
         "fp8 channels many",
@@ -180,33 +182,27 @@ class Layer:
         return total * shape.top_k / shape.experts / 1e6, "GB/s"
 
     def usual(self) -> tuple[Any, Any]:
-        """The tiles of the form that there was."""
+        """The tiles that the tables have."""
         call = self.calls[0]
-        if self.is_one:
-            return call.tiles(False)
-        found = []
-        for gated, weight in ((True, self.layer.gate_up), (False, self.layer.down)):
-            size = (call.experts.numel(), self.layer.count, gated, _HALF, 90)
-            is_fp8 = call.is_fp8(weight)
-            found.append(fp8_tile(*size, by_group="blocks" in self.shape.format) if is_fp8 else many_tile(*size))
-        return found[0], found[1]
+        return call.one_tiles() or call.tiles(False)
 
     def whole(self, up: Any, down: Any) -> list[Callable[[], Tensor]]:
         """The layer with tiles for both products: a piece of work for each draw."""
         return [partial(_whole, call, up, down) for call in self.calls]
 
-    def part(self, is_up: bool, tile: ManyTile) -> tuple[Callable[[], object], Callable[[], Tensor]]:
+    def part(self, is_up: bool, tile: FewTile | ManyTile) -> tuple[Callable[[], object], Callable[[], Tensor]]:
         """One of the products of many tokens as it is in a layer, and its result (P, N) after it."""
         call, shape = self.calls[0], self.shape
         torch.manual_seed(0)
         order = sort_pairs(call.experts, self.layer.count, 0, tile.rows)
-        pairs, planes = call.experts.numel(), is_up and tile.unpacks
+        unpacks = isinstance(tile, ManyTile) and tile.unpacks
+        pairs, planes = call.experts.numel(), is_up and unpacks
         width, padded = shape.inner if is_up else shape.channels, -(-shape.inner // STEP) * STEP
         out = torch.zeros(pairs, padded if planes else width, dtype=_HALF, device=_DEVICE)
         x = call.x if is_up else torch.randn(pairs, shape.inner, dtype=_HALF, device=_DEVICE)
-        if not is_up and tile.unpacks:
+        if not is_up and unpacks:
             x = gather_planes(x, order, None)
-        product = call.product(x, is_up, out, tile, order, planes=tile.unpacks)
+        product = call.product(x, is_up, out, tile, order, planes=unpacks)
         column = torch.arange(width, device=_DEVICE)
         place = column // STEP * STEP + column % 8 * (STEP // 8) + column % STEP // 8
         return partial(call.multiply, product, tile, order), lambda: out[:, place] if planes else out

@@ -48,12 +48,17 @@ def _scales(
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """Scales and zeros (BLOCK_N, groups) of a step's inputs, as they are stored; beyond the ends those of the last."""
+    """Scales and zeros (BLOCK_N, parts) of a step's inputs, as they are stored; beyond the ends those of the last.
+
+    A part has 32 inputs or fewer, though a group may have more: one load of a few numbers for each thread or more is
+    what the compiler then brings into the layout of the product. Of a smaller load it would move what it unpacks.
+    """
     _, Scales, Zeros = weight
     SIZE: tl.constexpr = K if GROUP == 0 else GROUP
     COLUMNS: tl.constexpr = (K + SIZE - 1) // SIZE
-    GROUPS: tl.constexpr = max(1, _STEP // SIZE) if SIZE < _STEP else 1
-    column = tl.minimum(tl.arange(0, GROUPS) + step * _STEP // SIZE, COLUMNS - 1)
+    PART: tl.constexpr = min(SIZE, 32)
+    column = (tl.arange(0, _STEP // PART) * PART + step * _STEP) // SIZE
+    column = tl.minimum(column, COLUMNS - 1)
     places = (rows // BLOCK_ROWS).to(tl.int64)[:, None] * PITCH + column[None, :]
     scales = tl.load(Scales + places)
     zeros = scales
@@ -64,16 +69,16 @@ def _scales(
 
 @triton.jit
 def _spread(values):
-    """Values (BLOCK_N, groups) for each word of a step (BLOCK_N, words)."""
+    """Values (BLOCK_N, parts) for each word of a step (BLOCK_N, words)."""
     BLOCK_N: tl.constexpr = values.shape[0]
-    GROUPS: tl.constexpr = values.shape[1]
-    wide = tl.broadcast_to(values[:, :, None], (BLOCK_N, GROUPS, _WORDS // GROUPS))
+    PARTS: tl.constexpr = values.shape[1]
+    wide = tl.broadcast_to(values[:, :, None], (BLOCK_N, PARTS, _WORDS // PARTS))
     return tl.reshape(wide, (BLOCK_N, _WORDS))
 
 
 @triton.jit
 def _unpacked(words, scales, zeros, FORMAT: tl.constexpr, dtype: tl.constexpr):
-    """Words (BLOCK_N, words) with stored scales and zeros (BLOCK_N, groups) as weights (BLOCK_N, 128), in the order of
+    """Words (BLOCK_N, words) with stored scales and zeros (BLOCK_N, parts) as weights (BLOCK_N, 128), in the order of
     planes; they lack `sum_factor`."""
     BLOCK_N: tl.constexpr = words.shape[0]
     if FORMAT == MXFP4:

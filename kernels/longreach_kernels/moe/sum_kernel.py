@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longreach_kernels.backends.triton.config import cdiv, launch
 from longreach_kernels.linear.formats import FP8
-from longreach_kernels.moe.packed_many_kernel import STEP, plane_place
+from longreach_kernels.moe.packed_many_kernel import STEP
 from longreach_kernels.moe.sort_kernel import SortedPairs
 
 _BLOCK = 1024
@@ -99,22 +99,24 @@ def _gather_kernel(
     C: tl.constexpr,
     WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
-    PLANES: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (blocks of rows, blocks of channels): Out (P, WIDTH) of X (T, C), by row; of rows without an Order. If
-    PLANES, in the order of planes, with zeros behind the channels."""
+    """Grid (blocks of rows, blocks of channels): Out (P, WIDTH) of X (T, C), by row; of rows without an Order. With
+    a STEP in the order of planes of so many inputs, and with zeros behind the channels."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    channels = plane_place(places) if PLANES else places
+    channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     has_row = rows < tl.load(NumTiles + 1)
     tokens = rows.to(tl.int64)
     if Order is not None:
         tokens = tl.load(Order + rows, mask=has_row, other=0).to(tl.int64) // TOP_K
     x = tl.load(X + tokens[:, None] * C + channels[None, :], mask=has_row[:, None] & (channels < C)[None, :], other=0)
-    out = Out + rows.to(tl.int64)[:, None] * WIDTH + places[None, :]
-    tl.store(out, x, mask=has_row[:, None] & (places < WIDTH)[None, :])
+    if STEP > 0:
+        planes = tl.permute(tl.reshape(x, (ROWS, BLOCK // STEP, STEP // 8, 8)), (0, 1, 3, 2))
+        x = tl.reshape(planes, (ROWS, BLOCK))
+    out = Out + rows.to(tl.int64)[:, None] * WIDTH + channels[None, :]
+    tl.store(out, x, mask=has_row[:, None] & (channels < WIDTH)[None, :])
 
 
 def gather_rows(x: Tensor, order: SortedPairs, top_k: int) -> Tensor:
@@ -149,7 +151,7 @@ def _gather(x: Tensor, order: SortedPairs, top_k: int | None, out: Tensor, *, pl
         C=x.shape[1],
         WIDTH=width,
         TOP_K=top_k or 1,
-        PLANES=planes,
+        STEP=STEP if planes else 0,
         ROWS=_GATHERED,
         BLOCK=block,
         num_warps=4,
