@@ -9,6 +9,7 @@ kind are written to `experts_best.json` in the folder.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import statistics
 import time
@@ -325,30 +326,36 @@ def _layers(found: Layer, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     }
 
 
-def check_formats() -> None:
-    """Small layers in every new form against unpacked weights in fp64."""
-    for name in ("mxfp4", "int4", "fp8 blocks", "fp8 channels", ""):
-        for tokens in (1, 700):
-            for clamped in (False, True):
-                shape = Shape("small", 4, 2, 384, 384 if name == "int4" else 320, clamped=clamped, format=name)
-                layer = shape.layer()
-                x, experts, weights = shape.tokens(tokens)
-                call = Call(x, experts, weights, layer)
-                if tokens == 1:
-                    tiles: tuple[Any, Any] = (OneTile(8, 256, 4), OneTile(4, 128, 4))
-                elif name in ("mxfp4", "int4"):
-                    tiles = (_packed(128, 64, 4, 2), _packed(128, 64, 4, 2))
-                elif name == "fp8 blocks":
-                    tiles = (_twice(128, 64, 4, 3), _twice(128, 64, 4, 3))
-                else:
-                    continue
-                title = f"check {name or 'half'} {tokens} {'clamped' if clamped else 'silu'}"
-                try:
-                    off = _off(_whole(call, *tiles), _reference(call))
-                    same = all(torch.equal(_whole(call, *tiles), _whole(call, *tiles)) for _ in range(5))
-                    print(f"{title}: off {off:.1e}, same bits {same}", flush=True)
-                except Exception as error:  # noqa: BLE001 - the others are checked, too
-                    print(f"{title}: {type(error).__name__} {str(error)[:150]}", flush=True)
+Check = tuple[str, Call, tuple[Any, Any]]
+
+
+def checks(kinds: list[Kind]) -> list[Check]:
+    """Small layers in the forms of kinds: a name, the layer with tokens, and tiles."""
+    formats = {(next(s.format for s in SHAPES if s.name == kind.shape), kind.tokens == 1) for kind in kinds}
+    found: list[Check] = []
+    for name, is_one in sorted(formats):
+        tiles: tuple[Any, Any] = (OneTile(8, 256, 4), OneTile(4, 128, 4))
+        if not is_one:
+            tile = _twice(128, 64, 4, 3) if name == "fp8 blocks" else _packed(128, 64, 4, 2)
+            tiles = (tile, tile)
+        if name == "fp8 channels" and not is_one:
+            continue  # they have no new form
+        for clamped in (False, True):
+            inner = 384 if name == "int4" else 320
+            shape = Shape("small", 4, 2, 384, inner, clamped=clamped, format=name)
+            title = f"check {name or 'half'} {'one' if is_one else 'many'} {'clamped' if clamped else 'silu'}"
+            found.append((title, Call(*shape.tokens(1 if is_one else 700), shape.layer()), tiles))
+    return found
+
+
+def check(title: str, call: Call, tiles: tuple[Any, Any]) -> None:
+    """Compare a small layer with unpacked weights in fp64."""
+    try:
+        off = _off(_whole(call, *tiles), _reference(call))
+        same = all(torch.equal(_whole(call, *tiles), _whole(call, *tiles)) for _ in range(5))
+        print(f"{title}: off {off:.1e}, same bits {same}", flush=True)
+    except Exception as error:  # noqa: BLE001 - the others are checked, too
+        print(f"{title}: {type(error).__name__} {str(error)[:150]}", flush=True)
 
 
 def _reference(call: Call) -> Tensor:
@@ -379,10 +386,12 @@ def _all_works(found: Layer) -> Iterator[Callable[[], object]]:
             yield lambda is_up=is_up, tile=tile: found.part(is_up, tile)[0]()
 
 
-def compile_ahead(layers: list[Layer], threads: int) -> None:
+def compile_ahead(layers: list[Layer], small: list[Check], threads: int) -> None:
     """Compile what will be timed, side by side."""
     start = time.perf_counter()
     with compile_only(_DEVICE, threads) as done:
+        for _, call, tiles in small:
+            _whole(call, *tiles)
         for found in layers:
             for work in _all_works(found):
                 try:
@@ -408,15 +417,18 @@ def main() -> None:
         if kind.name in given:
             of = {part: [type(kind.up[0])(*tile) for tile in tiles] for part, tiles in given[kind.name].items()}
             chosen[place] = Kind(kind.name, kind.shape, kind.tokens, of.get("up", kind.up), of.get("down", kind.down))
-    best: dict[str, Any] = {}
     weights: dict[str, Experts] = {}
-    batches = [chosen[:4], chosen[4:]]
-    for number, batch in enumerate(batches):
-        layers = [Layer.of(kind, weights) for kind in batch]
-        compile_ahead(layers, arguments.threads)
-        if number == 0:
-            ceilings()
-            check_formats()
+    layers = [Layer.of(kind, weights) for kind in chosen]
+    small = checks(chosen)
+    compile_ahead(layers, small, arguments.threads)
+    written = arguments.out / "experts_best.json"
+    with (arguments.out / "gpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # processes compile together, and take turns on the GPU
+        print(f"begins after {time.perf_counter() - start:.0f} s", flush=True)
+        ceilings()
+        for one in small:
+            check(*one)
+        best: dict[str, Any] = json.loads(written.read_text()) if written.exists() else {}
         for found in layers:
             if time.perf_counter() - start > arguments.seconds:
                 print(f"no time is left for {found.kind.name}", flush=True)
@@ -425,7 +437,7 @@ def main() -> None:
                 best[found.kind.name] = compare_one(found) if found.is_one else compare_many(found)
             except Exception as error:  # noqa: BLE001 - the others go on
                 print(f"{found.kind.name}: {type(error).__name__} {str(error)[:200]}", flush=True)
-            (arguments.out / "experts_best.json").write_text(json.dumps(best, indent=1))
+            written.write_text(json.dumps(best))
     print(f"all in {time.perf_counter() - start:.0f} s", flush=True)
 
 
