@@ -9,6 +9,7 @@ kind are written to `experts_best.json` in the folder.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fcntl
 import json
 import statistics
@@ -23,11 +24,11 @@ import torch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.linear import dequantize
 from longreach_kernels.moe import Experts, experts_product
-from longreach_kernels.moe.launch import Call
+from longreach_kernels.moe.launch import Call, _numbers
 from longreach_kernels.moe.packed_many_kernel import STEP
 from longreach_kernels.moe.sort_kernel import sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_planes
-from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile, many_tile
 from torch import Tensor
 
 from benchmarks.kernels.experts import SHAPES, Shape, ceilings, milliseconds
@@ -45,26 +46,20 @@ def _twice(rows: int, block_n: int, warps: int, stages: int, programs: int = 0, 
 
 
 _UNPACKING = [
-    _packed(128, 128, 8, 3),
     _packed(128, 64, 4, 3),
-    _packed(128, 128, 8, 3, 1),
-    _packed(128, 128, 8, 4),
-    _packed(128, 128, 8, 3, 0, 4),
-    _packed(128, 64, 4, 2, 2),
-    _packed(128, 64, 4, 2),
-    _packed(256, 64, 8, 2),
-    _packed(64, 128, 4, 3),
+    _packed(128, 64, 4, 3, 0, 4),
+    _packed(128, 64, 4, 3, 0, 2),
+    _packed(128, 64, 4, 3, 0, 16),
+    _packed(128, 64, 4, 3, 0, 1),
 ]
 _UNPACKING_FEWER = [_packed(64, 128, 4, 3), _packed(64, 64, 4, 3), _packed(128, 64, 4, 2), _packed(128, 128, 8, 3)]
 _FP8_TWICE = [
     _twice(128, 128, 8, 3, 0, 4),
+    _twice(128, 128, 8, 3, 0, 8),
+    _twice(128, 128, 8, 3, 0, 2),
     _twice(128, 64, 4, 3, 0, 4),
-    _twice(128, 128, 8, 4, 0, 4),
-    _twice(128, 128, 8, 3, 1, 4),
-    _twice(128, 64, 4, 2, 0, 4),
-    _twice(128, 64, 8, 4, 0, 4),
-    _twice(64, 128, 4, 2),
-    _twice(64, 64, 4, 4),
+    _twice(128, 64, 4, 3, 0, 8),
+    _twice(128, 64, 4, 3, 0, 2),
 ]
 _FP8_ONCE = [
     ManyTile(128, 128, 128, 8, 3, 4),
@@ -73,40 +68,12 @@ _FP8_ONCE = [
     ManyTile(128, 64, 128, 4, 3, 4, 2),
     ManyTile(64, 128, 128, 4, 4, 8),
 ]
-_ONE_UP = [
-    OneTile(8, 256, 4),
-    OneTile(4, 256, 4),
-    OneTile(4, 512, 4),
-    OneTile(8, 512, 4),
-    OneTile(16, 256, 4),
-    OneTile(8, 256, 8),
-]
-_ONE_DOWN = [
-    OneTile(4, 128, 4),
-    OneTile(4, 256, 8),
-    OneTile(2, 256, 4),
-    OneTile(4, 256, 4),
-    OneTile(8, 128, 8),
-    OneTile(8, 128, 4),
-]
-_ONE_PACKED_UP = [
-    OneTile(8, 512, 4),
-    OneTile(16, 512, 4),
-    OneTile(4, 512, 4),
-    OneTile(16, 256, 4),
-    OneTile(8, 512, 2),
-    OneTile(32, 512, 8),
-]
-_ONE_PACKED_DOWN = [
-    OneTile(4, 512, 4),
-    OneTile(8, 512, 4),
-    OneTile(8, 256, 4),
-    OneTile(4, 256, 4),
-    OneTile(2, 512, 4),
-    OneTile(16, 256, 8),
-]
-_ONE_FP8_UP = [OneTile(8, 256, 4), OneTile(8, 512, 4), OneTile(4, 512, 4), OneTile(16, 256, 4), OneTile(8, 256, 2)]
-_ONE_FP8_DOWN = [OneTile(4, 256, 4), OneTile(2, 256, 4), OneTile(4, 128, 4), OneTile(2, 512, 4), OneTile(8, 128, 8)]
+_ONE_UP = [OneTile(8, 256, 4), OneTile(16, 128, 4), OneTile(8, 128, 4), OneTile(16, 256, 8), OneTile(4, 512, 4)]
+_ONE_DOWN = [OneTile(4, 256, 4), OneTile(4, 512, 4), OneTile(8, 256, 4), OneTile(2, 512, 4), OneTile(4, 512, 8)]
+_ONE_PACKED_UP = [OneTile(8, 512, 4), OneTile(16, 512, 4), OneTile(8, 1024, 4), OneTile(16, 1024, 8)]
+_ONE_PACKED_DOWN = [OneTile(4, 512, 4), OneTile(8, 512, 4), OneTile(4, 1024, 4), OneTile(8, 512, 8)]
+_ONE_FP8_UP = [OneTile(16, 256, 4), OneTile(8, 256, 4), OneTile(4, 512, 4), OneTile(16, 256, 8)]
+_ONE_FP8_DOWN = [OneTile(4, 256, 4), OneTile(2, 256, 4), OneTile(4, 256, 8)]
 
 
 @dataclass(frozen=True)
@@ -127,8 +94,7 @@ KINDS = [
     Kind("fp8 blocks many", "qwen3-30b-fp8-blocks", 8192, _FP8_TWICE, _FP8_TWICE),
     Kind("mxfp4 one", "gpt-oss-20b-mxfp4", 1, _ONE_PACKED_UP, _ONE_PACKED_DOWN),
     Kind("fp8 one", "qwen3-30b-fp8-blocks", 1, _ONE_FP8_UP, _ONE_FP8_DOWN),
-    Kind("mxfp4 16384", "gpt-oss-20b-mxfp4", 16384, _UNPACKING[:3], _UNPACKING[:3]),
-    Kind("mxfp4 640", "gpt-oss-20b-mxfp4", 640, _UNPACKING_FEWER, _UNPACKING_FEWER),
+    *(Kind(f"mxfp4 {n}", "gpt-oss-20b-mxfp4", n, _UNPACKING, _UNPACKING) for n in (640, 1024, 2048, 4096, 16384)),
     Kind("mxfp4 256", "gpt-oss-20b-mxfp4", 256, _UNPACKING_FEWER, _UNPACKING_FEWER),
     Kind("int4 many", "qwen3-30b-int4", 8192, _UNPACKING[:4], _UNPACKING[:4]),
     Kind(
@@ -370,6 +336,35 @@ def _reference(call: Call) -> Tensor:
     return experts_product(call.x.double(), call.experts, call.weights.double(), some, backend="reference")
 
 
+def overlap(found: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Unpacking the weight downwards beside the product upwards, on another stream."""
+    call, shape = found.calls[0], found.shape
+    layer = dataclasses.replace(found.layer, gate_up=dequantize(found.layer.gate_up, _HALF))
+    half = Call(call.x, call.experts, call.weights, layer)
+    tile = many_tile(call.experts.numel(), layer.count, True, _HALF, 90)
+    order = sort_pairs(call.experts, layer.count, 0, tile.rows)
+    out = torch.zeros(call.experts.numel(), shape.inner, dtype=_HALF, device=_DEVICE)
+    product = half.product(call.x, True, out, tile, order)
+    side = torch.cuda.Stream()
+
+    def both(programs: int | None, first: bool) -> None:
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        if not first:
+            half.multiply(product, tile, order)
+        with torch.cuda.stream(side):
+            _numbers(found.layer.down, _HALF, programs)
+        if first:
+            half.multiply(product, tile, order)
+        main.wait_stream(side)
+
+    yield "product up", partial(half.multiply, product, tile, order)
+    for programs in (None, 264, 528, 1056, 2112):
+        yield f"unpacked down, programs {programs}", partial(_numbers, found.layer.down, _HALF, programs)
+        yield f"both, programs {programs}", partial(both, programs, False)
+        yield f"both, unpacked first, programs {programs}", partial(both, programs, True)
+
+
 def _all_works(found: Layer) -> Iterator[Callable[[], object]]:
     kind = found.kind
     yield lambda: found.whole(*found.usual())[0]()
@@ -434,6 +429,9 @@ def main() -> None:
                 print(f"no time is left for {found.kind.name}", flush=True)
                 continue
             try:
+                if found.kind.name in ("mxfp4 many", "mxfp4 16384"):
+                    for name, work in overlap(found):
+                        print(f"   {found.kind.name} {name:<40} {milliseconds([work] * 3) * 1000:8.1f} us", flush=True)
                 best[found.kind.name] = compare_one(found) if found.is_one else compare_many(found)
             except Exception as error:  # noqa: BLE001 - the others go on
                 print(f"{found.kind.name}: {type(error).__name__} {str(error)[:200]}", flush=True)

@@ -414,8 +414,8 @@ def _packed(weight: Weight, dtype: torch.dtype) -> KernelWeight:
     return packed or KernelWeight(_numbers(weight, dtype), None, None, 0, HALF.value)
 
 
-def _numbers(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """A weight (E, N, K) for products of many rows, dense and of the rows' dtype."""
+def _numbers(weight: Weight, dtype: torch.dtype, programs: int | None = None) -> Tensor:
+    """A weight (E, N, K) for products of many rows, dense and of the rows' dtype. Programs are as of `dequantized`."""
     if isinstance(weight, Tensor):
         return weight.contiguous()
     count, outputs, inputs = weight.shape
@@ -426,7 +426,7 @@ def _numbers(weight: Weight, dtype: torch.dtype) -> Tensor:
     assert scales is not None
     # Experts one after another are one weight, if their outputs and scales lie evenly.
     if numbers.is_contiguous() and scales.is_contiguous() and outputs % packed.block_rows == 0:
-        return dequantized(packed, count * outputs, inputs, dtype).view(count, outputs, inputs)
+        return dequantized(packed, count * outputs, inputs, dtype, programs).view(count, outputs, inputs)
     each = (kernel_weight(weight.experts(expert, expert + 1).mapped(lambda x: x[0])) for expert in range(count))
     return torch.stack([dequantized(one, outputs, inputs, dtype) for one in each if one is not None])
 
