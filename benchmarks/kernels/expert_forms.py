@@ -24,8 +24,9 @@ import torch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.linear import dequantize
 from longreach_kernels.moe import Experts, experts_product
-from longreach_kernels.moe.launch import Call, _numbers
+from longreach_kernels.moe.launch import Call
 from longreach_kernels.moe.packed_many_kernel import STEP
+from longreach_kernels.moe.products import unpacked_weight
 from longreach_kernels.moe.sort_kernel import sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_planes
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile, many_tile
@@ -96,7 +97,8 @@ KINDS = [
     Kind("fp8 one", "qwen3-30b-fp8-blocks", 1, _ONE_FP8_UP, _ONE_FP8_DOWN),
     *(Kind(f"mxfp4 {n}", "gpt-oss-20b-mxfp4", n, _UNPACKING, _UNPACKING) for n in (640, 1024, 2048, 4096, 16384)),
     Kind("mxfp4 256", "gpt-oss-20b-mxfp4", 256, _UNPACKING_FEWER, _UNPACKING_FEWER),
-    Kind("int4 many", "qwen3-30b-int4", 8192, _UNPACKING[:4], _UNPACKING[:4]),
+    Kind("int4 many", "qwen3-30b-int4", 8192, _UNPACKING[:3], _UNPACKING[:3]),
+    Kind("int4 512", "qwen3-30b-int4", 512, _UNPACKING_FEWER[:3], _UNPACKING_FEWER[:3]),
     Kind(
         "fp8 channels many",
         "qwen3-30b-fp8-channels",
@@ -353,14 +355,14 @@ def overlap(found: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
         if not first:
             half.multiply(product, tile, order)
         with torch.cuda.stream(side):
-            _numbers(found.layer.down, _HALF, programs)
+            unpacked_weight(found.layer.down, _HALF, programs)
         if first:
             half.multiply(product, tile, order)
         main.wait_stream(side)
 
     yield "product up", partial(half.multiply, product, tile, order)
     for programs in (None, 264, 528, 1056, 2112):
-        yield f"unpacked down, programs {programs}", partial(_numbers, found.layer.down, _HALF, programs)
+        yield f"unpacked down, programs {programs}", partial(unpacked_weight, found.layer.down, _HALF, programs)
         yield f"both, programs {programs}", partial(both, programs, False)
         yield f"both, unpacked first, programs {programs}", partial(both, programs, True)
 

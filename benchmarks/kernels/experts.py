@@ -19,7 +19,8 @@ import torch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight, dequantize
 from longreach_kernels.moe import Experts, Routing, experts_product, route
-from longreach_kernels.moe.launch import Call, Product, _numbers
+from longreach_kernels.moe.launch import Call
+from longreach_kernels.moe.products import Product, unpacked_weight
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile
@@ -222,7 +223,7 @@ def many_works(shape: Shape, layer: Experts, tokens: int) -> Iterable[tuple[str,
     yield f"{name} sort", 0, lambda: sort_pairs(experts, layer.count, 0, 128)
     is_fp8 = shape.format.startswith("fp8")
     if shape.format and not is_fp8:
-        yield f"{name} unpacked", 0, lambda: (_numbers(layer.gate_up, _HALF), _numbers(layer.down, _HALF))
+        yield f"{name} unpacked", 0, lambda: (unpacked_weight(layer.gate_up, _HALF), unpacked_weight(layer.down, _HALF))
         return
     for is_up, source, target, tiles in (
         (True, x, inner, FP8_TILES if is_fp8 else UP_TILES),

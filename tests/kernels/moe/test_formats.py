@@ -9,7 +9,8 @@ import pytest
 import torch
 from longreach_kernels.linear import Fp8Channels, Weight, dequantize
 from longreach_kernels.moe import Experts, experts_product
-from longreach_kernels.moe.launch import Call, _numbers
+from longreach_kernels.moe.launch import Call
+from longreach_kernels.moe.products import unpacked_weight
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile
 
 from tests.kernels.moe.formats_for_tests import KINDS, random_packed
@@ -30,7 +31,7 @@ def test_weights_of_all_experts_are_unpacked_together(kind: str, device: torch.d
     layer = random_packed(kind, 3, 160, 96, torch.float32, device)
     for weight in (layer.gate_up, layer.down):
         assert not isinstance(weight, torch.Tensor)
-        got, expected = _numbers(weight, torch.float16), dequantize(weight, torch.float16)
+        got, expected = unpacked_weight(weight, torch.float16), dequantize(weight, torch.float16)
         torch.testing.assert_close(got, expected, rtol=2e-3, atol=1e-6)
 
 
