@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from longreach_kernels.compilation import compile_only
-from longreach_kernels.linear import dequantize
+from longreach_kernels.linear import Int4Groups, Mxfp4, dequantize
 from longreach_kernels.moe import Experts, experts_product
 from longreach_kernels.moe.launch import Call
 from longreach_kernels.moe.packed_many_kernel import STEP
@@ -32,83 +32,11 @@ from longreach_kernels.moe.sum_kernel import gather_planes
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile, many_tile
 from torch import Tensor
 
+from benchmarks.kernels.expert_kinds import KINDS, Kind, twice, unpacking
 from benchmarks.kernels.experts import SHAPES, Shape, ceilings, milliseconds
 
 _DEVICE = torch.device("cuda", 0)
 _HALF = torch.bfloat16
-
-
-def _packed(rows: int, block_n: int, warps: int, stages: int, programs: int = 0, group: int = 8) -> ManyTile:
-    return ManyTile(rows, block_n, STEP, warps, stages, group, programs, unpacks=True)
-
-
-def _twice(rows: int, block_n: int, warps: int, stages: int, programs: int = 0, group: int = 8) -> ManyTile:
-    return ManyTile(rows, block_n, 128, warps, stages, group, programs, twice=True)
-
-
-_UNPACKING = [
-    _packed(128, 64, 4, 3),
-    _packed(128, 64, 4, 3, 0, 4),
-    _packed(128, 64, 4, 3, 0, 2),
-    _packed(128, 64, 4, 3, 0, 16),
-    _packed(128, 64, 4, 3, 0, 1),
-]
-_UNPACKING_FEWER = [_packed(64, 128, 4, 3), _packed(64, 64, 4, 3), _packed(128, 64, 4, 2), _packed(128, 128, 8, 3)]
-_FP8_TWICE = [
-    _twice(128, 128, 8, 3, 0, 4),
-    _twice(128, 128, 8, 3, 0, 8),
-    _twice(128, 128, 8, 3, 0, 2),
-    _twice(128, 64, 4, 3, 0, 4),
-    _twice(128, 64, 4, 3, 0, 8),
-    _twice(128, 64, 4, 3, 0, 2),
-]
-_FP8_ONCE = [
-    ManyTile(128, 128, 128, 8, 3, 4),
-    ManyTile(128, 128, 128, 8, 4, 4),
-    ManyTile(128, 128, 128, 8, 3, 4, 0),
-    ManyTile(128, 64, 128, 4, 3, 4, 2),
-    ManyTile(64, 128, 128, 4, 4, 8),
-]
-_ONE_UP = [OneTile(8, 256, 4), OneTile(16, 128, 4), OneTile(8, 128, 4), OneTile(16, 256, 8), OneTile(4, 512, 4)]
-_ONE_DOWN = [OneTile(4, 256, 4), OneTile(4, 512, 4), OneTile(8, 256, 4), OneTile(2, 512, 4), OneTile(4, 512, 8)]
-_ONE_PACKED_UP = [OneTile(8, 512, 4), OneTile(16, 512, 4), OneTile(8, 1024, 4), OneTile(16, 1024, 8)]
-_ONE_PACKED_DOWN = [OneTile(4, 512, 4), OneTile(8, 512, 4), OneTile(4, 1024, 4), OneTile(8, 512, 8)]
-_ONE_FP8_UP = [OneTile(16, 256, 4), OneTile(8, 256, 4), OneTile(4, 512, 4), OneTile(16, 256, 8)]
-_ONE_FP8_DOWN = [OneTile(4, 256, 4), OneTile(2, 256, 4), OneTile(4, 256, 8)]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Candidates for both products of a layer with so many tokens."""
-
-    name: str
-    shape: str
-    tokens: int
-    up: list[Any]
-    down: list[Any]
-
-
-KINDS = [
-    Kind("mxfp4 many", "gpt-oss-20b-mxfp4", 8192, _UNPACKING, _UNPACKING),
-    Kind("half one, qwen3", "qwen3-30b", 1, _ONE_UP, _ONE_DOWN),
-    Kind("half one, gpt-oss", "gpt-oss-20b", 1, _ONE_UP, _ONE_DOWN),
-    Kind("fp8 blocks many", "qwen3-30b-fp8-blocks", 8192, _FP8_TWICE, _FP8_TWICE),
-    Kind("mxfp4 one", "gpt-oss-20b-mxfp4", 1, _ONE_PACKED_UP, _ONE_PACKED_DOWN),
-    Kind("fp8 one", "qwen3-30b-fp8-blocks", 1, _ONE_FP8_UP, _ONE_FP8_DOWN),
-    *(Kind(f"mxfp4 {n}", "gpt-oss-20b-mxfp4", n, _UNPACKING, _UNPACKING) for n in (640, 1024, 2048, 4096, 16384)),
-    Kind("mxfp4 256", "gpt-oss-20b-mxfp4", 256, _UNPACKING_FEWER, _UNPACKING_FEWER),
-    Kind("int4 many", "qwen3-30b-int4", 8192, _UNPACKING[:3], _UNPACKING[:3]),
-    Kind("int4 512", "qwen3-30b-int4", 512, _UNPACKING_FEWER[:3], _UNPACKING_FEWER[:3]),
-    Kind(
-        "fp8 channels many",
-        "qwen3-30b-fp8-channels",
-        8192,
-        _FP8_ONCE,
-        [t._replace(block_n=2 * t.block_n) for t in _FP8_ONCE],
-    ),
-    Kind("int4 one", "qwen3-30b-int4", 1, _ONE_PACKED_UP[:3], _ONE_PACKED_DOWN[:3]),
-    Kind("fp8 channels one", "qwen3-30b-fp8-channels", 1, _ONE_FP8_UP[:3], _ONE_FP8_DOWN[:3]),
-]
 
 
 @dataclass(frozen=True)
@@ -154,6 +82,14 @@ class Layer:
         """The tiles that the tables have."""
         call = self.calls[0]
         return call.one_tiles() or call.tiles(False)
+
+    def plain(self) -> list[tuple[ManyTile, ManyTile]]:
+        """Tiles that multiply numbers of 16 bits, of which packed weights have to be unpacked before."""
+        if self.is_one or not isinstance(self.layer.down, Int4Groups | Mxfp4):
+            return []
+        pairs = self.calls[0].experts.numel()
+        up, down = (many_tile(pairs, self.layer.count, gated, _HALF, 90) for gated in (True, False))
+        return [(up._replace(rows=min(up.rows, down.rows)), down._replace(rows=min(up.rows, down.rows)))]
 
     def whole(self, up: Any, down: Any) -> list[Callable[[], Tensor]]:
         """The layer with tiles for both products: a piece of work for each draw."""
@@ -235,7 +171,7 @@ def compare_many(found: Layer) -> dict[str, Any]:
             if took < known.get(part, (float("inf"),))[0]:
                 known[part] = (took, tile)
     pairs = [(of["up"][1], of["down"][1]) for of in by_rows.values() if len(of) == 2]
-    return best | _layers(found, [usual, *pairs])
+    return best | _layers(found, [usual, *found.plain(), *pairs])
 
 
 def compare_one(found: Layer) -> dict[str, Any]:
@@ -304,7 +240,7 @@ def checks(kinds: list[Kind]) -> list[Check]:
     for name, is_one in sorted(formats):
         tiles: tuple[Any, Any] = (OneTile(8, 256, 4), OneTile(4, 128, 4))
         if not is_one:
-            tile = _twice(128, 64, 4, 3) if name == "fp8 blocks" else _packed(128, 64, 4, 2)
+            tile = twice(128, 64, 4, 3) if name == "fp8 blocks" else unpacking(128, 64, 4, 2)
             tiles = (tile, tile)
         if name == "fp8 channels" and not is_one:
             continue  # they have no new form
@@ -369,7 +305,8 @@ def overlap(found: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _all_works(found: Layer) -> Iterator[Callable[[], object]]:
     kind = found.kind
-    yield lambda: found.whole(*found.usual())[0]()
+    for tiles in (found.usual(), *found.plain()):
+        yield lambda tiles=tiles: found.whole(*tiles)[0]()
     if found.is_one:
         for up in kind.up:
             yield lambda up=up: found.whole(up, kind.down[0])[0]()
