@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longreach_kernels.backends.triton.config import cdiv, launch
 from longreach_kernels.linear.formats import FP8
+from longreach_kernels.moe.packed_many_kernel import STEP
 from longreach_kernels.moe.sort_kernel import SortedPairs
 
 _BLOCK = 1024
@@ -91,16 +92,31 @@ def sum_rows(
 
 @triton.jit
 def _gather_kernel(
-    X, Order, NumTiles, Out, C: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    X,
+    Order,
+    NumTiles,
+    Out,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    STEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (blocks of rows, blocks of channels): Out (P, C) of X (T, C), by row."""
+    """Grid (blocks of rows, blocks of channels): Out (P, WIDTH) of X (T, C), by row; of rows without an Order. With
+    a STEP in the order of planes of so many inputs, and with zeros behind the channels."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     has_row = rows < tl.load(NumTiles + 1)
-    tokens = tl.load(Order + rows, mask=has_row, other=0).to(tl.int64) // TOP_K
-    inside = has_row[:, None] & (channels < C)[None, :]
-    x = tl.load(X + tokens[:, None] * C + channels[None, :], mask=inside)
-    tl.store(Out + rows.to(tl.int64)[:, None] * C + channels[None, :], x, mask=inside)
+    tokens = rows.to(tl.int64)
+    if Order is not None:
+        tokens = tl.load(Order + rows, mask=has_row, other=0).to(tl.int64) // TOP_K
+    x = tl.load(X + tokens[:, None] * C + channels[None, :], mask=has_row[:, None] & (channels < C)[None, :], other=0)
+    if STEP > 0:
+        planes = tl.permute(tl.reshape(x, (ROWS, BLOCK // STEP, STEP // 8, 8)), (0, 1, 3, 2))
+        x = tl.reshape(planes, (ROWS, BLOCK))
+    out = Out + rows.to(tl.int64)[:, None] * WIDTH + channels[None, :]
+    tl.store(out, x, mask=has_row[:, None] & (channels < WIDTH)[None, :])
 
 
 def gather_rows(x: Tensor, order: SortedPairs, top_k: int) -> Tensor:
@@ -114,18 +130,28 @@ def gather_rows(x: Tensor, order: SortedPairs, top_k: int) -> Tensor:
     return out
 
 
-def _gather(x: Tensor, order: SortedPairs, top_k: int, out: Tensor) -> None:
-    pairs, channels = out.shape
-    block = min(_BLOCK, triton.next_power_of_2(channels))
+def gather_planes(x: Tensor, order: SortedPairs, top_k: int | None) -> Tensor:
+    """Rows (P, C) of tokens x (T, C), sorted by expert, or of such rows x (P, C) if `top_k` is None, as
+    `packed_many_kernel` takes them: in the order of planes, with zeros up to a whole number of steps."""
+    out = x.new_empty(order.order.numel(), cdiv(x.shape[1], STEP) * STEP)
+    _gather(x, order, top_k, out, planes=True)
+    return out
+
+
+def _gather(x: Tensor, order: SortedPairs, top_k: int | None, out: Tensor, *, planes: bool = False) -> None:
+    pairs, width = out.shape
+    block = min(_BLOCK, triton.next_power_of_2(width))
     launch(
         _gather_kernel,
-        (cdiv(pairs, _GATHERED), cdiv(channels, block)),
+        (cdiv(pairs, _GATHERED), cdiv(width, block)),
         x,
-        order.order,
+        None if top_k is None else order.order,
         order.num_tiles,
         out,
-        C=channels,
-        TOP_K=top_k,
+        C=x.shape[1],
+        WIDTH=width,
+        TOP_K=top_k or 1,
+        STEP=STEP if planes else 0,
         ROWS=_GATHERED,
         BLOCK=block,
         num_warps=4,

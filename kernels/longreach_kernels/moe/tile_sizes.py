@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_16, ROWS_32, ROWS_64
+from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_16, ROWS_32, ROWS_64, TWICE_ROWS, UNPACKED_ROWS
 
 
 class FewTile(NamedTuple):
@@ -22,7 +22,8 @@ class FewTile(NamedTuple):
 
 class ManyTile(NamedTuple):
     """A tile of a product of many rows. `group` row tiles share their weights in the L2 cache. A multiprocessor has so
-    many `programs`, which take tile after tile; 0 for a program a tile."""
+    many `programs`, which take tile after tile; 0 for a program a tile. A tile that `unpacks` reads packed weights, and
+    others numbers of 16 bits. Two tiles side by side are one if it is `twice`: of FP8 in blocks alone."""
 
     rows: int
     block_n: int
@@ -31,6 +32,42 @@ class ManyTile(NamedTuple):
     num_stages: int
     group: int = 8
     programs: int = 1
+    unpacks: bool = False
+    twice: bool = False
+
+
+class OneTile(NamedTuple):
+    """A tile of a product of one token: outputs (of gates alone, where there are), inputs, and warps. A kernel that
+    `overlaps` begins while the one before it ends."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    overlaps: bool = True
+
+
+# Formats whose products of one token have kernels of their own; others take the form for few rows.
+ONE_TOKEN = frozenset(("half", "fp8", "int4", "mxfp4"))
+
+
+@lru_cache(maxsize=256)
+def one_tile(format_: str, top_k: int | None, dtype: torch.dtype, arch: int) -> OneTile | None:
+    """The tile of a product of one token with weights of a format: "half" (of the rows' dtype), "fp8", "int4" or
+    "mxfp4". The product downwards is of all `top_k` experts of the token; None for the one upwards.
+
+    Measured on an H200, microseconds of the layer, with this form and with that for few rows: Qwen3-30B 22 and 25, in
+    FP8 blocks 18.6 and 22.5, in FP8 channels 19.1 and 22.6, in INT4 16.3 and 20.1; gpt-oss 52 and 55, in MXFP4 38 and
+    50. Where the kernel downwards waits for the one upwards to end, Qwen3-30B takes 23.5 instead of 22.2.
+    """
+    if format_ not in ONE_TOKEN or arch != 90 or dtype == torch.float32:
+        return None
+    inputs = 256 if format_ in ("half", "fp8") else 512
+    if top_k is None:
+        return OneTile(8 if format_ == "half" else 16, inputs, 4)
+    outputs = 8 if format_ == "int4" else 4
+    while outputs > 1 and top_k > 8:  # what all experts have in registers stays as much
+        outputs, top_k = outputs // 2, top_k // 2
+    return OneTile(outputs, inputs, 4)
 
 
 @lru_cache(maxsize=256)
@@ -113,11 +150,41 @@ def many_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: i
 
 
 @lru_cache(maxsize=256)
+def unpacking_tile(pairs: int, experts: int, format_: str, dtype: torch.dtype, arch: int) -> ManyTile | None:
+    """The tile of a product of many rows that unpacks weights on the way; None where other forms are quicker.
+
+    Measured on an H200, microseconds of gpt-oss's layer in MXFP4, unpacked in registers, and in the form that is next:
+
+    | rows of an expert | in registers | else |
+    |---|---:|---|
+    | 32 | 404 in tiles of 64 rows, 499 of 128 | 467 in the form for few rows |
+    | 80 | 704 and 506 | 1073 unpacked before |
+    | 1024 | 5124 and 3522 | 2988 unpacked before |
+
+    Qwen3-30B in INT4 with 512 rows takes 1322 and 1456. With 1024 rows both products of gpt-oss take 3110 in these
+    tiles, and 4120 in tiles of 128 outputs and 8 warps: two programs on a multiprocessor unpack and multiply in turn.
+    """
+    average = pairs / experts
+    if not ROWS_32 < average <= UNPACKED_ROWS[format_] or arch != 90 or dtype == torch.float32:
+        return None
+    return ManyTile(64 if average <= ROWS_64 else 128, 64, 128, 4, 3, programs=0, unpacks=True)
+
+
+@lru_cache(maxsize=256)
 def fp8_tile(pairs: int, experts: int, gated: bool, dtype: torch.dtype, arch: int, *, by_group: bool) -> ManyTile:
     """The tile of a product of many rows in FP8. `by_group`, its inputs are those of one scale, and sums of these take
-    as many registers as the tile's."""
+    as many registers as the tile's.
+
+    Measured on an H200, microseconds of Qwen3-30B's layer at 8192 tokens: by group in tiles of 64 rows 1136, in
+    tiles of 128 that are two side by side 1013; by token 786.
+    """
     small = pairs / experts <= MEDIUM_ROWS
     if 90 <= arch < 120:
+        if by_group and arch == 90 and pairs / experts > TWICE_ROWS:
+            group = _group(pairs, experts, 128)
+            if gated:
+                return ManyTile(128, 128, 128, 8, 3, group, programs=0, twice=True)
+            return ManyTile(128, 64, 128, 4, 3, group, programs=0, twice=True)
         if by_group:
             return ManyTile(64, 64 if gated else 128, 128, 4, 4, _group(pairs, experts, 64), programs=2)
         if small:

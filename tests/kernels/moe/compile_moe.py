@@ -23,6 +23,7 @@ from longreach_kernels.moe import (
     sort_kernel,
     sum_kernel,
 )
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile
 
 from tests.kernels import compile_portable
 from tests.kernels.moe.formats_for_tests import packed
@@ -61,6 +62,26 @@ def product(
     experts_product(x, chosen, torch.empty(tokens, 2), layer, add_to=x, scale=0.5, backend="triton")
 
 
+def forms(
+    tokens: int, kind: str | None, tile: FewTile | ManyTile | OneTile, dtype: torch.dtype = _HALF, **more: Any
+) -> None:
+    """A layer in tiles of a form, whichever the tables name."""
+    up, down = torch.zeros(4, 384, 320, dtype=dtype), torch.zeros(4, 320, 192, dtype=dtype)
+    weights = (up, down) if kind is None else (packed(up, kind), packed(down, kind))
+    x, chosen = torch.empty(tokens, 320, dtype=dtype), torch.zeros(tokens, 2, dtype=torch.int32)
+    call = launch.Call(x, chosen, torch.empty(tokens, 2), Experts(*weights, **more))
+    if isinstance(tile, OneTile):
+        overlaps = launch.capability(x.device) >= 90
+        tile = tile._replace(overlaps=overlaps)
+        call.add_one(x, tile, tile, add=True, scale=0.5)
+    else:
+        call.add(x, tile, tile, add=True, scale=0.5)
+
+
+_UNPACKING = ManyTile(64, 32, 128, 4, 2, unpacks=True)
+_TWICE = ManyTile(64, 32, 128, 4, 2, twice=True)
+
+
 def routes() -> None:
     """Of few experts and of many, by groups and by the chosen alone."""
     for experts, routing in ((24, Routing(4, "sigmoid", True, groups=4, top_groups=2)), (128, Routing(8))):
@@ -86,6 +107,11 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "few, mxfp4": lambda: product(1, 4, _HALF, biases=True, kind="mxfp4", **_CLAMPED),
     "medium, fp8 channels": lambda: product(150, 4, _HALF, kind="fp8 channels"),
     "many, fp8 blocks": lambda: product(2000, 4, _HALF, kind="fp8 blocks"),
+    "unpacking, mxfp4": lambda: forms(200, "mxfp4", _UNPACKING, **_CLAMPED),
+    "unpacking, int4 zeros": lambda: forms(200, "int4 zeros", _UNPACKING, torch.float16),
+    "twice, fp8 blocks of 64": lambda: forms(200, "fp8 blocks of 64", _TWICE, **_CLAMPED),
+    "one kernels": lambda: forms(1, None, OneTile(8, 256, 4)),
+    "one kernels, mxfp4": lambda: forms(1, "mxfp4", OneTile(8, 256, 4), **_CLAMPED),
     "many, mxfp4": lambda: product(2000, 4, _HALF, biases=True, kind="mxfp4", **_CLAMPED),
 }
 

@@ -14,6 +14,7 @@ LAUNCHES = (
     *("route", "one", "few", "more", "some", "medium", "many", "many, interleaved", "few, fp32", "many, fp32"),
     *("few, fp8 blocks", "some, fp8 blocks", "few, int4 zeros", "few, mxfp4"),
     *("medium, fp8 channels", "many, fp8 blocks", "many, mxfp4"),
+    *("unpacking, mxfp4", "unpacking, int4 zeros", "twice, fp8 blocks of 64", "one kernels", "one kernels, mxfp4"),
 )
 # Every GPU and every launch once; others each day; LONGREACH_TEST_FULL=1 for all.
 CHOSEN = thinned([(arch,) for arch in _SHARED], LAUNCHES, count=3, strength=1)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from longreach_kernels.linear import Fp8Channels, Weight, dequantize
 from longreach_kernels.moe import Experts, experts_product
-from longreach_kernels.moe.launch import Call, _numbers
-from longreach_kernels.moe.tile_sizes import FewTile, ManyTile
+from longreach_kernels.moe.launch import Call
+from longreach_kernels.moe.products import unpacked_weight
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile
 
 from tests.kernels.moe.formats_for_tests import KINDS, random_packed
 from tests.kernels.moe.layers import TOLERANCE, error, random_choice
@@ -30,7 +31,7 @@ def test_weights_of_all_experts_are_unpacked_together(kind: str, device: torch.d
     layer = random_packed(kind, 3, 160, 96, torch.float32, device)
     for weight in (layer.gate_up, layer.down):
         assert not isinstance(weight, torch.Tensor)
-        got, expected = _numbers(weight, torch.float16), dequantize(weight, torch.float16)
+        got, expected = unpacked_weight(weight, torch.float16), dequantize(weight, torch.float16)
         torch.testing.assert_close(got, expected, rtol=2e-3, atol=1e-6)
 
 
@@ -48,6 +49,39 @@ def test_few_rows_are_multiplied_with_packed_weights(kind: str, device: torch.de
         if tokens == 1:
             got = experts_product(x, experts, weights, layer, backend="triton")
             assert error(got, expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_token_is_multiplied_with_packed_weights(kind: str, device: torch.device) -> None:
+    more = CLAMPED if kind == "mxfp4" else {}
+    layer = random_packed(kind, 4, 160, 96, torch.float32, device, **more)
+    x, (experts, weights) = torch.randn(1, 160, device=device), random_choice(1, 4, 3, device)
+    got = torch.empty_like(x)
+    tile = OneTile(8, 64, 4, overlaps=False)
+    Call(x, experts, weights, layer).add_one(got, tile, tile, add=False, scale=1.0)
+    expected = experts_product(x, experts, weights, layer, backend="reference").double()
+    assert error(got, expected) < TOLERANCE[torch.float32]
+
+
+PACKED = [kind for kind in KINDS if not kind.startswith("fp8")]
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("form", ["both", "up", "down", "function"])
+def test_many_rows_are_multiplied_with_weights_unpacked_in_registers(
+    form: str, kind: str, device: torch.device
+) -> None:
+    more = {"biases": True, "interleaved": True} if kind == "mxfp4" else {}
+    if form == "function":
+        more["activation"] = lambda x: x[:, :96].relu() * x[:, 96:]
+    layer = random_packed(kind, 4, 160, 96, torch.float32, device, **more)
+    x, (experts, weights) = torch.randn(12, 160, device=device), random_choice(12, 4, 2, device)
+    got = torch.empty_like(x)
+    unpacking, plain = ManyTile(16, 64, 128, 4, 1, unpacks=True), ManyTile(16, 64, 64, 4, 1)
+    tiles = (plain if form == "down" else unpacking, plain if form == "up" else unpacking)
+    Call(x, experts, weights, layer).add(got, *tiles, add=False, scale=1.0)
+    expected = experts_product(x, experts, weights, layer, backend="reference").double()
+    assert error(got, expected) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("fp8")])
@@ -96,12 +130,29 @@ def with_quantized_rows(
         gate_up = (up[of] @ again(x)[..., None])[..., 0]
         if layer.gate_up_bias is not None:
             gate_up += layer.gate_up_bias[of].double()
-        gate, up_ = gate_up.chunk(2, 1)
+        gate, up_ = (gate_up[:, ::2], gate_up[:, 1::2]) if layer.interleaved else gate_up.chunk(2, 1)
         result = (down[of] @ again(torch.nn.functional.silu(gate) * up_)[..., None])[..., 0]
         if layer.down_bias is not None:
             result += layer.down_bias[of].double()
         out += weights[:, rank, None].double() * result
     return out
+
+
+@pytest.mark.parametrize("kind", ["fp8 blocks", "fp8 blocks of 64"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tiles_of_fp8_blocks_lie_side_by_side(
+    interleaved: bool, kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Call, "is_fp8", lambda *_: True)
+    if device.type == "cpu":
+        monkeypatch.setattr("longreach_kernels.moe.launch.rows_by_group", lambda x: rounded(x, 128))
+    layer = random_packed(kind, 4, 160, 96, torch.float32, device, biases=True, interleaved=interleaved)
+    x, (experts, weights) = torch.randn(12, 160, device=device), random_choice(12, 4, 2, device)
+    expected = with_quantized_rows(x, experts, weights, layer, kind)
+    got = torch.empty_like(x)
+    tile = ManyTile(16, 32, 128, 4, 1, twice=True)
+    Call(x, experts, weights, layer).add(got, tile, tile, add=False, scale=1.0)
+    assert error(got, expected) < 5e-3
 
 
 @gpu

@@ -9,7 +9,7 @@ import torch
 from longreach_kernels.moe import Experts, Routing, experts_product, route
 from longreach_kernels.moe.launch import Call
 from longreach_kernels.moe.sort_kernel import sort_pairs
-from longreach_kernels.moe.tile_sizes import FewTile, ManyTile
+from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile
 
 from tests.kernels.moe.layers import TOLERANCE, error, random_choice, random_layer
 from tests.kernels.moe.test_routing import ROUTINGS
@@ -72,6 +72,23 @@ def test_both_forms_compute_the_product(form: str, kind: str, device: torch.devi
     got = torch.empty_like(x)
     Call(x, experts, weights, layer).add(got, tile, tile, add=False, scale=1.0)
     assert error(got, experts_product(x, experts, weights, layer, backend="reference")) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("kind", ["silu", "clamped", "part", "function"])
+def test_one_token_has_kernels_of_its_own(kind: str, device: torch.device) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "silu": {},
+        "clamped": CLAMPED,
+        "part": {"first": 3},
+        "function": {"activation": lambda x: x[:, :40].relu() * x[:, 40:]},
+    }
+    layer = random_layer(4, 48, 40, torch.float32, device, **kinds[kind])
+    x, (experts, weights) = torch.randn(1, 48, device=device), random_choice(1, 4 + layer.first, 3, device)
+    stream = torch.randn(1, 48, device=device)
+    expected = stream + 0.5 * experts_product(x, experts, weights, layer, backend="reference").double()
+    tile = OneTile(8, 32, 4, overlaps=False)
+    Call(x, experts, weights, layer).add_one(stream, tile, tile, add=True, scale=0.5)
+    assert error(stream, expected) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
