@@ -16,10 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from longreach_kernels.linear import unpack
 from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
+from longreach_kernels.linear.prefetch import prefetch, prefetched_bytes
 from longreach_kernels.linear.tiles import rows_product
 
 MAX_ROWS = 32  # of a tile
@@ -31,12 +33,14 @@ _INVARIANT_ROWS = 16
 
 
 class RowsConfig(NamedTuple):
-    """Tile of the weight (outputs, inputs), warps, and loads in flight."""
+    """Tile of the weight (outputs, inputs), warps, loads in flight, and bytes of each output that are asked for before
+    the inputs are there."""
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    prefetched: int = 0
 
     def slices(self, layout: int) -> int:
         """SLICES of `tiles.rows_product` for a weight of a layout."""
@@ -130,6 +134,8 @@ def _rows_kernel(
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (tiles of rows, blocks of outputs): Out (rows, N) of X (rows, K) and W (N, K), or if GATED W (2 N, K), gates
     first. Programs that follow one another share weights."""
@@ -137,6 +143,14 @@ def _rows_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     has_row = rows < num_rows
     inside = offs_n < N
+    let_follow(OVERLAP)
+    if PREFETCH > 0:
+        first = tl.program_id(1) * BLOCK_N
+        stride_bytes = stride_w * (W.dtype.element_ty.primitive_bitwidth // 8)
+        prefetch(W, first, N, stride_bytes, BLOCK_N, PREFETCH)
+        if GATED:
+            prefetch(W, N + first, 2 * N, stride_bytes, BLOCK_N, PREFETCH)
+    follow(OVERLAP)
     acc, acc_up = rows_product(
         X,
         (W, Scales, Zeros, stride_w, stride_s),
@@ -187,6 +201,7 @@ def rows_linear(
         tile = _INVARIANT_ROWS
     if config is None:
         config = configure(outputs, packed, x.dtype, tile, capability(x.device))
+    overlap = overlap_options(x.device)
     launch(
         _rows_kernel,
         (cdiv(rows, tile), cdiv(outputs, config.block_n)),
@@ -215,6 +230,8 @@ def rows_linear(
         SCALE=after.scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         DIVISOR=divisor(inputs),
+        PREFETCH=prefetched_bytes(packed.numbers, config.prefetched) if overlap["OVERLAP"] else 0,
+        **overlap,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

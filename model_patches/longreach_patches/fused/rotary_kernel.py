@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
+from longreach_kernels.backends.triton.overlap import follow, overlap_options
 from torch import Tensor
 
 from longreach_patches.families import Rotary
@@ -40,9 +41,11 @@ def _rotate_kernel(
     NORM: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     KV_SCALES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (T, blocks of heads): BLOCK heads of one token, each as two halves of its channels: those of a place in the
     halves are turned together. ROTARY_DIM is 0 where nothing is turned."""
+    follow(OVERLAP)
     HALF: tl.constexpr = HEAD_DIM // 2
     TURNED: tl.constexpr = ROTARY_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -153,5 +156,6 @@ def rotate_and_write(
             NORM=norms is not None,
             PLUS_ONE=norms is not None and norms.kind == "rms_plus_one",
             KV_SCALES=kv_scales is not None,
+            **overlap_options(qkv.device),
         )
     return q
