@@ -259,6 +259,7 @@ def decode_kernel(
     scale_log2,
     softcap_log2,
     FORM: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):
     """Any number of programs. See `decode_arguments` for the groups. `counters` are all 0 before and after: the queue's
     next item, programs that are done, and for each (sequence, KV head) the splits that are done."""
@@ -267,6 +268,9 @@ def decode_kernel(
     BN: gl.constexpr = FORM.block_n
     D: gl.constexpr = FORM.head_dim
     MESSAGES: gl.constexpr = FORM.messages
+    if OVERLAP:  # as `overlap.follow`; the producer begins after this
+        text: gl.constexpr = "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;"
+        gl.inline_asm_elementwise(text, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)
