@@ -22,29 +22,14 @@ from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.linear.prefetch import prefetch, prefetched_bytes
+from longreach_kernels.linear.rows_config import MAX_ROWS, RowsConfig, configure
 from longreach_kernels.linear.tiles import rows_product
 
-MAX_ROWS = 32  # of a tile
 # Rows up to which the kernel is as quick as the matrix library: with the library's products of FP8, where it has them,
 # with weights of 16 bits, and with packed weights that are dequantised for it first.
 FP8_ROWS, HALF_ROWS, PACKED_ROWS = 16, 32, 64
 _ROWS = (8, 16, 32)  # of a tile; few, so that few forms are compiled
 _INVARIANT_ROWS = 16
-
-
-class RowsConfig(NamedTuple):
-    """Tile of the weight (outputs, inputs), warps, loads in flight, and bytes of each output that are asked for before
-    the inputs are there."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    prefetched: int = 0
-
-    def slices(self, layout: int) -> int:
-        """SLICES of `tiles.rows_product` for a weight of a layout."""
-        return 1 if layout == unpack.HALF.value else self.num_warps
 
 
 class KernelWeight(NamedTuple):
@@ -107,7 +92,7 @@ def divisor(inputs: int) -> int:
     return min(inputs & -inputs, 512)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "stride_s"])
 def _rows_kernel(
     X,
     W,
@@ -200,7 +185,7 @@ def rows_linear(
     if invariant:
         tile = _INVARIANT_ROWS
     if config is None:
-        config = configure(outputs, packed, x.dtype, tile, capability(x.device))
+        config = configure(outputs, packed.layout, x.dtype, tile, capability(x.device))
     overlap = overlap_options(x.device)
     launch(
         _rows_kernel,
@@ -236,23 +221,3 @@ def rows_linear(
         num_stages=config.num_stages,
     )
     return out
-
-
-# Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
-_WIDE_PROGRAMS = 90
-
-
-def configure(outputs: int, weight: KernelWeight, dtype: torch.dtype, tile_rows: int, arch: int) -> RowsConfig:
-    """The tile for a weight, by its format, its outputs, and the rows of a tile."""
-    if weight.layout == unpack.HALF.value:
-        if arch == 0 or dtype == torch.float32:  # exact products run on the ordinary units: operands sit in registers
-            return RowsConfig(16, 64, 4, 2)
-        stages = 5 if 90 <= arch < 120 else 3
-        wide = RowsConfig(64, 128, 4, stages)
-        return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
-    if arch == 0 or dtype == torch.float32:
-        return RowsConfig(16, 256, 2, 2)
-    # Narrow tiles and few warps: a program waits for all its warps in every turn.
-    if tile_rows < MAX_ROWS:
-        return RowsConfig(16, 512, 4, 4 if arch in (90, 100) else 3)
-    return RowsConfig(32, 512, 4, 3) if arch in (80, 90, 100) else RowsConfig(16, 512, 4, 2)  # others have 99 KB

@@ -20,7 +20,7 @@ import triton.language as tl
 from longreach_kernels.backends.triton.config import capability
 
 # The first compute capability of which kernels overlap; None: none do.
-OVERLAP_FROM: int | None = 90
+OVERLAP_FROM: int | None = None
 
 
 def overlap_options(device: torch.device) -> dict[str, Any]:
