@@ -24,7 +24,7 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 128, 32
 _PAGE = 128
 _DEVICE = torch.device("cuda", 0)
 _HALF = torch.bfloat16
-# What a configuration is chosen by: outputs, format of `unpack`, and rows of a tile.
+# What a configuration is chosen by: outputs of the weight, format of `unpack`, and rows of a tile.
 Choice = dict[tuple[int, int, int], RowsConfig]
 
 
@@ -43,9 +43,11 @@ def choosing(choice: Choice) -> Iterator[None]:
     """Let products take these tiles, and others their own."""
     own = rows_kernel.configure
 
-    def configure(outputs: int, layout: int, dtype: torch.dtype, tile_rows: int, arch: int) -> RowsConfig:
+    def configure(
+        outputs: int, layout: int, dtype: torch.dtype, tile_rows: int, arch: int, *, gated: bool = False
+    ) -> RowsConfig:
         chosen = choice.get((outputs, layout, tile_rows))
-        return own(outputs, layout, dtype, tile_rows, arch) if chosen is None else chosen
+        return own(outputs, layout, dtype, tile_rows, arch, gated=gated) if chosen is None else chosen
 
     rows_kernel.configure = configure
     try:

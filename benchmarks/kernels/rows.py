@@ -59,10 +59,13 @@ MODELS = {
 }
 _SWEPT = ("fp8 channels", "int4", "bf16", "fp8 blocks", "mxfp4")
 _PACKED = (
-    *((16, 512, 4, 4, 0), (16, 512, 4, 4, 1024), (16, 512, 4, 4, 4096), (16, 512, 4, 6, 1024)),
-    *((32, 512, 4, 3, 1024), (32, 512, 4, 5, 1024), (16, 256, 2, 6, 1024), (16, 1024, 8, 3, 1024)),
+    *((16, 512, 4, 4, 0), (16, 512, 4, 4, 1024), (16, 512, 4, 4, 4096), (32, 512, 4, 4, 0)),
+    *((32, 512, 4, 4, 1024), (32, 512, 4, 3, 1024), (16, 256, 2, 6, 1024), (16, 1024, 8, 3, 1024)),
 )
-_PLAIN = ((64, 128, 4, 5, 0), (64, 128, 4, 5, 4096), (16, 256, 2, 5, 0), (16, 256, 2, 5, 4096), (32, 256, 4, 4, 2048))
+_PLAIN = (
+    *((64, 128, 4, 5, 0), (64, 128, 4, 5, 2048), (128, 128, 4, 5, 0)),
+    *((16, 256, 2, 5, 0), (16, 256, 2, 5, 4096), (32, 256, 4, 4, 2048)),
+)
 
 
 def candidates(kind: str) -> list[RowsConfig]:
@@ -219,7 +222,7 @@ def sweep(report: Report, model: str, kind: str, rows: int, tiles: Tiles, ceilin
         size = bytes_of(weights[0]) / 1e3
         texts = [f"{'x'.join(map(str, config))} {us:.1f} {size / us:.0f}" for us, config in found]
         tile_rows = 8 if rows <= 8 and kind != "bf16" else 16
-        tiles.add((outputs // 2 if gated else outputs, packed.layout, tile_rows), found)
+        tiles.add((outputs, packed.layout, tile_rows), found)
         report.found["products"][f"{model} {name} {kind} T={rows}"] = {
             "now": now,
             "tiles": [[us, *config] for us, config in found],

@@ -31,17 +31,23 @@ class RowsConfig(NamedTuple):
 _WIDE_PROGRAMS = 90
 # Outputs from which there are more programs of 16 outputs than an H200 holds at once, three on a multiprocessor.
 _MANY_OUTPUTS = 6400
-# What was measured to be quicker on an H200 than `_usual`: by format of `unpack`, whether there are many outputs, and
-# rows of a tile. An entry that is taken out gives the usual tile.
+# What was measured to be quicker on an H200 than `_usual`: by format of `unpack`, whether the weight has many outputs,
+# and rows of a tile. An entry that is taken out gives the usual tile.
 MEASURED: dict[tuple[int, bool, int], RowsConfig] = {}
 
 
-def configure(outputs: int, layout: int, dtype: torch.dtype, tile_rows: int, arch: int) -> RowsConfig:
-    """The tile for a weight, by its format of `unpack`, its outputs, and the rows of a tile."""
+def configure(
+    outputs: int, layout: int, dtype: torch.dtype, tile_rows: int, arch: int, *, gated: bool = False
+) -> RowsConfig:
+    """The tile for a weight of so many outputs, by its format of `unpack` and the rows of a tile. If `gated`, half of
+    the outputs are gates, and half of a tile's."""
     measured = MEASURED.get((layout, outputs >= _MANY_OUTPUTS, tile_rows))
     if arch == 90 and dtype != torch.float32 and measured is not None:
         return measured
-    return _usual(outputs, layout, dtype, tile_rows, arch)
+    if not gated:
+        return _usual(outputs, layout, dtype, tile_rows, arch)
+    half = _usual(outputs // 2, layout, dtype, tile_rows, arch)
+    return half._replace(block_n=2 * half.block_n)
 
 
 def _usual(outputs: int, layout: int, dtype: torch.dtype, tile_rows: int, arch: int) -> RowsConfig:

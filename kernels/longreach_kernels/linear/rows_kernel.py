@@ -123,38 +123,43 @@ def _rows_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Grid (tiles of rows, blocks of outputs): Out (rows, N) of X (rows, K) and W (N, K), or if GATED W (2 N, K), gates
-    first. Programs that follow one another share weights."""
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first: then half of a tile are gates, and half are what they gate. Programs that follow one another share
+    weights."""
+    OUTPUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    first = tl.program_id(1) * OUTPUTS
+    offs_n = first + tl.arange(0, OUTPUTS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     has_row = rows < num_rows
     inside = offs_n < N
+    tile = tl.arange(0, BLOCK_N)
+    in_tile = first + tile % OUTPUTS
+    rows_w = in_tile + tile // OUTPUTS * N if GATED else in_tile
     let_follow(OVERLAP)
     if PREFETCH > 0:
-        first = tl.program_id(1) * BLOCK_N
         stride_bytes = stride_w * (W.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(W, first, N, stride_bytes, BLOCK_N, PREFETCH)
+        prefetch(W, first, N, stride_bytes, OUTPUTS, PREFETCH)
         if GATED:
-            prefetch(W, N + first, 2 * N, stride_bytes, BLOCK_N, PREFETCH)
+            prefetch(W, N + first, 2 * N, stride_bytes, OUTPUTS, PREFETCH)
     follow(OVERLAP)
-    acc, acc_up = rows_product(
+    acc = rows_product(
         X,
         (W, Scales, Zeros, stride_w, stride_s),
         (rows.to(tl.int64) * K, has_row),
-        (offs_n, inside),
-        N,
+        (rows_w, in_tile < N),
         K,
         (FORMAT, GROUP, BLOCK_ROWS),
         (ROWS, BLOCK_N, BLOCK_K, SLICES),
-        GATED,
         PRECISION,
         DIVISOR,
     )
-    if BIAS:
-        acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            acc_up += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATED:
-        acc = activate(acc, ACTIVATION) * acc_up
+        acc, ups = tl.split(tl.reshape(acc, (2, OUTPUTS, ROWS)).permute(1, 2, 0))
+        if BIAS:
+            acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+            ups += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        acc = activate(acc, ACTIVATION) * ups
+    elif BIAS:
+        acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
     places = Out + rows.to(tl.int64)[None, :] * N + offs_n[:, None]
     valid = inside[:, None] & has_row[None, :]
     if SCALE != 1.0:
@@ -180,16 +185,17 @@ def rows_linear(
     """
     rows, inputs = x.shape
     outputs = out.shape[1]
+    weight_rows = 2 * outputs if after.gated else outputs
     least = _INVARIANT_ROWS if invariant or packed.layout == unpack.HALF.value else 1
     tile = next((size for size in _ROWS if size >= max(rows, least)), MAX_ROWS)
     if invariant:
         tile = _INVARIANT_ROWS
     if config is None:
-        config = configure(outputs, packed.layout, x.dtype, tile, capability(x.device))
+        config = configure(weight_rows, packed.layout, x.dtype, tile, capability(x.device), gated=after.gated)
     overlap = overlap_options(x.device)
     launch(
         _rows_kernel,
-        (cdiv(rows, tile), cdiv(outputs, config.block_n)),
+        (cdiv(rows, tile), cdiv(weight_rows, config.block_n)),
         x,
         packed.numbers,
         packed.scales,
