@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from longreach_kernels.backends.hopper import decode_launch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.linear import Weight, dequantize, linear
 from longreach_kernels.linear.rows_config import RowsConfig
@@ -256,9 +257,27 @@ def head(report: Report, ceiling: float) -> None:
     report.line(f"head 128256x4096 bf16 {us:.0f} us {bytes_of(weight) / us / 1e3 / ceiling:.2f} of reading")
 
 
+def splits(report: Report) -> None:
+    """A step with attention in splits of fewer keys: more programs for one answer, more sums to merge for many."""
+    usual = decode_launch.MIN_BITS
+    try:
+        for bits, rows in itertools.product((usual, usual - 1, usual - 2), (1, 16)):
+            if report.is_over():
+                return
+            decode_launch.MIN_BITS = bits
+            sets, step = [layer_weights("fp8 channels") for _ in range(_SETS)], Step(rows, _CONTEXT)
+            with overlapping(True):
+                us = step_us(step, sets, [step.keys() for _ in range(_SETS)], True)
+            report.line(f"splits of {1 << bits} keys, T={rows}: layers {us / 1e3:.3f} ms")
+    finally:
+        decode_launch.MIN_BITS = usual
+
+
 def invariant(report: Report) -> None:
     """What batch invariance costs: microseconds of a product with and without it."""
     for kind in ("fp8 channels", "fp8 blocks", "int4"):
+        if report.is_over():
+            return
         cells = []
         weight = random_weight(kind, 14336, 4096)
         for rows in (1, 16, 128, 1024, 4096):
@@ -300,6 +319,7 @@ def main() -> None:
         guarded(kind, partial(sweep, report, "llama-8b", kind, 16, many, read))
     guarded("steps", partial(steps, report, ("fp8 channels", "bf16", "int4"), 16, many, read))
     guarded("steps", partial(steps, report, ("fp8 channels", "int4"), 4, one, read))
+    guarded("splits", partial(splits, report))
     guarded("invariant", partial(invariant, report))
     for kind, rows in itertools.product(_SWEPT, (1, 16, 8, 2)):
         guarded(kind, partial(sweep, report, "qwen3-32b", kind, rows, Tiles(), read))

@@ -19,7 +19,7 @@ def _text(places: int, start: str, lines: list[str]) -> tl.constexpr:
     """A text of some instructions, then a line a place, with {0} and {1} for the words."""
     words = f"${places}", f"${places + 1}"
     body = "\n".join([start, *lines]).format(*words)
-    return tl.constexpr("{ .reg .b32 a, b, t, c, z;\n" + body + "\n}")
+    return tl.constexpr("{ .reg .b32 a, b, t, c, z, d, y;\n" + body + "\n}")
 
 
 def _signed(byte: int) -> str:
@@ -49,23 +49,30 @@ def _e2m1(shift: int, mask: int) -> tl.constexpr:
     return _text(_NIBBLES, "shl.b32 a, {0}, 4; shl.b32 b, {1}, 4;", lines)
 
 
-def _int4(number: str, after: str = "") -> tl.constexpr:
-    """`number` is a float that a nibble is added to by its bits. `after` is the type, a factor and a summand of an
-    instruction that takes it off again."""
-    start = "prmt.b32 a, {0}, {1}, 0x5410; prmt.b32 b, {0}, {1}, 0x7632; "
-    kind, *constants = after.split() or [""]
-    start += " ".join(f"mov.b32 {name}, {value};" for name, value in zip("cz", constants, strict=False))
+def _int4(kind: str, number: str, low: str, high: str) -> tl.constexpr:
+    """A byte of each word has two places. `number` is a float that they are added to by their bits. `low` and `high`
+    are a factor and a summand that make what is wanted of it; none where it is that already."""
+    lines = []
+    for place in range(_NIBBLES):
+        after, mask = (high, "0x00F000F0") if place % 2 else (low, "0x000F000F")
+        line = "" if place % 2 else f"prmt.b32 a, {{0}}, {{1}}, 0x{0x4400 + 0x1111 * (place // 2):X}; "
+        line += f"lop3.b32 {'t' if after else f'${place}'}, a, {mask}, {number}, 0xEA;"
+        if after:
+            line += f" fma.rn.{kind} ${place}, t, {'d, y' if place % 2 else 'c, z'};"
+        lines.append(line)
+    constants = zip("czdy", (low or "0 0").split() + high.split(), strict=True)
+    return _text(_NIBBLES, " ".join(f"mov.b32 {name}, {value};" for name, value in constants), lines)
+
+
+def _int4_shifted(number: str) -> tl.constexpr:
+    """`number` has no room for places above the lowest: the others are shifted there."""
     lines = []
     for place in range(_NIBBLES):
         source, line = "ab"[place // 4], ""
         if place % 4:
             line, source = f"shr.b32 t, {source}, {4 * (place % 4)}; ", "t"
-        target = "t" if kind else f"${place}"
-        line += f"lop3.b32 {target}, {source}, 0x000F000F, {number}, 0xEA;"
-        if kind:
-            line += f" fma.rn.{kind} ${place}, t, c, z;"
-        lines.append(line)
-    return _text(_NIBBLES, start, lines)
+        lines.append(line + f"lop3.b32 ${place}, {source}, 0x000F000F, {number}, 0xEA;")
+    return _text(_NIBBLES, "prmt.b32 a, {0}, {1}, 0x5410; prmt.b32 b, {0}, {1}, 0x7632;", lines)
 
 
 def _constraints(places: int) -> tl.constexpr:
@@ -78,7 +85,9 @@ FP8_FP16: tl.constexpr = _fp8(7, 0xBF80BF80, None)
 FP8_BF16: tl.constexpr = _fp8(4, 0x87F087F0, "0x5D805D80")  # 2^60
 E2M1_FP16: tl.constexpr = _e2m1(5, 0x8E008E00)
 E2M1_BF16: tl.constexpr = _e2m1(2, 0x81C081C0)
-INT4_FP16: tl.constexpr = _int4("0x64006400")  # plus 1024
-INT4_BF16: tl.constexpr = _int4("0x43004300")  # plus 128
-INT4_8_FP16: tl.constexpr = _int4("0x64006400", "f16x2 0x3C003C00 0xE408E408")  # times 1, minus 1032
-INT4_8_BF16: tl.constexpr = _int4("0x43004300", "bf16x2 0x3F803F80 0xC308C308")  # times 1, minus 136
+INT4_FP16: tl.constexpr = _int4("f16x2", "0x64006400", "", "0x2C002C00 0x63806380")  # plus 1024
+INT4_BF16: tl.constexpr = _int4_shifted("0x43004300")  # plus 128
+INT4_8_FP16: tl.constexpr = _int4("f16x2", "0x64006400", "0x3C003C00 0xE408E408", "0x2C002C00 0xD480D480")  # minus 8
+# The lowest 8 bits of bf16 are a number times 2^-133, subnormal or not. The greatest factor is 2^127, and makes it
+# one times 2^-6.
+INT4_8_BF16: tl.constexpr = _int4("bf16x2", "0", "0x7F007F00 0xBE00BE00", "0x7D007D00 0xBE00BE00")

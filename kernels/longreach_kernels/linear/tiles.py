@@ -135,7 +135,7 @@ def _add_step(
             inputs = tl.zeros(acc.shape, tl.float32)
             for place in tl.static_range(PLACES):
                 inputs = tl.dot(ones, planes[place], inputs, input_precision=PRECISION)
-            part += inputs * (8.0 - zeros.to(tl.float32))
+            part = part * sum_factor(SHIFTED, dtype) + inputs * (8.0 - zeros.to(tl.float32))
         if GROUP > 0:
             acc += part * scales.to(tl.float32)
         elif FORMAT == INT4_ZEROS:

@@ -68,8 +68,9 @@ def _fp8_pair(words, PLACE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _int4_pair(words, PLACE: tl.constexpr, shift, dtype: tl.constexpr):
-    """The numbers PLACE and PLACE + 4 of each word, of 0 to 3, minus its zeros. `shift` is of `int4_shift`."""
+def _int4_pair(words, PLACE: tl.constexpr, shift, FORMAT: tl.constexpr, dtype: tl.constexpr):
+    """The numbers PLACE and PLACE + 4 of each word, of 0 to 3, minus its zeros, times 1 / `sum_factor`. `shift` is
+    of `int4_shift`."""
     if dtype == tl.float32:
         low = ((words >> (4 * PLACE)) & 15).to(tl.float32)
         high = ((words >> (4 * PLACE + 16)) & 15).to(tl.float32)
@@ -77,7 +78,12 @@ def _int4_pair(words, PLACE: tl.constexpr, shift, dtype: tl.constexpr):
         low, high = _halves(((words >> (4 * PLACE)) & 0x000F000F) | 0x64006400, dtype)  # plus 1024
     else:
         low, high = _halves(((words >> (4 * PLACE)) & 0x000F000F) | 0x43004300, dtype)  # plus 128
-    return low - shift, high - shift
+    low -= shift
+    high -= shift
+    if FORMAT == INT4 and dtype == tl.bfloat16:
+        low *= 0.015625  # 2^-6
+        high *= 0.015625
+    return low, high
 
 
 @triton.jit
@@ -168,6 +174,9 @@ def sum_factor(FORMAT: tl.constexpr, dtype: tl.constexpr):
             factor = 256.0
         elif dtype == tl.bfloat16:
             factor = 1.152921504606847e18  # 2^60
+    elif FORMAT == INT4:
+        if dtype == tl.bfloat16:
+            factor = 64.0
     elif FORMAT == MXFP4:
         if dtype == tl.float16:
             factor = 8.0
@@ -218,9 +227,9 @@ def word_numbers(words, shifts, FORMAT: tl.constexpr, dtype: tl.constexpr):
             n2, n6 = _e2m1_pair(words, 2, dtype)
             n3, n7 = _e2m1_pair(words, 3, dtype)
         else:
-            n0, n4 = _int4_pair(words, 0, shifts, dtype)
-            n1, n5 = _int4_pair(words, 1, shifts, dtype)
-            n2, n6 = _int4_pair(words, 2, shifts, dtype)
-            n3, n7 = _int4_pair(words, 3, shifts, dtype)
+            n0, n4 = _int4_pair(words, 0, shifts, FORMAT, dtype)
+            n1, n5 = _int4_pair(words, 1, shifts, FORMAT, dtype)
+            n2, n6 = _int4_pair(words, 2, shifts, FORMAT, dtype)
+            n3, n7 = _int4_pair(words, 3, shifts, FORMAT, dtype)
         numbers = (n0, n1, n2, n3, n4, n5, n6, n7)
     return numbers
