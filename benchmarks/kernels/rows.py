@@ -31,6 +31,7 @@ from benchmarks.kernels.decoder_layer import (
     Choice,
     Step,
     Weights,
+    When,
     all_layers,
     choosing,
     graph_of,
@@ -79,9 +80,9 @@ def compile_kind(kind: str, gated: bool) -> None:
     with compile_only(_DEVICE, 2):
         for rows in (1, 16):
             weight, x = random_weight(kind, 1024, 2048), torch.empty(rows, 2048, device=_DEVICE, dtype=_HALF)
-            with overlapping(False):
+            with overlapping("never"):
                 linear(x, weight, gated=gated)
-            with overlapping(True):
+            with overlapping("early"):
                 for config in candidates(kind):
                     guarded(f"{kind} {tuple(config)}", partial(of_config, config, x, weight, gated))
 
@@ -91,14 +92,16 @@ def compile_layers(kinds: Iterable[str], rows: int, choice: Choice) -> None:
     step = Step(rows, 200)
     keys = step.keys()
     with compile_only(_DEVICE, 16):
-        for kind, (_, enabled, chosen) in itertools.product(kinds, modes(choice)):
-            with overlapping(enabled), choosing(chosen):
+        for kind, (_, when, chosen) in itertools.product(kinds, modes(choice)):
+            with overlapping(when), choosing(chosen):
                 layer(step, layer_weights(kind), keys)
 
 
-def modes(choice: Choice) -> list[tuple[str, bool, Choice]]:
+def modes(choice: Choice) -> list[tuple[str, When, Choice]]:
     """How a step is timed: name, whether kernels overlap, and tiles. Without a choice there are no best tiles."""
-    return [("now", False, {}), ("overlap", True, {}), ("best", True, choice)][: 3 if choice else 2]
+    plain: list[tuple[str, When, Choice]] = [("now", "never", {}), ("late", "late", {}), ("early", "early", {})]
+    best: list[tuple[str, When, Choice]] = [("best late", "late", choice), ("best early", "early", choice)]
+    return plain + best if choice else plain
 
 
 def compile_ahead() -> None:
@@ -137,9 +140,9 @@ def check(report: Report) -> None:
         if gated:
             gates, ups = exact.chunk(2, 1)
             exact = torch.nn.functional.silu(gates) * ups
-        with overlapping(False):
+        with overlapping("never"):
             alone = linear(x, weight, gated=gated)
-        with overlapping(True):
+        with overlapping("early"):
             for config in (None, *candidates(kind)):
                 got = guarded(f"{kind} {config}", partial(of_config, config, x, weight, gated))
                 error = 9.0 if got is None else ((got.double() - exact).norm() / exact.norm()).item()
@@ -148,8 +151,9 @@ def check(report: Report) -> None:
     sets, step = [layer_weights("fp8 channels")], Step(3, 700)
     first, keys = step.stream.clone(), step.keys()
     results = []
-    for enabled in (False, True, True):
-        with overlapping(enabled):
+    whens: tuple[When, ...] = ("never", "late", "early", "early")
+    for when in whens:
+        with overlapping(when):
             graph = graph_of(lambda: all_layers(step, sets, [keys], True))
             step.stream.copy_(first)
             torch.cuda.synchronize()
@@ -191,8 +195,8 @@ def steps(report: Report, kinds: Iterable[str], rows: int, tiles: Tiles, ceiling
         sets, step = [layer_weights(kind) for _ in range(_SETS)], Step(rows, _CONTEXT)
         pages = [step.keys() for _ in range(_SETS)]
         cells = []
-        for (name, enabled, chosen), whole in itertools.product(modes(choice), (False, True)):
-            with overlapping(enabled), choosing(chosen):
+        for (name, when, chosen), whole in itertools.product(modes(choice), (False, True)):
+            with overlapping(when), choosing(chosen):
                 us = guarded(f"{kind} {name}", partial(step_us, step, sets, pages, whole))
             what = f"{name} {'layers' if whole else 'products'}"
             report.found["steps"][f"{kind} T={rows} {what}"] = us
@@ -210,10 +214,10 @@ def sweep(report: Report, model: str, kind: str, rows: int, tiles: Tiles, ceilin
         packed = kernel_weight(weights[0])
         assert packed is not None
         x = torch.randn(rows, inputs, device=_DEVICE, dtype=_HALF)
-        with overlapping(False):
+        with overlapping("never"):
             now = replayed_us([partial(linear, x, weight, gated=gated) for weight in weights], 3)
         found: list[tuple[float, RowsConfig]] = []
-        with overlapping(True):
+        with overlapping("early"):
             for config in candidates(kind):
                 runs: list[Callable[[], object]] = [partial(of_config, config, x, weight, gated) for weight in weights]
                 us = guarded(f"{kind} {name} {tuple(config)}", partial(replayed_us, runs, 3))
@@ -238,7 +242,7 @@ def sweep(report: Report, model: str, kind: str, rows: int, tiles: Tiles, ceilin
 def profile(report: Report, kind: str) -> None:
     """Where the time of a step goes, by kernel, without overlap."""
     sets, step = [layer_weights(kind) for _ in range(_SETS)], Step(1, _CONTEXT)
-    with overlapping(False):
+    with overlapping("never"):
         pages = [step.keys() for _ in range(_SETS)]
         graph = graph_of(lambda: all_layers(step, sets, pages, True))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
@@ -266,7 +270,7 @@ def splits(report: Report) -> None:
                 return
             decode_launch.MIN_BITS = bits
             sets, step = [layer_weights("fp8 channels") for _ in range(_SETS)], Step(rows, _CONTEXT)
-            with overlapping(True):
+            with overlapping("early"):
                 us = step_us(step, sets, [step.keys() for _ in range(_SETS)], True)
             report.line(f"splits of {1 << bits} keys, T={rows}: layers {us / 1e3:.3f} ms")
     finally:

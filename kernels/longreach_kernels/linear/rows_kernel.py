@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
-from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
+from longreach_kernels.backends.triton.overlap import EARLY, LATE, follow, let_follow, overlap_options
 from longreach_kernels.linear import unpack
 from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
@@ -134,7 +134,7 @@ def _rows_kernel(
     tile = tl.arange(0, BLOCK_N)
     in_tile = first + tile % OUTPUTS
     rows_w = in_tile + tile // OUTPUTS * N if GATED else in_tile
-    let_follow(OVERLAP)
+    let_follow(OVERLAP, EARLY)
     if PREFETCH > 0:
         stride_bytes = stride_w * (W.dtype.element_ty.primitive_bitwidth // 8)
         prefetch(W, first, N, stride_bytes, OUTPUTS, PREFETCH)
@@ -152,6 +152,7 @@ def _rows_kernel(
         PRECISION,
         DIVISOR,
     )
+    let_follow(OVERLAP, LATE)
     if GATED:
         acc, ups = tl.split(tl.reshape(acc, (2, OUTPUTS, ROWS)).permute(1, 2, 0))
         if BIAS:

@@ -15,20 +15,20 @@ from tests.kernels.linear.weights_for_tests import random_weight
 
 
 @pytest.mark.parametrize(
-    ("arch", "first", "expected"),
+    ("arch", "when", "expected"),
     [
-        (90, 90, {"OVERLAP": True, "launch_pdl": True}),
-        (120, 90, {"OVERLAP": True, "launch_pdl": True}),
-        (89, 90, {"OVERLAP": False}),
-        (0, 90, {"OVERLAP": False}),
-        (90, None, {"OVERLAP": False}),
+        (90, "early", {"OVERLAP": 2, "launch_pdl": True}),
+        (120, "late", {"OVERLAP": 1, "launch_pdl": True}),
+        (89, "early", {"OVERLAP": 0}),
+        (0, "late", {"OVERLAP": 0}),
+        (90, "never", {"OVERLAP": 0}),
     ],
 )
 def test_kernels_overlap_from_a_compute_capability_on(
-    arch: int, first: int | None, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    arch: int, when: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overlap, "capability", lambda _: arch)
-    monkeypatch.setattr(overlap, "OVERLAP_FROM", first)
+    monkeypatch.setattr(overlap, "OVERLAP", when)
     assert overlap.overlap_options(torch.device("cpu")) == expected
 
 
@@ -62,8 +62,8 @@ def test_a_chain_has_the_same_bits(kind: str, prefetched: int, monkeypatch: pyte
         return x
 
     results = []
-    for first in (None, 90):
-        monkeypatch.setattr(overlap, "OVERLAP_FROM", first)
+    for when in ("never", "late", "early"):
+        monkeypatch.setattr(overlap, "OVERLAP", when)
         chain()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -71,4 +71,4 @@ def test_a_chain_has_the_same_bits(kind: str, prefetched: int, monkeypatch: pyte
         for _ in range(3):
             graph.replay()
         results.append(out.clone())
-    assert torch.equal(results[0], results[1])
+    assert all(torch.equal(results[0], other) for other in results[1:])

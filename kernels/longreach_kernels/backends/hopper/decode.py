@@ -29,6 +29,10 @@ from longreach_kernels.backends.hopper.decode_merge import merge
 from longreach_kernels.backends.hopper.decode_products import ROWS, scores, values
 from longreach_kernels.backends.hopper.decode_queue import MESSAGE, barrier, produce
 from longreach_kernels.backends.hopper.softmax import rescale
+from longreach_kernels.backends.triton.overlap import EARLY
+
+_LET_FOLLOW: gl.constexpr = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
+_FOLLOW: gl.constexpr = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
 
 
 @gluon.jit
@@ -268,9 +272,10 @@ def decode_kernel(
     BN: gl.constexpr = FORM.block_n
     D: gl.constexpr = FORM.head_dim
     MESSAGES: gl.constexpr = FORM.messages
-    if OVERLAP:  # as `overlap.follow`; the producer begins after this
-        text: gl.constexpr = "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;"
-        gl.inline_asm_elementwise(text, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if OVERLAP == EARLY:  # as `overlap.let_follow`
+        gl.inline_asm_elementwise(_LET_FOLLOW, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if OVERLAP > 0:  # as `overlap.follow`; the producer begins after this
+        gl.inline_asm_elementwise(_FOLLOW, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)
