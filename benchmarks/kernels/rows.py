@@ -45,6 +45,7 @@ _DEVICE = torch.device("cuda", 0)
 _HALF = torch.bfloat16
 _SETS = 6  # of weights that layers take turns with: together more than the L2 cache holds
 _CONTEXT = 4096
+_INPUTS = 4096  # of products that are compiled and checked
 MODELS = {
     "llama-8b": {
         "qkv": (6144, 4096, False),
@@ -61,13 +62,14 @@ MODELS = {
 }
 _SWEPT = ("fp8 channels", "int4", "bf16", "fp8 blocks", "mxfp4")
 _PACKED = (
-    *((16, 512, 4, 4, 0), (16, 512, 4, 4, 1024), (16, 512, 4, 4, 4096), (32, 512, 4, 4, 0)),
-    *((32, 512, 4, 4, 1024), (32, 512, 4, 3, 1024), (16, 256, 2, 6, 1024), (16, 1024, 8, 3, 1024)),
+    *((16, 512, 4, 4, 0), (16, 512, 4, 4, 1024), (16, 1024, 8, 3, 0), (16, 1024, 8, 4, 0)),
+    *((32, 512, 4, 4, 0), (32, 512, 4, 3, 0), (16, 256, 2, 6, 0), (32, 1024, 8, 3, 0)),
 )
 _PLAIN = (
-    *((64, 128, 4, 5, 0), (64, 128, 4, 5, 2048), (128, 128, 4, 5, 0)),
-    *((16, 256, 2, 5, 0), (16, 256, 2, 5, 4096), (32, 256, 4, 4, 2048)),
+    *((64, 128, 4, 5, 0), (128, 128, 4, 5, 0), (64, 128, 4, 6, 0)),
+    *((16, 256, 2, 5, 0), (32, 256, 4, 5, 0), (32, 256, 4, 4, 2048)),
 )
+_WHEN: When = "late"
 
 
 def candidates(kind: str) -> list[RowsConfig]:
@@ -79,10 +81,11 @@ def compile_kind(kind: str, gated: bool) -> None:
     """All tiles of a kind, into Triton's cache."""
     with compile_only(_DEVICE, 2):
         for rows in (1, 16):
-            weight, x = random_weight(kind, 1024, 2048), torch.empty(rows, 2048, device=_DEVICE, dtype=_HALF)
+            # Strides of scales are multiples of 16, as those of the largest inputs are.
+            weight, x = random_weight(kind, 1024, _INPUTS), torch.empty(rows, _INPUTS, device=_DEVICE, dtype=_HALF)
             with overlapping("never"):
                 linear(x, weight, gated=gated)
-            with overlapping("early"):
+            with overlapping(_WHEN):
                 for config in candidates(kind):
                     guarded(f"{kind} {tuple(config)}", partial(of_config, config, x, weight, gated))
 
@@ -99,9 +102,7 @@ def compile_layers(kinds: Iterable[str], rows: int, choice: Choice) -> None:
 
 def modes(choice: Choice) -> list[tuple[str, When, Choice]]:
     """How a step is timed: name, whether kernels overlap, and tiles. Without a choice there are no best tiles."""
-    plain: list[tuple[str, When, Choice]] = [("now", "never", {}), ("late", "late", {}), ("early", "early", {})]
-    best: list[tuple[str, When, Choice]] = [("best late", "late", choice), ("best early", "early", choice)]
-    return plain + best if choice else plain
+    return [("now", "never", {}), ("overlap", _WHEN, {}), ("best", _WHEN, choice)][: 3 if choice else 2]
 
 
 def compile_ahead() -> None:
@@ -134,15 +135,15 @@ class Report:
 def check(report: Report) -> None:
     """Each kind against dequantised weights; and the same bits with and without overlap, in products and a layer."""
     for kind, rows, gated in itertools.product(_SWEPT, (1, 3, 16), (False, True)):
-        weight = random_weight(kind, 1024, 2048)
-        x = torch.randn(rows, 2048, device=_DEVICE, dtype=_HALF)
+        weight = random_weight(kind, 1024, _INPUTS)
+        x = torch.randn(rows, _INPUTS, device=_DEVICE, dtype=_HALF)
         exact = x.double() @ dequantize(weight, torch.float64).T
         if gated:
             gates, ups = exact.chunk(2, 1)
             exact = torch.nn.functional.silu(gates) * ups
         with overlapping("never"):
             alone = linear(x, weight, gated=gated)
-        with overlapping("early"):
+        with overlapping(_WHEN):
             for config in (None, *candidates(kind)):
                 got = guarded(f"{kind} {config}", partial(of_config, config, x, weight, gated))
                 error = 9.0 if got is None else ((got.double() - exact).norm() / exact.norm()).item()
@@ -151,7 +152,7 @@ def check(report: Report) -> None:
     sets, step = [layer_weights("fp8 channels")], Step(3, 700)
     first, keys = step.stream.clone(), step.keys()
     results = []
-    whens: tuple[When, ...] = ("never", "late", "early", "early")
+    whens: tuple[When, ...] = ("never", _WHEN, _WHEN)
     for when in whens:
         with overlapping(when):
             graph = graph_of(lambda: all_layers(step, sets, [keys], True))
@@ -217,7 +218,7 @@ def sweep(report: Report, model: str, kind: str, rows: int, tiles: Tiles, ceilin
         with overlapping("never"):
             now = replayed_us([partial(linear, x, weight, gated=gated) for weight in weights], 3)
         found: list[tuple[float, RowsConfig]] = []
-        with overlapping("early"):
+        with overlapping(_WHEN):
             for config in candidates(kind):
                 runs: list[Callable[[], object]] = [partial(of_config, config, x, weight, gated) for weight in weights]
                 us = guarded(f"{kind} {name} {tuple(config)}", partial(replayed_us, runs, 3))
@@ -264,15 +265,18 @@ def head(report: Report, ceiling: float) -> None:
 def splits(report: Report) -> None:
     """A step with attention in splits of fewer keys: more programs for one answer, more sums to merge for many."""
     usual = decode_launch.MIN_BITS
+    sets = [layer_weights("fp8 channels") for _ in range(_SETS)]
     try:
-        for bits, rows in itertools.product((usual, usual - 1, usual - 2), (1, 16)):
-            if report.is_over():
-                return
-            decode_launch.MIN_BITS = bits
-            sets, step = [layer_weights("fp8 channels") for _ in range(_SETS)], Step(rows, _CONTEXT)
-            with overlapping("early"):
-                us = step_us(step, sets, [step.keys() for _ in range(_SETS)], True)
-            report.line(f"splits of {1 << bits} keys, T={rows}: layers {us / 1e3:.3f} ms")
+        for rows, context in ((1, 4096), (16, 4096), (64, 4096), (1, 8192), (8, 8192), (64, 1024)):
+            step, cells = Step(rows, context), []
+            pages = [step.keys() for _ in range(_SETS)]
+            for bits in (10, 9, 8):
+                if report.is_over():
+                    return
+                decode_launch.MIN_BITS = bits
+                with overlapping(_WHEN):
+                    cells.append(f"{1 << bits} {step_us(step, sets, pages, True) / 1e3:.3f}")
+            report.line(f"keys of a split, T={rows} of {context}: layers {', '.join(cells)} ms")
     finally:
         decode_launch.MIN_BITS = usual
 
@@ -313,7 +317,6 @@ def main() -> None:
     compile_ahead()
     guarded("check", partial(check, report))
     one, many = Tiles(), Tiles()
-    guarded("steps", partial(steps, report, ("fp8 channels", "bf16", "int4"), 1, Tiles(), read))
     for kind in _SWEPT:
         guarded(kind, partial(sweep, report, "llama-8b", kind, 1, one, read))
     guarded("steps", partial(steps, report, _SWEPT, 1, one, read))
@@ -325,7 +328,7 @@ def main() -> None:
     guarded("steps", partial(steps, report, ("fp8 channels", "int4"), 4, one, read))
     guarded("splits", partial(splits, report))
     guarded("invariant", partial(invariant, report))
-    for kind, rows in itertools.product(_SWEPT, (1, 16, 8, 2)):
+    for kind, rows in itertools.product(_SWEPT, (1, 16)):
         guarded(kind, partial(sweep, report, "qwen3-32b", kind, rows, Tiles(), read))
     for kind, rows in itertools.product(_SWEPT, (8, 4, 2)):
         guarded(kind, partial(sweep, report, "llama-8b", kind, rows, Tiles(), read))

@@ -92,7 +92,7 @@ def divisor(inputs: int) -> int:
     return min(inputs & -inputs, 512)
 
 
-@triton.jit(do_not_specialize=["num_rows", "stride_s"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _rows_kernel(
     X,
     W,
