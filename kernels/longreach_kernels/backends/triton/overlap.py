@@ -21,7 +21,7 @@ from longreach_kernels.backends.triton.config import capability
 
 # When a product or attention lets the next kernel begin: "early", as soon as all of its programs have begun, "late", as
 # soon as all have only to finish; or "never": then kernels do not overlap.
-OVERLAP: Literal["never", "late", "early"] = "never"
+OVERLAP: Literal["never", "late", "early"] = "late"
 _FROM = 90  # compute capability
 LATE: tl.constexpr = tl.constexpr(1)
 EARLY: tl.constexpr = tl.constexpr(2)
