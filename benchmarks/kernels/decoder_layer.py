@@ -9,7 +9,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from longreach_kernels import Causal, PagedBatch, paged_attention
@@ -24,19 +24,18 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 128, 32
 _PAGE = 128
 _DEVICE = torch.device("cuda", 0)
 _HALF = torch.bfloat16
-When = Literal["never", "late", "early"]
 # What a configuration is chosen by: outputs of the weight, format of `unpack`, and rows of a tile.
 Choice = dict[tuple[int, int, int], RowsConfig]
 
 
 @contextmanager
-def overlapping(when: When) -> Iterator[None]:
-    """Let kernels overlap, or not, as `overlap.OVERLAP` says it."""
-    before, overlap.OVERLAP = overlap.OVERLAP, when
+def overlapping(enabled: bool) -> Iterator[None]:
+    """Let kernels overlap, or not."""
+    before, overlap.OVERLAPS = overlap.OVERLAPS, enabled
     try:
         yield
     finally:
-        overlap.OVERLAP = before
+        overlap.OVERLAPS = before
 
 
 @contextmanager

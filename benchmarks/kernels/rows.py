@@ -31,7 +31,6 @@ from benchmarks.kernels.decoder_layer import (
     Choice,
     Step,
     Weights,
-    When,
     all_layers,
     choosing,
     graph_of,
@@ -62,14 +61,13 @@ MODELS = {
 }
 _SWEPT = ("fp8 channels", "int4", "bf16", "fp8 blocks", "mxfp4")
 _PACKED = (
-    *((16, 512, 4, 4, 0), (16, 512, 4, 4, 1024), (16, 1024, 8, 3, 0), (16, 1024, 8, 4, 0)),
-    *((32, 512, 4, 4, 0), (32, 512, 4, 3, 0), (16, 256, 2, 6, 0), (32, 1024, 8, 3, 0)),
+    *((16, 512, 4, 4), (16, 512, 4, 3), (16, 512, 4, 6), (16, 1024, 8, 3)),
+    *((32, 512, 4, 4), (32, 512, 4, 3), (16, 256, 2, 6), (32, 1024, 8, 3)),
 )
 _PLAIN = (
-    *((64, 128, 4, 5, 0), (128, 128, 4, 5, 0), (64, 128, 4, 6, 0)),
-    *((16, 256, 2, 5, 0), (32, 256, 4, 5, 0), (32, 256, 4, 4, 2048)),
+    *((64, 128, 4, 5), (128, 128, 4, 5), (64, 128, 4, 6)),
+    *((16, 256, 2, 5), (32, 256, 4, 5), (32, 256, 2, 5)),
 )
-_WHEN: When = "late"
 
 
 def candidates(kind: str) -> list[RowsConfig]:
@@ -83,9 +81,9 @@ def compile_kind(kind: str, gated: bool) -> None:
         for rows in (1, 16):
             # Strides of scales are multiples of 16, as those of the largest inputs are.
             weight, x = random_weight(kind, 1024, _INPUTS), torch.empty(rows, _INPUTS, device=_DEVICE, dtype=_HALF)
-            with overlapping("never"):
+            with overlapping(False):
                 linear(x, weight, gated=gated)
-            with overlapping(_WHEN):
+            with overlapping(True):
                 for config in candidates(kind):
                     guarded(f"{kind} {tuple(config)}", partial(of_config, config, x, weight, gated))
 
@@ -95,14 +93,14 @@ def compile_layers(kinds: Iterable[str], rows: int, choice: Choice) -> None:
     step = Step(rows, 200)
     keys = step.keys()
     with compile_only(_DEVICE, 16):
-        for kind, (_, when, chosen) in itertools.product(kinds, modes(choice)):
-            with overlapping(when), choosing(chosen):
+        for kind, (_, enabled, chosen) in itertools.product(kinds, modes(choice)):
+            with overlapping(enabled), choosing(chosen):
                 layer(step, layer_weights(kind), keys)
 
 
-def modes(choice: Choice) -> list[tuple[str, When, Choice]]:
+def modes(choice: Choice) -> list[tuple[str, bool, Choice]]:
     """How a step is timed: name, whether kernels overlap, and tiles. Without a choice there are no best tiles."""
-    return [("now", "never", {}), ("overlap", _WHEN, {}), ("best", _WHEN, choice)][: 3 if choice else 2]
+    return [("apart", False, {}), ("now", True, {}), ("best", True, choice)][: 3 if choice else 2]
 
 
 def compile_ahead() -> None:
@@ -141,9 +139,9 @@ def check(report: Report) -> None:
         if gated:
             gates, ups = exact.chunk(2, 1)
             exact = torch.nn.functional.silu(gates) * ups
-        with overlapping("never"):
+        with overlapping(False):
             alone = linear(x, weight, gated=gated)
-        with overlapping(_WHEN):
+        with overlapping(True):
             for config in (None, *candidates(kind)):
                 got = guarded(f"{kind} {config}", partial(of_config, config, x, weight, gated))
                 error = 9.0 if got is None else ((got.double() - exact).norm() / exact.norm()).item()
@@ -152,9 +150,8 @@ def check(report: Report) -> None:
     sets, step = [layer_weights("fp8 channels")], Step(3, 700)
     first, keys = step.stream.clone(), step.keys()
     results = []
-    whens: tuple[When, ...] = ("never", _WHEN, _WHEN)
-    for when in whens:
-        with overlapping(when):
+    for enabled in (False, True, True):
+        with overlapping(enabled):
             graph = graph_of(lambda: all_layers(step, sets, [keys], True))
             step.stream.copy_(first)
             torch.cuda.synchronize()
@@ -196,8 +193,8 @@ def steps(report: Report, kinds: Iterable[str], rows: int, tiles: Tiles, ceiling
         sets, step = [layer_weights(kind) for _ in range(_SETS)], Step(rows, _CONTEXT)
         pages = [step.keys() for _ in range(_SETS)]
         cells = []
-        for (name, when, chosen), whole in itertools.product(modes(choice), (False, True)):
-            with overlapping(when), choosing(chosen):
+        for (name, enabled, chosen), whole in itertools.product(modes(choice), (False, True)):
+            with overlapping(enabled), choosing(chosen):
                 us = guarded(f"{kind} {name}", partial(step_us, step, sets, pages, whole))
             what = f"{name} {'layers' if whole else 'products'}"
             report.found["steps"][f"{kind} T={rows} {what}"] = us
@@ -215,15 +212,13 @@ def sweep(report: Report, model: str, kind: str, rows: int, tiles: Tiles, ceilin
         packed = kernel_weight(weights[0])
         assert packed is not None
         x = torch.randn(rows, inputs, device=_DEVICE, dtype=_HALF)
-        with overlapping("never"):
-            now = replayed_us([partial(linear, x, weight, gated=gated) for weight in weights], 3)
+        now = replayed_us([partial(linear, x, weight, gated=gated) for weight in weights], 3)
         found: list[tuple[float, RowsConfig]] = []
-        with overlapping(_WHEN):
-            for config in candidates(kind):
-                runs: list[Callable[[], object]] = [partial(of_config, config, x, weight, gated) for weight in weights]
-                us = guarded(f"{kind} {name} {tuple(config)}", partial(replayed_us, runs, 3))
-                if us is not None:
-                    found.append((us, config))
+        for config in candidates(kind):
+            runs: list[Callable[[], object]] = [partial(of_config, config, x, weight, gated) for weight in weights]
+            us = guarded(f"{kind} {name} {tuple(config)}", partial(replayed_us, runs, 3))
+            if us is not None:
+                found.append((us, config))
         found.sort()
         size = bytes_of(weights[0]) / 1e3
         texts = [f"{'x'.join(map(str, config))} {us:.1f} {size / us:.0f}" for us, config in found]
@@ -243,7 +238,7 @@ def sweep(report: Report, model: str, kind: str, rows: int, tiles: Tiles, ceilin
 def profile(report: Report, kind: str) -> None:
     """Where the time of a step goes, by kernel, without overlap."""
     sets, step = [layer_weights(kind) for _ in range(_SETS)], Step(1, _CONTEXT)
-    with overlapping("never"):
+    with overlapping(False):
         pages = [step.keys() for _ in range(_SETS)]
         graph = graph_of(lambda: all_layers(step, sets, pages, True))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
@@ -274,7 +269,7 @@ def splits(report: Report) -> None:
                 if report.is_over():
                     return
                 decode_launch.MIN_BITS = bits
-                with overlapping(_WHEN):
+                with overlapping(True):
                     cells.append(f"{1 << bits} {step_us(step, sets, pages, True) / 1e3:.3f}")
             report.line(f"keys of a split, T={rows} of {context}: layers {', '.join(cells)} ms")
     finally:

@@ -13,14 +13,12 @@ MAX_ROWS = 32  # of a tile
 
 
 class RowsConfig(NamedTuple):
-    """Tile of the weight (outputs, inputs), warps, loads in flight, and bytes of each output that are asked for before
-    the inputs are there."""
+    """Tile of the weight (outputs, inputs), warps, and loads in flight."""
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
-    prefetched: int = 0
 
     def slices(self, layout: int) -> int:
         """SLICES of `tiles.rows_product` for a weight of a layout."""

@@ -16,12 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
-from longreach_kernels.backends.triton.overlap import EARLY, LATE, follow, let_follow, overlap_options
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from longreach_kernels.linear import unpack
 from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
-from longreach_kernels.linear.prefetch import prefetch, prefetched_bytes
 from longreach_kernels.linear.rows_config import MAX_ROWS, RowsConfig, configure
 from longreach_kernels.linear.tiles import rows_product
 
@@ -119,7 +118,6 @@ def _rows_kernel(
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Grid (tiles of rows, blocks of outputs): Out (rows, N) of X (rows, K) and W (N, K), or if GATED W (2 N, K), gates
@@ -134,12 +132,6 @@ def _rows_kernel(
     tile = tl.arange(0, BLOCK_N)
     in_tile = first + tile % OUTPUTS
     rows_w = in_tile + tile // OUTPUTS * N if GATED else in_tile
-    let_follow(OVERLAP, EARLY)
-    if PREFETCH > 0:
-        stride_bytes = stride_w * (W.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(W, first, N, stride_bytes, OUTPUTS, PREFETCH)
-        if GATED:
-            prefetch(W, N + first, 2 * N, stride_bytes, OUTPUTS, PREFETCH)
     follow(OVERLAP)
     acc = rows_product(
         X,
@@ -152,7 +144,7 @@ def _rows_kernel(
         PRECISION,
         DIVISOR,
     )
-    let_follow(OVERLAP, LATE)
+    let_follow(OVERLAP)
     if GATED:
         acc, ups = tl.split(tl.reshape(acc, (2, OUTPUTS, ROWS)).permute(1, 2, 0))
         if BIAS:
@@ -193,7 +185,6 @@ def rows_linear(
         tile = _INVARIANT_ROWS
     if config is None:
         config = configure(weight_rows, packed.layout, x.dtype, tile, capability(x.device), gated=after.gated)
-    overlap = overlap_options(x.device)
     launch(
         _rows_kernel,
         (cdiv(rows, tile), cdiv(weight_rows, config.block_n)),
@@ -222,8 +213,7 @@ def rows_linear(
         SCALE=after.scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         DIVISOR=divisor(inputs),
-        PREFETCH=prefetched_bytes(packed.numbers, config.prefetched) if overlap["OVERLAP"] else 0,
-        **overlap,
+        **overlap_options(x.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import launch
-from longreach_kernels.backends.triton.overlap import follow_briefly, overlap_options
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from torch import Tensor
 
 from longreach_patches.fused.norm import HeadNorms, Norm
@@ -30,7 +30,8 @@ def _norm_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Grid (T,)."""
-    follow_briefly(OVERLAP)
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     inside = offs < WIDTH
@@ -60,7 +61,8 @@ def _all_heads_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Grid (T, 2): queries, and keys."""
-    follow_briefly(OVERLAP)
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     is_key = tl.program_id(1)
     offs = tl.arange(0, BLOCK)

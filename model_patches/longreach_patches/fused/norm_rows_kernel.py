@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
-from longreach_kernels.backends.triton.overlap import follow_briefly, overlap_options
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from longreach_kernels.linear.formats import FP8
 from longreach_kernels.linear.quantize_kernel import Fp8Rows
 from torch import Tensor
@@ -39,7 +39,8 @@ def _norm_rows_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Grid (padded rows,): X += SCALE * Product, if there is one; Out and Scales are X's norm in FP8."""
-    follow_briefly(OVERLAP)
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     inside = offs < WIDTH

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
-from longreach_kernels.backends.triton.overlap import follow_briefly, overlap_options
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from torch import Tensor
 
 from longreach_patches.families import Rotary
@@ -45,7 +45,8 @@ def _rotate_kernel(
 ):
     """Grid (T, blocks of heads): BLOCK heads of one token, each as two halves of its channels: those of a place in the
     halves are turned together. ROTARY_DIM is 0 where nothing is turned."""
-    follow_briefly(OVERLAP)
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     HALF: tl.constexpr = HEAD_DIM // 2
     TURNED: tl.constexpr = ROTARY_DIM // 2
     token = tl.program_id(0).to(tl.int64)

@@ -29,9 +29,7 @@ from longreach_kernels.backends.hopper.decode_merge import merge
 from longreach_kernels.backends.hopper.decode_products import ROWS, scores, values
 from longreach_kernels.backends.hopper.decode_queue import MESSAGE, barrier, produce
 from longreach_kernels.backends.hopper.softmax import rescale
-from longreach_kernels.backends.triton.overlap import EARLY
 
-_LET_FOLLOW: gl.constexpr = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
 _FOLLOW: gl.constexpr = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
 
 
@@ -272,9 +270,7 @@ def decode_kernel(
     BN: gl.constexpr = FORM.block_n
     D: gl.constexpr = FORM.head_dim
     MESSAGES: gl.constexpr = FORM.messages
-    if OVERLAP == EARLY:  # as `overlap.let_follow`
-        gl.inline_asm_elementwise(_LET_FOLLOW, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    if OVERLAP > 0:  # as `overlap.follow`; the producer begins after this
+    if OVERLAP:  # as `overlap.follow`; the producer begins after this
         gl.inline_asm_elementwise(_FOLLOW, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
