@@ -21,7 +21,8 @@ from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.gpu import library_product
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.linear.rows_kernel import RowsConfig, kernel_weight, rows_linear
+from longreach_kernels.linear.rows_config import RowsConfig
+from longreach_kernels.linear.rows_kernel import kernel_weight, rows_linear
 from torch import Tensor
 
 from benchmarks.kernels.ceilings import ceilings

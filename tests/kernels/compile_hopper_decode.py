@@ -35,7 +35,7 @@ def compile_variant(head_dim: int, fp8: bool, variant: tuple[int, int, dict[str,
     group, page_size, options = variant
     config = decode_config(head_dim, fp8)
     form = decode_form(config, head_dim, group, 8, page_size)._replace(max_seqs=128, **options)
-    constants: dict[str, Any] = {"FORM": form}
+    constants: dict[str, Any] = {"FORM": form, "OVERLAP": True}
     if not fp8:
         constants |= {"k_scale": None, "v_scale": None}
     if not form.sink_logits:

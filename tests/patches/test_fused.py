@@ -363,7 +363,7 @@ def test_products_of_few_rows(
     place: tuple[str, torch.dtype], rows: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if form in ("bias", "gated", "add scaled"):  # wide tiles, which otherwise take more outputs than can be interpreted
-        monkeypatch.setattr("longreach_patches.fused.products._WIDE_PROGRAMS", 1)
+        monkeypatch.setattr("longreach_kernels.linear.rows_config._WIDE_PROGRAMS", 1)
     device, dtype = place
     activation: Activation = "gelu_tanh" if "gelu_tanh" in form else "silu"
     scale = 0.3 if "scaled" in form else 1.0

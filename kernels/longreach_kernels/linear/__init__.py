@@ -3,7 +3,7 @@
 Depends on torch, and for a GPU on triton, only.
 """
 
-from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Quantized, Weight
+from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4, Weight
 from longreach_kernels.linear.linear import linear
 from longreach_kernels.linear.parts import (
     dequantize,
@@ -14,6 +14,7 @@ from longreach_kernels.linear.parts import (
     take_outputs,
 )
 from longreach_kernels.linear.quantize import quantize_fp8
+from longreach_kernels.linear.quantized import Quantized
 
 __all__ = [
     "Fp8Blocks",

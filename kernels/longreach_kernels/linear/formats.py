@@ -6,13 +6,13 @@ these values once; kernels know these layouts and no others.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from longreach_kernels.linear.quantized import Quantized, check_dtype, check_range, check_shape, wide
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -20,76 +20,6 @@ FP8_MAX = 448.0
 E8M0_BIAS, E8M0_NAN = 127, 255
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-@dataclass(frozen=True, eq=False)
-class Quantized(ABC):
-    """What all formats have. Every method gives views where it can.
-
-    Attributes:
-        name: of the format, for messages.
-    """
-
-    name: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def shape(self) -> torch.Size:
-        """(.., N, K), as the 16-bit weight would have it."""
-
-    @abstractmethod
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight (.., N, K), computed in fp32, or fp64 if that is `dtype`, and rounded to `dtype` once."""
-
-    @abstractmethod
-    def outputs(self, start: int, stop: int) -> Self:
-        """The outputs [start, stop).
-
-        Raises:
-            ValueError: a border cuts a block, or the outputs are not there.
-        """
-
-    @abstractmethod
-    def inputs(self, start: int, stop: int) -> Self:
-        """The inputs [start, stop).
-
-        Raises:
-            ValueError: a border cuts a block, a group or a word, or the inputs are not there.
-        """
-
-    def experts(self, start: int, stop: int) -> Self:
-        """The experts [start, stop) of a weight (E, N, K).
-
-        Raises:
-            ValueError: the weight is not one of experts, or the experts are not there.
-        """
-        if len(self.shape) != 3:
-            raise ValueError(f"{self.name}: a weight of shape {tuple(self.shape)} has no dimension of experts")
-        _check_range("experts", start, stop, self.shape[0], 1)
-        return self.mapped(lambda x: x[start:stop])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Its tensors, by the names of their fields."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same with another tensor in the place of each."""
-        return replace(self, **{name: function(x) for name, x in self.tensors().items()})
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same on another device."""
-        return self.mapped(lambda x: x.to(device))
-
-    @property
-    def device(self) -> torch.device:
-        """That of its tensors."""
-        return next(iter(self.tensors().values())).device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(x.numel() * x.itemsize for x in self.tensors().values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,32 +40,32 @@ class Fp8Blocks(Quantized):
     name: ClassVar[str] = "fp8 blocks"
 
     def __post_init__(self) -> None:
-        _check_dtype(self, "values", FP8)
-        _check_dtype(self, "scales", torch.float32)
+        check_dtype(self, "values", FP8)
+        check_dtype(self, "scales", torch.float32)
         *lead, outputs, inputs = self.values.shape
         wanted = (*lead, -(-outputs // self.block[0]), -(-inputs // self.block[1]))
-        _check_shape(self, "scales", wanted)
+        check_shape(self, "scales", wanted)
 
     @property
     def shape(self) -> torch.Size:
         return self.values.shape
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        wide = _wide(dtype)
+        exact = wide(dtype)
         outputs, inputs = self.shape[-2:]
-        scales = self.scales.to(wide).repeat_interleave(self.block[0], -2)[..., :outputs, :]
+        scales = self.scales.to(exact).repeat_interleave(self.block[0], -2)[..., :outputs, :]
         scales = scales.repeat_interleave(self.block[1], -1)[..., :inputs]
-        return (self.values.to(wide) * scales).to(dtype)
+        return (self.values.to(exact) * scales).to(dtype)
 
     def outputs(self, start: int, stop: int) -> Fp8Blocks:
         rows = self.block[0]
-        _check_range(f"{self.name}: outputs", start, stop, self.shape[-2], rows)
+        check_range(f"{self.name}: outputs", start, stop, self.shape[-2], rows)
         scales = self.scales[..., start // rows : -(-stop // rows), :]
         return replace(self, values=self.values[..., start:stop, :], scales=scales)
 
     def inputs(self, start: int, stop: int) -> Fp8Blocks:
         columns = self.block[1]
-        _check_range(f"{self.name}: inputs", start, stop, self.shape[-1], columns)
+        check_range(f"{self.name}: inputs", start, stop, self.shape[-1], columns)
         scales = self.scales[..., start // columns : -(-stop // columns)]
         return replace(self, values=self.values[..., start:stop], scales=scales)
 
@@ -168,27 +98,27 @@ class Fp8Channels(Quantized):
     name: ClassVar[str] = "fp8 channels"
 
     def __post_init__(self) -> None:
-        _check_dtype(self, "values", FP8)
-        _check_dtype(self, "scales", torch.float32)
-        _check_shape(self, "scales", self.values.shape[:-1])
+        check_dtype(self, "values", FP8)
+        check_dtype(self, "scales", torch.float32)
+        check_shape(self, "scales", self.values.shape[:-1])
         if self.input_scale is not None:
-            _check_dtype(self, "input_scale", torch.float32)
-            _check_shape(self, "input_scale", self.values.shape[:-2])
+            check_dtype(self, "input_scale", torch.float32)
+            check_shape(self, "input_scale", self.values.shape[:-2])
 
     @property
     def shape(self) -> torch.Size:
         return self.values.shape
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        wide = _wide(dtype)
-        return (self.values.to(wide) * self.scales.to(wide)[..., None]).to(dtype)
+        exact = wide(dtype)
+        return (self.values.to(exact) * self.scales.to(exact)[..., None]).to(dtype)
 
     def outputs(self, start: int, stop: int) -> Fp8Channels:
-        _check_range(f"{self.name}: outputs", start, stop, self.shape[-2], 1)
+        check_range(f"{self.name}: outputs", start, stop, self.shape[-2], 1)
         return replace(self, values=self.values[..., start:stop, :], scales=self.scales[..., start:stop])
 
     def inputs(self, start: int, stop: int) -> Fp8Channels:
-        _check_range(f"{self.name}: inputs", start, stop, self.shape[-1], 1)
+        check_range(f"{self.name}: inputs", start, stop, self.shape[-1], 1)
         return replace(self, values=self.values[..., start:stop])
 
 
@@ -211,19 +141,19 @@ class Int4Groups(Quantized):
     name: ClassVar[str] = "int4 groups"
 
     def __post_init__(self) -> None:
-        _check_dtype(self, "packed", torch.int32)
-        _check_dtype(self, "scales", *_SCALES)
+        check_dtype(self, "packed", torch.int32)
+        check_dtype(self, "scales", *_SCALES)
         *lead, outputs, words = self.packed.shape
         groups = self.scales.shape[-1]
         if not groups or words * 8 % groups or words * 8 // groups % 8:
             raise ValueError(f"{self.name}: {words * 8} inputs in {groups} groups; a group is a multiple of 8 inputs")
-        _check_shape(self, "scales", (*lead, outputs, groups))
+        check_shape(self, "scales", (*lead, outputs, groups))
         if self.zeros is not None:
-            _check_dtype(self, "zeros", torch.uint8)
-            _check_shape(self, "zeros", self.scales.shape)
+            check_dtype(self, "zeros", torch.uint8)
+            check_shape(self, "zeros", self.scales.shape)
         if self.permutation is not None:
-            _check_dtype(self, "permutation", torch.int64)
-            _check_shape(self, "permutation", (words * 8,))
+            check_dtype(self, "permutation", torch.int64)
+            check_shape(self, "permutation", (words * 8,))
 
     @classmethod
     def pack(
@@ -251,14 +181,14 @@ class Int4Groups(Quantized):
         return (self.packed[..., None] >> places).bitwise_and_(15).to(torch.uint8).flatten(-2)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        wide = _wide(dtype)
-        grouped = self.numbers().to(wide).unflatten(-1, (-1, self.group))
-        zeros = 8 if self.zeros is None else self.zeros.to(wide)[..., None]
-        weight = ((grouped - zeros) * self.scales.to(wide)[..., None]).flatten(-2).to(dtype)
+        exact = wide(dtype)
+        grouped = self.numbers().to(exact).unflatten(-1, (-1, self.group))
+        zeros = 8 if self.zeros is None else self.zeros.to(exact)[..., None]
+        weight = ((grouped - zeros) * self.scales.to(exact)[..., None]).flatten(-2).to(dtype)
         return weight if self.permutation is None else weight[..., self.permutation.argsort()]
 
     def outputs(self, start: int, stop: int) -> Int4Groups:
-        _check_range(f"{self.name}: outputs", start, stop, self.shape[-2], 1)
+        check_range(f"{self.name}: outputs", start, stop, self.shape[-2], 1)
         zeros = None if self.zeros is None else self.zeros[..., start:stop, :]
         return replace(
             self, packed=self.packed[..., start:stop, :], scales=self.scales[..., start:stop, :], zeros=zeros
@@ -270,7 +200,7 @@ class Int4Groups(Quantized):
                 f"{self.name}: inputs in activation order cannot be split; "
                 "use one rank, or a checkpoint without desc_act"
             )
-        _check_range(f"{self.name}: inputs", start, stop, self.shape[-1], self.group)
+        check_range(f"{self.name}: inputs", start, stop, self.shape[-1], self.group)
         some = slice(start // self.group, stop // self.group)
         zeros = None if self.zeros is None else self.zeros[..., some]
         return replace(
@@ -300,57 +230,34 @@ class Mxfp4(Quantized):
     group: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
-        _check_dtype(self, "packed", torch.uint8)
-        _check_dtype(self, "scales", torch.uint8)
+        check_dtype(self, "packed", torch.uint8)
+        check_dtype(self, "scales", torch.uint8)
         *lead, outputs, pairs = self.packed.shape
         if pairs * 2 % self.group:
             raise ValueError(f"{self.name}: {pairs * 2} inputs; they must be a multiple of {self.group}")
-        _check_shape(self, "scales", (*lead, outputs, pairs * 2 // self.group))
+        check_shape(self, "scales", (*lead, outputs, pairs * 2 // self.group))
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.packed.shape[:-1], self.packed.shape[-1] * 2))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        wide = _wide(dtype)
-        table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=wide, device=self.device)
+        exact = wide(dtype)
+        table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=exact, device=self.device)
         pairs = torch.stack((self.packed & 15, self.packed >> 4), -1).flatten(-2)
-        scales = torch.exp2(self.scales.to(wide) - E8M0_BIAS)
+        scales = torch.exp2(self.scales.to(exact) - E8M0_BIAS)
         scales = scales.masked_fill(self.scales == E8M0_NAN, torch.nan)
         grouped = table[pairs.int()].unflatten(-1, (-1, self.group))
         return (grouped * scales[..., None]).flatten(-2).to(dtype)
 
     def outputs(self, start: int, stop: int) -> Mxfp4:
-        _check_range(f"{self.name}: outputs", start, stop, self.shape[-2], 1)
+        check_range(f"{self.name}: outputs", start, stop, self.shape[-2], 1)
         return self.mapped(lambda x: x[..., start:stop, :])
 
     def inputs(self, start: int, stop: int) -> Mxfp4:
-        _check_range(f"{self.name}: inputs", start, stop, self.shape[-1], self.group)
+        check_range(f"{self.name}: inputs", start, stop, self.shape[-1], self.group)
         scales = self.scales[..., start // self.group : stop // self.group]
         return replace(self, packed=self.packed[..., start // 2 : stop // 2], scales=scales)
 
 
 Weight = Tensor | Fp8Blocks | Fp8Channels | Int4Groups | Mxfp4
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _check_dtype(weight: Quantized, name: str, *dtypes: torch.dtype) -> None:
-    found = getattr(weight, name).dtype
-    if found not in dtypes:
-        raise ValueError(f"{weight.name}: {name} is {found}; it must be {' or '.join(map(str, dtypes))}")
-
-
-def _check_shape(weight: Quantized, name: str, wanted: Any) -> None:
-    found = getattr(weight, name).shape
-    if tuple(found) != tuple(wanted):
-        raise ValueError(f"{weight.name}: {name} has the shape {tuple(found)}; it must be {tuple(wanted)}")
-
-
-def _check_range(what: str, start: int, stop: int, size: int, step: int) -> None:
-    if not 0 <= start < stop <= size:
-        raise ValueError(f"{what} {start} to {stop} of {size} are not there")
-    if start % step or (stop % step and stop != size):
-        raise ValueError(f"{what} {start} to {stop} cut a block; split at multiples of {step}, on fewer ranks")

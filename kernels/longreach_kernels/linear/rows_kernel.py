@@ -16,31 +16,19 @@ import triton.language as tl
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv, launch
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from longreach_kernels.linear import unpack
 from longreach_kernels.linear.activation import After
 from longreach_kernels.linear.activation_kernel import activate
 from longreach_kernels.linear.formats import Fp8Channels, Int4Groups, Mxfp4, Weight
+from longreach_kernels.linear.rows_config import MAX_ROWS, RowsConfig, configure
 from longreach_kernels.linear.tiles import rows_product
 
-MAX_ROWS = 32  # of a tile
 # Rows up to which the kernel is as quick as the matrix library: with the library's products of FP8, where it has them,
 # with weights of 16 bits, and with packed weights that are dequantised for it first.
 FP8_ROWS, HALF_ROWS, PACKED_ROWS = 16, 32, 64
 _ROWS = (8, 16, 32)  # of a tile; few, so that few forms are compiled
 _INVARIANT_ROWS = 16
-
-
-class RowsConfig(NamedTuple):
-    """Tile of the weight (outputs, inputs), warps, and loads in flight."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-    def slices(self, layout: int) -> int:
-        """SLICES of `tiles.rows_product` for a weight of a layout."""
-        return 1 if layout == unpack.HALF.value else self.num_warps
 
 
 class KernelWeight(NamedTuple):
@@ -130,32 +118,41 @@ def _rows_kernel(
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (tiles of rows, blocks of outputs): Out (rows, N) of X (rows, K) and W (N, K), or if GATED W (2 N, K), gates
-    first. Programs that follow one another share weights."""
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first: then half of a tile are gates, and half are what they gate. Programs that follow one another share
+    weights."""
+    OUTPUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    first = tl.program_id(1) * OUTPUTS
+    offs_n = first + tl.arange(0, OUTPUTS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     has_row = rows < num_rows
     inside = offs_n < N
-    acc, acc_up = rows_product(
+    tile = tl.arange(0, BLOCK_N)
+    in_tile = first + tile % OUTPUTS
+    rows_w = in_tile + tile // OUTPUTS * N if GATED else in_tile
+    follow(OVERLAP)
+    acc = rows_product(
         X,
         (W, Scales, Zeros, stride_w, stride_s),
         (rows.to(tl.int64) * K, has_row),
-        (offs_n, inside),
-        N,
+        (rows_w, in_tile < N),
         K,
         (FORMAT, GROUP, BLOCK_ROWS),
         (ROWS, BLOCK_N, BLOCK_K, SLICES),
-        GATED,
         PRECISION,
         DIVISOR,
     )
-    if BIAS:
-        acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        if GATED:
-            acc_up += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    let_follow(OVERLAP)
     if GATED:
-        acc = activate(acc, ACTIVATION) * acc_up
+        acc, ups = tl.split(tl.reshape(acc, (2, OUTPUTS, ROWS)).permute(1, 2, 0))
+        if BIAS:
+            acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+            ups += tl.load(Bias + N + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        acc = activate(acc, ACTIVATION) * ups
+    elif BIAS:
+        acc += tl.load(Bias + offs_n, mask=inside, other=0.0).to(tl.float32)[:, None]
     places = Out + rows.to(tl.int64)[None, :] * N + offs_n[:, None]
     valid = inside[:, None] & has_row[None, :]
     if SCALE != 1.0:
@@ -181,15 +178,16 @@ def rows_linear(
     """
     rows, inputs = x.shape
     outputs = out.shape[1]
+    weight_rows = 2 * outputs if after.gated else outputs
     least = _INVARIANT_ROWS if invariant or packed.layout == unpack.HALF.value else 1
     tile = next((size for size in _ROWS if size >= max(rows, least)), MAX_ROWS)
     if invariant:
         tile = _INVARIANT_ROWS
     if config is None:
-        config = configure(outputs, packed, x.dtype, tile, capability(x.device))
+        config = configure(weight_rows, packed.layout, x.dtype, tile, capability(x.device), gated=after.gated)
     launch(
         _rows_kernel,
-        (cdiv(rows, tile), cdiv(outputs, config.block_n)),
+        (cdiv(rows, tile), cdiv(weight_rows, config.block_n)),
         x,
         packed.numbers,
         packed.scales,
@@ -215,27 +213,8 @@ def rows_linear(
         SCALE=after.scale,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         DIVISOR=divisor(inputs),
+        **overlap_options(x.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     return out
-
-
-# Programs of wide tiles that keep the multiprocessors busy; below, tiles are narrow and there are more of them.
-_WIDE_PROGRAMS = 90
-
-
-def configure(outputs: int, weight: KernelWeight, dtype: torch.dtype, tile_rows: int, arch: int) -> RowsConfig:
-    """The tile for a weight, by its format, its outputs, and the rows of a tile."""
-    if weight.layout == unpack.HALF.value:
-        if arch == 0 or dtype == torch.float32:  # exact products run on the ordinary units: operands sit in registers
-            return RowsConfig(16, 64, 4, 2)
-        stages = 5 if 90 <= arch < 120 else 3
-        wide = RowsConfig(64, 128, 4, stages)
-        return wide if cdiv(outputs, wide.block_n) >= _WIDE_PROGRAMS else RowsConfig(16, 256, 2, stages)
-    if arch == 0 or dtype == torch.float32:
-        return RowsConfig(16, 256, 2, 2)
-    # Narrow tiles and few warps: a program waits for all its warps in every turn.
-    if tile_rows < MAX_ROWS:
-        return RowsConfig(16, 512, 4, 4 if arch in (90, 100) else 3)
-    return RowsConfig(32, 512, 4, 3) if arch in (80, 90, 100) else RowsConfig(16, 512, 4, 2)  # others have 99 KB

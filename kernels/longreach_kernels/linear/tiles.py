@@ -135,7 +135,7 @@ def _add_step(
             inputs = tl.zeros(acc.shape, tl.float32)
             for place in tl.static_range(PLACES):
                 inputs = tl.dot(ones, planes[place], inputs, input_precision=PRECISION)
-            part += inputs * (8.0 - zeros.to(tl.float32))
+            part = part * sum_factor(SHIFTED, dtype) + inputs * (8.0 - zeros.to(tl.float32))
         if GROUP > 0:
             acc += part * scales.to(tl.float32)
         elif FORMAT == INT4_ZEROS:
@@ -158,10 +158,8 @@ def half_rows_product(
     stride_w,
     rows,
     outputs,
-    up,
     K,
     TILE: tl.constexpr,
-    GATED: tl.constexpr,
     PRECISION: tl.constexpr,
     EVEN: tl.constexpr,
 ):
@@ -172,10 +170,8 @@ def half_rows_product(
     BLOCK_N: tl.constexpr = TILE[1]
     BLOCK_K: tl.constexpr = TILE[2]
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    acc_up = tl.zeros((BLOCK_N, ROWS), tl.float32)
     offs = tl.arange(0, BLOCK_K)
     w_ptrs = W + rows_w.to(tl.int64)[:, None] * stride_w + offs[None, :]
-    u_ptrs = W + (rows_w + up).to(tl.int64)[:, None] * stride_w + offs[None, :]
     x_ptrs = X + row_places[None, :] + offs[:, None]
     for start in range(0, K, BLOCK_K):
         valid = inside[:, None]
@@ -187,10 +183,7 @@ def half_rows_product(
         x = tl.load(x_ptrs + start, mask=has_x, other=0.0)
         w = tl.load(w_ptrs + start, mask=valid, other=0.0)
         acc = tl.dot(w, x, acc, input_precision=PRECISION)
-        if GATED:
-            u = tl.load(u_ptrs + start, mask=valid, other=0.0)
-            acc_up = tl.dot(u, x, acc_up, input_precision=PRECISION)
-    return acc, acc_up
+    return acc
 
 
 @triton.jit
@@ -199,16 +192,13 @@ def rows_product(
     weight,
     rows,
     outputs,
-    up,
     K,
     LAYOUT: tl.constexpr,
     TILE: tl.constexpr,
-    GATED: tl.constexpr,
     PRECISION: tl.constexpr,
     DIVISOR: tl.constexpr,
 ):
-    """Products (BLOCK_N, ROWS) in fp32 of outputs of a weight with rows of X, scaled, and if GATED those of the outputs
-    `up` further on.
+    """Products (BLOCK_N, ROWS) in fp32 of outputs of a weight with rows of X, scaled.
 
     The warps of a program share the inputs: each multiplies a slice of every turn's, and at the end their sums are
     added, always in the same order. A warp alone computes slowly, since what it does is one chain.
@@ -219,7 +209,7 @@ def rows_product(
             outputs are `stride_w` of them apart. Scales and Zeros are as in the formats, outputs or blocks of outputs
             `stride_s` apart; None where there are none.
         rows: (row_places, has_row), each (ROWS,): the places of their first inputs in X (int64), and which there are.
-        outputs: (rows_w, inside), each (BLOCK_N,): rows of W, and which there are.
+        outputs: (rows_w, inside), each (BLOCK_N,): rows of W, in any order, and which there are.
         LAYOUT: (FORMAT, GROUP, BLOCK_ROWS): a format of `unpack`; inputs of a scale, a power of two of at least 8, or 0
             if one is for all inputs; and outputs of a scale.
         TILE: (ROWS, BLOCK_N, BLOCK_K, SLICES). BLOCK_K inputs are a turn of the loop: of each slice at least 128 for
@@ -240,7 +230,7 @@ def rows_product(
     SLICES: tl.constexpr = TILE[3]
     EVEN: tl.constexpr = DIVISOR % BLOCK_K == 0
     if FORMAT == HALF:
-        total, total_up = half_rows_product(X, W, stride_w, rows, outputs, up, K, TILE, GATED, PRECISION, EVEN)
+        total = half_rows_product(X, W, stride_w, rows, outputs, K, TILE, PRECISION, EVEN)
     else:
         PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
         STEP: tl.constexpr = BLOCK_K // SLICES
@@ -249,23 +239,15 @@ def rows_product(
         ON_SUMS: tl.constexpr = FORMAT != MXFP4 and (GROUP == 0 or GROUP % STEP == 0)
         GROUPS: tl.constexpr = 1 if ON_SUMS else STEP // GROUP
         acc = tl.zeros((SLICES, BLOCK_N, ROWS), tl.float32)
-        acc_up = tl.zeros((SLICES, BLOCK_N, ROWS), tl.float32)
         columns = 1 if GROUP == 0 else tl.cdiv(K, GROUP)
         slices = tl.arange(0, SLICES) * STEP
         offs = slices[:, None] + tl.arange(0, STEP)[None, :]
         places = (slices // PER_WORD)[:, None] + tl.arange(0, WORDS)[None, :]
         x_ptrs = X + row_places[None, :, None] + offs[:, None, :]
         w_ptrs = W + rows_w.to(tl.int64)[None, :, None] * stride_w + places[:, None, :]
-        u_ptrs = W + (rows_w + up).to(tl.int64)[None, :, None] * stride_w + places[:, None, :]
         s_rows = rows_w // BLOCK_ROWS
-        us_rows = (rows_w + up) // BLOCK_ROWS
         # Scales are loaded a turn before they are used: loads of so few bytes are not part of the pipeline.
         scales, zeros = load_scales(Scales, Zeros, s_rows, inside, slices, columns, stride_s, FORMAT, GROUP, GROUPS)
-        up_scales, up_zeros = scales, zeros
-        if GATED:
-            up_scales, up_zeros = load_scales(
-                Scales, Zeros, us_rows, inside, slices, columns, stride_s, FORMAT, GROUP, GROUPS
-            )
         for start in range(0, K, BLOCK_K):
             valid = inside[None, :, None]
             has_x = has_row[None, :, None]
@@ -282,27 +264,7 @@ def rows_product(
                     Scales, Zeros, s_rows, inside, start + BLOCK_K + slices, columns, stride_s, FORMAT, GROUP, GROUPS
                 )
             acc = _add_step(acc, words, planes, now, now_zeros, FORMAT, GROUP, ON_SUMS, PRECISION)
-            if GATED:
-                up_words = tl.load(u_ptrs + start // PER_WORD, mask=valid, other=0)
-                now, now_zeros = up_scales, up_zeros
-                if GROUP > 0:
-                    up_scales, up_zeros = load_scales(
-                        Scales,
-                        Zeros,
-                        us_rows,
-                        inside,
-                        start + BLOCK_K + slices,
-                        columns,
-                        stride_s,
-                        FORMAT,
-                        GROUP,
-                        GROUPS,
-                    )
-                acc_up = _add_step(acc_up, up_words, planes, now, now_zeros, FORMAT, GROUP, ON_SUMS, PRECISION)
-        factor = sum_factor(FORMAT, X.dtype.element_ty)
         if GROUP == 0:
             acc *= scales.to(tl.float32)
-            acc_up *= up_scales.to(tl.float32)
-        total = tl.sum(acc, 0) * factor
-        total_up = tl.sum(acc_up, 0) * factor
-    return total, total_up
+        total = tl.sum(acc, 0) * sum_factor(FORMAT, X.dtype.element_ty)
+    return total

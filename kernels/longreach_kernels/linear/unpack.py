@@ -13,6 +13,18 @@ import triton
 import triton.language as tl
 
 from longreach_kernels.backends.resolve import interpreting
+from longreach_kernels.linear.assembly import (
+    E2M1_BF16,
+    E2M1_FP16,
+    FP8_BF16,
+    FP8_CONSTRAINTS,
+    FP8_FP16,
+    INT4_8_BF16,
+    INT4_8_FP16,
+    INT4_BF16,
+    INT4_FP16,
+    NIBBLE_CONSTRAINTS,
+)
 
 # What the constexpr FORMAT of the kernels is.
 HALF: tl.constexpr = tl.constexpr(0)
@@ -56,8 +68,9 @@ def _fp8_pair(words, PLACE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _int4_pair(words, PLACE: tl.constexpr, shift, dtype: tl.constexpr):
-    """The numbers PLACE and PLACE + 4 of each word, of 0 to 3, minus its zeros. `shift` is of `int4_shift`."""
+def _int4_pair(words, PLACE: tl.constexpr, shift, FORMAT: tl.constexpr, dtype: tl.constexpr):
+    """The numbers PLACE and PLACE + 4 of each word, of 0 to 3, minus its zeros, times 1 / `sum_factor`. `shift` is
+    of `int4_shift`."""
     if dtype == tl.float32:
         low = ((words >> (4 * PLACE)) & 15).to(tl.float32)
         high = ((words >> (4 * PLACE + 16)) & 15).to(tl.float32)
@@ -65,7 +78,12 @@ def _int4_pair(words, PLACE: tl.constexpr, shift, dtype: tl.constexpr):
         low, high = _halves(((words >> (4 * PLACE)) & 0x000F000F) | 0x64006400, dtype)  # plus 1024
     else:
         low, high = _halves(((words >> (4 * PLACE)) & 0x000F000F) | 0x43004300, dtype)  # plus 128
-    return low - shift, high - shift
+    low -= shift
+    high -= shift
+    if FORMAT == INT4 and dtype == tl.bfloat16:
+        low *= 0.015625  # 2^-6
+        high *= 0.015625
+    return low, high
 
 
 @triton.jit
@@ -102,212 +120,34 @@ def _e2m1_pair(words, PLACE: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _fp8_bits(words, dtype: tl.constexpr):
-    """The bits of four numbers of each word as `_fp8_pair` makes them, of two words at once: two numbers in a register
-    for one instruction. 0xEA is `(a & b) | c`."""
-    if dtype == tl.float16:
-        numbers = tl.inline_asm_elementwise(
-            """
-            { .reg .b32 t, s;
-            prmt.b32 t, $4, $5, 0x4000; shr.b32 s, t, 1; and.b32 s, s, 0x3F803F80; lop3.b32 $0, t, 0x80008000, s, 0xEA;
-            prmt.b32 t, $4, $5, 0x5010; shr.b32 s, t, 1; and.b32 s, s, 0x3F803F80; lop3.b32 $1, t, 0x80008000, s, 0xEA;
-            prmt.b32 t, $4, $5, 0x6020; shr.b32 s, t, 1; and.b32 s, s, 0x3F803F80; lop3.b32 $2, t, 0x80008000, s, 0xEA;
-            prmt.b32 t, $4, $5, 0x7030; shr.b32 s, t, 1; and.b32 s, s, 0x3F803F80; lop3.b32 $3, t, 0x80008000, s, 0xEA;
-            }
-            """,
-            "=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        numbers = tl.inline_asm_elementwise(
-            """
-            { .reg .b32 t, s, c, z; mov.b32 c, 0x5D805D80; mov.b32 z, 0x80008000;
-            prmt.b32 t, $4, $5, 0x4000; shr.b32 s, t, 4; and.b32 s, s, 0x07F007F0;
-            lop3.b32 s, t, 0x80008000, s, 0xEA; fma.rn.bf16x2 $0, s, c, z;
-            prmt.b32 t, $4, $5, 0x5010; shr.b32 s, t, 4; and.b32 s, s, 0x07F007F0;
-            lop3.b32 s, t, 0x80008000, s, 0xEA; fma.rn.bf16x2 $1, s, c, z;
-            prmt.b32 t, $4, $5, 0x6020; shr.b32 s, t, 4; and.b32 s, s, 0x07F007F0;
-            lop3.b32 s, t, 0x80008000, s, 0xEA; fma.rn.bf16x2 $2, s, c, z;
-            prmt.b32 t, $4, $5, 0x7030; shr.b32 s, t, 4; and.b32 s, s, 0x07F007F0;
-            lop3.b32 s, t, 0x80008000, s, 0xEA; fma.rn.bf16x2 $3, s, c, z;
-            }
-            """,
-            "=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    return numbers
+    """Four numbers of each word as `_fp8_pair` makes them, of two words at once: two numbers in a register for one
+    instruction."""
+    TEXT: tl.constexpr = FP8_FP16 if dtype == tl.float16 else FP8_BF16
+    kind = dtype.value
+    return tl.inline_asm_elementwise(
+        TEXT, FP8_CONSTRAINTS, [words], dtype=(kind, kind, kind, kind), is_pure=True, pack=2
+    )
 
 
 @triton.jit
-def _int4_bits(words, SYMMETRIC: tl.constexpr, dtype: tl.constexpr):
-    """As `_fp8_bits`, eight numbers as `_int4_pair` makes them, with the usual zero of 8 if SYMMETRIC, else before it
-    subtracts."""
-    if dtype == tl.float16:
-        if SYMMETRIC:
-            numbers = tl.inline_asm_elementwise(
-                """
-                { .reg .b32 a, b, s, c, z; mov.b32 c, 0x3C003C00; mov.b32 z, 0xE408E408;
-                prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-                lop3.b32 s, a, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $0, s, c, z;
-                shr.b32 s, a, 4; lop3.b32 s, s, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $1, s, c, z;
-                shr.b32 s, a, 8; lop3.b32 s, s, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $2, s, c, z;
-                shr.b32 s, a, 12; lop3.b32 s, s, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $3, s, c, z;
-                lop3.b32 s, b, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $4, s, c, z;
-                shr.b32 s, b, 4; lop3.b32 s, s, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $5, s, c, z;
-                shr.b32 s, b, 8; lop3.b32 s, s, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $6, s, c, z;
-                shr.b32 s, b, 12; lop3.b32 s, s, 0x000F000F, 0x64006400, 0xEA; fma.rn.f16x2 $7, s, c, z;
-                }
-                """,
-                "=r,=r,=r,=r,=r,=r,=r,=r,r,r",
-                [words],
-                dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
-        else:
-            numbers = tl.inline_asm_elementwise(
-                """
-                { .reg .b32 a, b, s;
-                prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-                lop3.b32 $0, a, 0x000F000F, 0x64006400, 0xEA;
-                shr.b32 s, a, 4; lop3.b32 $1, s, 0x000F000F, 0x64006400, 0xEA;
-                shr.b32 s, a, 8; lop3.b32 $2, s, 0x000F000F, 0x64006400, 0xEA;
-                shr.b32 s, a, 12; lop3.b32 $3, s, 0x000F000F, 0x64006400, 0xEA;
-                lop3.b32 $4, b, 0x000F000F, 0x64006400, 0xEA;
-                shr.b32 s, b, 4; lop3.b32 $5, s, 0x000F000F, 0x64006400, 0xEA;
-                shr.b32 s, b, 8; lop3.b32 $6, s, 0x000F000F, 0x64006400, 0xEA;
-                shr.b32 s, b, 12; lop3.b32 $7, s, 0x000F000F, 0x64006400, 0xEA;
-                }
-                """,
-                "=r,=r,=r,=r,=r,=r,=r,=r,r,r",
-                [words],
-                dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
-    elif SYMMETRIC:
-        numbers = tl.inline_asm_elementwise(
-            """
-            { .reg .b32 a, b, s, c, z; mov.b32 c, 0x3F803F80; mov.b32 z, 0xC308C308;
-            prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-            lop3.b32 s, a, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $0, s, c, z;
-            shr.b32 s, a, 4; lop3.b32 s, s, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $1, s, c, z;
-            shr.b32 s, a, 8; lop3.b32 s, s, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $2, s, c, z;
-            shr.b32 s, a, 12; lop3.b32 s, s, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $3, s, c, z;
-            lop3.b32 s, b, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $4, s, c, z;
-            shr.b32 s, b, 4; lop3.b32 s, s, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $5, s, c, z;
-            shr.b32 s, b, 8; lop3.b32 s, s, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $6, s, c, z;
-            shr.b32 s, b, 12; lop3.b32 s, s, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 $7, s, c, z;
-            }
-            """,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-            ),
-            is_pure=True,
-            pack=2,
-        )
+def _nibble_bits(words, FORMAT: tl.constexpr, dtype: tl.constexpr):
+    """As `_fp8_bits`, eight numbers as `_e2m1_pair` or `_int4_pair` makes them, these with the usual zero of 8, or if
+    there are others, before zeros are subtracted."""
+    if FORMAT == MXFP4:
+        TEXT: tl.constexpr = E2M1_FP16 if dtype == tl.float16 else E2M1_BF16
+    elif FORMAT == INT4:
+        TEXT: tl.constexpr = INT4_8_FP16 if dtype == tl.float16 else INT4_8_BF16
     else:
-        numbers = tl.inline_asm_elementwise(
-            """
-            { .reg .b32 a, b, s;
-            prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-            lop3.b32 $0, a, 0x000F000F, 0x43004300, 0xEA;
-            shr.b32 s, a, 4; lop3.b32 $1, s, 0x000F000F, 0x43004300, 0xEA;
-            shr.b32 s, a, 8; lop3.b32 $2, s, 0x000F000F, 0x43004300, 0xEA;
-            shr.b32 s, a, 12; lop3.b32 $3, s, 0x000F000F, 0x43004300, 0xEA;
-            lop3.b32 $4, b, 0x000F000F, 0x43004300, 0xEA;
-            shr.b32 s, b, 4; lop3.b32 $5, s, 0x000F000F, 0x43004300, 0xEA;
-            shr.b32 s, b, 8; lop3.b32 $6, s, 0x000F000F, 0x43004300, 0xEA;
-            shr.b32 s, b, 12; lop3.b32 $7, s, 0x000F000F, 0x43004300, 0xEA;
-            }
-            """,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-            ),
-            is_pure=True,
-            pack=2,
-        )
-    return numbers
-
-
-@triton.jit
-def _e2m1_bits(words, dtype: tl.constexpr):
-    """As `_fp8_bits`, eight numbers as `_e2m1_pair` makes them."""
-    if dtype == tl.float16:
-        numbers = tl.inline_asm_elementwise(
-            """
-            { .reg .b32 a, b, s, m;
-            prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-            shl.b32 m, a, 9; and.b32 m, m, 0x0E000E00; shl.b32 s, a, 12; lop3.b32 $0, s, 0x80008000, m, 0xEA;
-            shl.b32 m, a, 5; and.b32 m, m, 0x0E000E00; shl.b32 s, a, 8; lop3.b32 $1, s, 0x80008000, m, 0xEA;
-            shl.b32 m, a, 1; and.b32 m, m, 0x0E000E00; shl.b32 s, a, 4; lop3.b32 $2, s, 0x80008000, m, 0xEA;
-            shr.b32 m, a, 3; and.b32 m, m, 0x0E000E00; mov.b32 s, a; lop3.b32 $3, s, 0x80008000, m, 0xEA;
-            shl.b32 m, b, 9; and.b32 m, m, 0x0E000E00; shl.b32 s, b, 12; lop3.b32 $4, s, 0x80008000, m, 0xEA;
-            shl.b32 m, b, 5; and.b32 m, m, 0x0E000E00; shl.b32 s, b, 8; lop3.b32 $5, s, 0x80008000, m, 0xEA;
-            shl.b32 m, b, 1; and.b32 m, m, 0x0E000E00; shl.b32 s, b, 4; lop3.b32 $6, s, 0x80008000, m, 0xEA;
-            shr.b32 m, b, 3; and.b32 m, m, 0x0E000E00; mov.b32 s, b; lop3.b32 $7, s, 0x80008000, m, 0xEA;
-            }
-            """,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        numbers = tl.inline_asm_elementwise(
-            """
-            { .reg .b32 a, b, s, m;
-            prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;
-            shl.b32 m, a, 6; and.b32 m, m, 0x01C001C0; shl.b32 s, a, 12; lop3.b32 $0, s, 0x80008000, m, 0xEA;
-            shl.b32 m, a, 2; and.b32 m, m, 0x01C001C0; shl.b32 s, a, 8; lop3.b32 $1, s, 0x80008000, m, 0xEA;
-            shr.b32 m, a, 2; and.b32 m, m, 0x01C001C0; shl.b32 s, a, 4; lop3.b32 $2, s, 0x80008000, m, 0xEA;
-            shr.b32 m, a, 6; and.b32 m, m, 0x01C001C0; mov.b32 s, a; lop3.b32 $3, s, 0x80008000, m, 0xEA;
-            shl.b32 m, b, 6; and.b32 m, m, 0x01C001C0; shl.b32 s, b, 12; lop3.b32 $4, s, 0x80008000, m, 0xEA;
-            shl.b32 m, b, 2; and.b32 m, m, 0x01C001C0; shl.b32 s, b, 8; lop3.b32 $5, s, 0x80008000, m, 0xEA;
-            shr.b32 m, b, 2; and.b32 m, m, 0x01C001C0; shl.b32 s, b, 4; lop3.b32 $6, s, 0x80008000, m, 0xEA;
-            shr.b32 m, b, 6; and.b32 m, m, 0x01C001C0; mov.b32 s, b; lop3.b32 $7, s, 0x80008000, m, 0xEA;
-            }
-            """,
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r",
-            [words],
-            dtype=(
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-                tl.bfloat16,
-            ),
-            is_pure=True,
-            pack=2,
-        )
-    return numbers
+        TEXT: tl.constexpr = INT4_FP16 if dtype == tl.float16 else INT4_BF16
+    kind = dtype.value
+    return tl.inline_asm_elementwise(
+        TEXT,
+        NIBBLE_CONSTRAINTS,
+        [words],
+        dtype=(kind, kind, kind, kind, kind, kind, kind, kind),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
@@ -334,6 +174,9 @@ def sum_factor(FORMAT: tl.constexpr, dtype: tl.constexpr):
             factor = 256.0
         elif dtype == tl.bfloat16:
             factor = 1.152921504606847e18  # 2^60
+    elif FORMAT == INT4:
+        if dtype == tl.bfloat16:
+            factor = 64.0
     elif FORMAT == MXFP4:
         if dtype == tl.float16:
             factor = 8.0
@@ -359,12 +202,10 @@ def word_numbers(words, shifts, FORMAT: tl.constexpr, dtype: tl.constexpr):
     if ASSEMBLED and dtype != tl.float32:
         if FORMAT == FP8:
             numbers = _fp8_bits(words, dtype)
-        elif FORMAT == MXFP4:
-            numbers = _e2m1_bits(words, dtype)
-        elif FORMAT == INT4:
-            numbers = _int4_bits(words, True, dtype)
+        elif FORMAT != INT4_ZEROS:
+            numbers = _nibble_bits(words, FORMAT, dtype)
         else:
-            n0, n1, n2, n3, n4, n5, n6, n7 = _int4_bits(words, False, dtype)
+            n0, n1, n2, n3, n4, n5, n6, n7 = _nibble_bits(words, FORMAT, dtype)
             numbers = (
                 n0 - shifts,
                 n1 - shifts,
@@ -386,9 +227,9 @@ def word_numbers(words, shifts, FORMAT: tl.constexpr, dtype: tl.constexpr):
             n2, n6 = _e2m1_pair(words, 2, dtype)
             n3, n7 = _e2m1_pair(words, 3, dtype)
         else:
-            n0, n4 = _int4_pair(words, 0, shifts, dtype)
-            n1, n5 = _int4_pair(words, 1, shifts, dtype)
-            n2, n6 = _int4_pair(words, 2, shifts, dtype)
-            n3, n7 = _int4_pair(words, 3, shifts, dtype)
+            n0, n4 = _int4_pair(words, 0, shifts, FORMAT, dtype)
+            n1, n5 = _int4_pair(words, 1, shifts, FORMAT, dtype)
+            n2, n6 = _int4_pair(words, 2, shifts, FORMAT, dtype)
+            n3, n7 = _int4_pair(words, 3, shifts, FORMAT, dtype)
         numbers = (n0, n1, n2, n3, n4, n5, n6, n7)
     return numbers

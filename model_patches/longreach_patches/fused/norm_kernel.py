@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import launch
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from torch import Tensor
 
 from longreach_patches.fused.norm import HeadNorms, Norm
@@ -27,8 +28,11 @@ def _norm_kernel(
     CENTER: tl.constexpr,
     ADD: tl.constexpr,
     SCALE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (T,)."""
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     inside = offs < WIDTH
@@ -58,8 +62,11 @@ def _all_heads_kernel(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
     PLUS_ONE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (T, 2): queries, and keys."""
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     is_key = tl.program_id(1)
     offs = tl.arange(0, BLOCK)
@@ -96,6 +103,7 @@ def normalize(x: Tensor, norm: Norm, add_to: Tensor | None, scale: float) -> Ten
             CENTER=norm.centred,
             ADD=add_to is not None,
             SCALE=scale,
+            **overlap_options(x.device),
             num_warps=_warps(block),
         )
     return out
@@ -117,6 +125,7 @@ def normalize_all_heads(qkv: Tensor, norms: HeadNorms) -> None:
             KEYS=keys,
             BLOCK=block,
             PLUS_ONE=norms.kind == "rms_plus_one",
+            **overlap_options(qkv.device),
             num_warps=_warps(block),
         )
 

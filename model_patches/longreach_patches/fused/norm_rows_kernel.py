@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from longreach_kernels.linear.formats import FP8
 from longreach_kernels.linear.quantize_kernel import Fp8Rows
 from torch import Tensor
@@ -35,8 +36,11 @@ def _norm_rows_kernel(
     BLOCK: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     GROUPED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (padded rows,): X += SCALE * Product, if there is one; Out and Scales are X's norm in FP8."""
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     inside = offs < WIDTH
@@ -95,6 +99,7 @@ def norm_rows(x: Tensor, norm: Norm, *, grouped: bool, add: Tensor | None = None
         BLOCK=block,
         PLUS_ONE=norm.kind == "rms_plus_one",
         GROUPED=grouped,
+        **overlap_options(x.device),
         num_warps=8 if block >= 4096 else 4,
     )
     return Fp8Rows(out, scales.T if grouped else scales.view(padded, 1))

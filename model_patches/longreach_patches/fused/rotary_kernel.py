@@ -8,6 +8,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
+from longreach_kernels.backends.triton.overlap import follow, let_follow, overlap_options
 from torch import Tensor
 
 from longreach_patches.families import Rotary
@@ -75,9 +76,12 @@ def _rotate_kernel(
     NORM_LAST: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     KV_SCALES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid (T, blocks of heads): BLOCK heads of one token, each as two halves of its channels: those of a place in the
     halves are turned together. ROTARY_DIM is 0 where nothing is turned."""
+    let_follow(OVERLAP)
+    follow(OVERLAP)
     HALF: tl.constexpr = HEAD_DIM // 2
     TURNED: tl.constexpr = ROTARY_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -187,5 +191,6 @@ def rotate_and_write(
             NORM_LAST=norms_last,
             PLUS_ONE=norms is not None and norms.kind == "rms_plus_one",
             KV_SCALES=kv_scales is not None,
+            **overlap_options(qkv.device),
         )
     return q

@@ -30,6 +30,8 @@ from longreach_kernels.backends.hopper.decode_products import ROWS, scores, valu
 from longreach_kernels.backends.hopper.decode_queue import MESSAGE, barrier, produce
 from longreach_kernels.backends.hopper.softmax import rescale
 
+_FOLLOW: gl.constexpr = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
+
 
 @gluon.jit
 def _field(message, i: gl.constexpr, LAYOUT: gl.constexpr):
@@ -259,6 +261,7 @@ def decode_kernel(
     scale_log2,
     softcap_log2,
     FORM: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):
     """Any number of programs. See `decode_arguments` for the groups. `counters` are all 0 before and after: the queue's
     next item, programs that are done, and for each (sequence, KV head) the splits that are done."""
@@ -267,6 +270,8 @@ def decode_kernel(
     BN: gl.constexpr = FORM.block_n
     D: gl.constexpr = FORM.head_dim
     MESSAGES: gl.constexpr = FORM.messages
+    if OVERLAP:  # as `overlap.follow`; the producer begins after this
+        gl.inline_asm_elementwise(_FOLLOW, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     k_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(k_desc.dtype, [RING, BN, D], k_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [MESSAGES, 1, ROWS, D], q_desc.layout)

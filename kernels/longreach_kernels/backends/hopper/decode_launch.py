@@ -15,6 +15,7 @@ from longreach_kernels.backends.hopper.decode_arguments import Form, Output, Pag
 from longreach_kernels.backends.hopper.tma import shared_layout
 from longreach_kernels.backends.triton.arguments import logit_scales
 from longreach_kernels.backends.triton.config import launch, processors
+from longreach_kernels.backends.triton.overlap import overlap_options
 from longreach_kernels.batch import DecodeNeeds, PagedBatch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.checks import FP8
@@ -209,5 +210,6 @@ def _launch(
             )
         ),
         FORM=form,
+        **overlap_options(q.device),
         **options,
     )
