@@ -2,9 +2,10 @@
 
 from longreach_patches.agreement import check_agreement, compared_tokens, compute_both
 from longreach_patches.batch_invariant import check_ranks
+from longreach_patches.cache.states import NO_SLOT, StateShape, StateStep, StateStore
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
-from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
+from longreach_patches.families import FAMILIES, attention_layers, head_shape, layer_masks, rotary_layers, state_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import (
@@ -39,6 +40,7 @@ from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
+    "NO_SLOT",
     "SINGLE",
     "BlockBudget",
     "Footprint",
@@ -54,11 +56,15 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "RankLayout",
+    "StateShape",
+    "StateStep",
+    "StateStore",
     "StepGroup",
     "StepMeasurements",
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",
+    "attention_layers",
     "brings_kv_scales",
     "check_agreement",
     "check_files_if_any",
@@ -79,4 +85,5 @@ __all__ = [
     "resolve_kv_dtype",
     "rotary_layers",
     "scheme_of",
+    "state_layers",
 ]

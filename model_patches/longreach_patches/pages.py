@@ -21,7 +21,8 @@ from longreach_kernels.sizes import KEY_BLOCK
 from longreach_kernels.sparse import write_bounds
 from transformers import PretrainedConfig
 
-from longreach_patches.families import head_shape, head_shapes, layer_sources
+from longreach_patches.cache.states import StateStep
+from longreach_patches.families import attention_layers, head_shape, head_shapes, layer_sources
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecord
 
@@ -40,7 +41,7 @@ class PageShape:
     """The size of one token's keys and values across all layers, and of a page of tokens.
 
     Attributes:
-        num_layers: decoder layers.
+        num_layers: decoder layers that attend; layers are numbered among these.
         num_kv_heads, head_dim: of every layer, or where they differ of the layers that see everything.
         dtype: of the numbers.
         page_size: tokens in a page.
@@ -158,17 +159,18 @@ class KVScales:
         device: torch.device,
     ) -> KVScales | None:
         """Scales that a checkpoint brings by layer, of all heads together or of each, for this rank's heads; None where
-        a layer that keeps keys has none.
+        a layer that keeps keys has none. `found` has them by the numbers of decoder layers.
 
         Raises:
             ValueError: a layer has another number of scales than of heads.
         """
         sides: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for index, (shape, source) in enumerate(zip(head_shapes(config), layer_sources(config), strict=True)):
-            if source not in found:
+        layers = attention_layers(config)
+        for index, shape, source in zip(layers, head_shapes(config), layer_sources(config), strict=True):
+            if (of_source := found.get(layers[source])) is None:
                 return None
             own = layout.part(shape.kv_heads)
-            for side, scale in zip(sides, found[source], strict=True):
+            for side, scale in zip(sides, of_source, strict=True):
                 if len(scale) not in (1, shape.kv_heads):
                     raise ValueError(
                         f"layer {index} has {len(scale)} scales of keys or values for {shape.kv_heads} KV heads"
@@ -308,6 +310,8 @@ class PagedStep:
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
     then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
+
+    `states` are those of layers that keep one in place of keys and values; None for models without such layers.
     """
 
     pages: KVPages
@@ -315,6 +319,7 @@ class PagedStep:
     slots: torch.Tensor
     groups: tuple[StepGroup, ...] = ()
     wanted: WantedRows | None = None
+    states: StateStep | None = None
     record: StepRecord = field(default_factory=StepRecord)
 
     def measured(self) -> StepMeasurements:

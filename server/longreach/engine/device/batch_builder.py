@@ -53,6 +53,8 @@ class HostBatch:
         num_decodes: leading sequences of one token, if all are dense.
         max_seqlen_q, max_context_len: the longest of each.
         groups: the sequences by policy, unless all are dense.
+        state_reads, state_writes: (B,) the slots that each sequence's recurrent state is read from (-1: zeros) and left
+            in; None for models whose layers all attend.
     """
 
     input_ids: Int64
@@ -67,6 +69,8 @@ class HostBatch:
     max_seqlen_q: int
     max_context_len: int
     groups: tuple[HostGroup, ...] = ()
+    state_reads: Int64 | None = None
+    state_writes: Int64 | None = None
 
     @property
     def has_pending(self) -> bool:
@@ -77,6 +81,19 @@ class HostBatch:
     def is_decode_only(self) -> bool:
         """Whether every sequence computes one token, of which it wants the logits."""
         return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.seq_slots)
+
+    @property
+    def state_slots(self) -> Int64:
+        """(2, B) the slots that states are read from and left in, of a model that has some."""
+        assert self.state_reads is not None, "a model with states is given no slots"
+        assert self.state_writes is not None
+        return np.stack([self.state_reads, self.state_writes])
+
+    @property
+    def state_decodes(self) -> int:
+        """Leading sequences of one token each, whatever their policies are."""
+        longer = np.diff(self.cu_seqlens_q) > 1
+        return int(np.argmax(longer)) if longer.any() else len(longer)
 
     @property
     def rows_wanted(self) -> Int64:

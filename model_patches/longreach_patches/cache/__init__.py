@@ -1,0 +1,1 @@
+"""What layers keep of a sequence between steps: by kind, as sizes and as tensors."""
