@@ -1,4 +1,4 @@
-"""Who holds which page of the KV cache. Ids only; the tensors behind them live in `longreach_patches.pages`."""
+"""Who holds which page of the KV cache. Ids only; the tensors behind them live in `longreach_patches.cache.pages`."""
 
 from __future__ import annotations
 
