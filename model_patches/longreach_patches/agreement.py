@@ -18,11 +18,13 @@ import torch
 from longreach_kernels import PagedBatch
 from torch import Tensor, distributed, nn
 
+from longreach_patches.cache.pages import KVPages
+from longreach_patches.cache.shape import PageShape
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.experts import check_experts
 from longreach_patches.fused import FusedLayer, Router
 from longreach_patches.layout import RankLayout
-from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 

@@ -20,9 +20,9 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from longreach_patches.cache.step import PagedStep, step_behind
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerMask
-from longreach_patches.pages import PagedStep, step_behind
 from longreach_patches.policy_step import step_attention
 from longreach_patches.rank_heads import RankHeads
 

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longreach_patches import quantized
+from longreach_patches.cache.shape import PageShape
 from longreach_patches.cache.states import StateShape
 from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
-from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
 from longreach_patches.tensor_parallel import is_fully_cut, split_weights
 

@@ -18,9 +18,9 @@ from longreach_kernels.delta import gated_delta_rule, gated_norm, short_convolut
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import DeltaParts, family_of, state_layers
-from longreach_patches.pages import PagedStep
 
 _EPSILON = 1e-6  # of the norm of queries and keys, in transformers' forward and in flash-linear-attention's kernels
 

@@ -25,13 +25,13 @@ from transformers import (
 
 from longreach_patches import config_faults, quantized, rope, weight_sources, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
+from longreach_patches.cache.scales import KVScales
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError, UnsupportedModelError
 from longreach_patches.families import family_of, head_shape, head_shapes, layer_masks, layer_sources
 from longreach_patches.formats import check_other_tools, declared_quantization, described
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
-from longreach_patches.pages import KVScales
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.tensor_parallel import is_fully_cut
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from longreach_patches import batch_invariant as invariance
 from longreach_patches import experts, gated_delta, norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import (
     LayerMask,
@@ -30,7 +31,6 @@ from longreach_patches.families import (
 )
 from longreach_patches.fused import FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
-from longreach_patches.pages import PagedStep
 from longreach_patches.rank_heads import RankHeads
 from longreach_patches.tensor_parallel import is_cut
 

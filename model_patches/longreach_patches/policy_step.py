@@ -32,7 +32,7 @@ from longreach_kernels.sparse import (
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from longreach_patches.pages import PagedStep
+    from longreach_patches.cache.step import PagedStep
 
 # What choosing blocks may take of memory at once: for each query head about so many bytes a block (its logit, the
 # weight of what is skipped, and what is made on the way).

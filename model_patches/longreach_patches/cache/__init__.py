@@ -1,1 +1,1 @@
-"""What layers keep of a sequence between steps: by kind, as sizes and as tensors."""
+"""What the layers of a model keep of a sequence: pages of keys and values, by groups of layers of one kind; states."""

@@ -21,6 +21,7 @@ from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
 
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts
 from longreach_patches.fused.activation import BY_MODULE, Activation, gated_activation
@@ -41,7 +42,6 @@ from longreach_patches.fused.weights import (
     whole_weights,
 )
 from longreach_patches.layout import SINGLE, RankLayout
-from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
 
 Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # as `Router.__call__`

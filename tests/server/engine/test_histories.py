@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
@@ -23,10 +24,12 @@ from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 
-from tests.server.engine.simulation import SimulatedRunner, expected_stream
+from tests.server.engine.simulation import SimulatedRunner, Windows, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
 LOGGERS = ("longreach.engine.engine", "longreach.engine.step_retry")
+# The groups of layers of a model: all full, all windows, and both.
+MODELS: list[Windows] = [(None,), (None, 8, 8), (3,), (20, 20), (None, 1, 13), (6, None)]
 # Documents that begin alike, that differ at once, and one that repeats itself.
 DOCUMENTS = [
     [1] * 40 + [2] * 40,
@@ -50,6 +53,7 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([0, 1, 7, 40, 200]),
         restored=st.sampled_from([1, 3, 100]),
         batch_invariant=st.booleans(),
+        windows=st.sampled_from(MODELS),
     )
     def start(
         self,
@@ -61,17 +65,21 @@ class Histories(RuleBasedStateMachine):
         slots: int,
         restored: int,
         batch_invariant: bool,
+        windows: Windows,
     ) -> None:
         self.page_size = page_size
         self.batch_invariant = batch_invariant
-        pool = PagePool(pages * 4 // page_size, page_size, HostPages(slots) if slots else None)
+        self.windows = windows
+        num_pages = len(windows) * pages * 4 // page_size
+        pool = PagePool(num_pages, page_size, HostPages(slots) if slots else None)
         more = {"restored_pages": restored, "batch_invariant": batch_invariant}
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, **more)
         cost = StepCost(0.05, 0.02, 1e-4, 1e-4)
-        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant)
+        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant, windows=windows)
         self.runner.after_step = self.while_a_step_runs
         hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
-        self.engine = Engine(Scheduler(PageAllocator(pool, hasher), limits), self.runner, self.runner.clock)
+        allocator = PageAllocator(pool, hasher, PageGroups(page_size, windows, BUDGET))
+        self.engine = Engine(Scheduler(allocator, limits), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
@@ -200,7 +208,7 @@ class Histories(RuleBasedStateMachine):
                 stream = self.streams[update.request_id]
                 stream += update.tokens
                 seed, vocabulary = spec.sampling.seed or 0, self.runner._vocabulary
-                expected = expected_stream(spec, seed, vocabulary, rounds=self.batch_invariant)
+                expected = expected_stream(spec, seed, vocabulary, self.batch_invariant, self.windows)
                 assert stream == expected[: len(stream)], spec
                 assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)
