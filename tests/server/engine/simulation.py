@@ -14,7 +14,7 @@ from longreach.engine.cost_model import StepCost
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import Generate, Logprob
 from longreach.engine.requests.request import PENDING, Request
-from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 
 NO_MOVES = PageMoves([], [], [], [])
@@ -22,6 +22,11 @@ NO_MOVES = PageMoves([], [], [], [])
 
 def _state(previous: bytes, salt: str, token: int, as_decode: bool = False) -> bytes:
     return hashlib.blake2b(previous + f"{salt}/{token}{'+' * as_decode};".encode(), digest_size=8).digest()
+
+
+def _mixed(page: bytes, state: bytes) -> bytes:
+    """What a model of both kinds computes: what each alone would, where they agree, and something else where not."""
+    return page if page == state else page + state
 
 
 def _next_token(state: bytes, seed: int, vocabulary: int) -> int:
@@ -46,6 +51,9 @@ class SimulatedRunner:
 
     With `overlaps` it behaves as a GPU does: results are taken later than steps are launched. With `rounds` it does as
     one in another way, too: what is computed of a token as a decode is not what is computed of it otherwise.
+
+    `kinds` are those of the model's layers: of "full" a row is computed from what the pages hold, of "state" from the
+    slot alone that the chunk starts from.
     """
 
     def __init__(
@@ -55,8 +63,12 @@ class SimulatedRunner:
         cost: StepCost | None = None,
         overlaps: bool = False,
         rounds: bool = False,
+        kinds: tuple[str, ...] = ("full",),
     ) -> None:
         self.overlaps = overlaps
+        self._kinds = kinds
+        self._states: dict[int, bytes] = {}  # by slot
+        self._not_numbers: set[int] = set()  # slots
         self._rounds = rounds
         self.now = 0.0
         self.computed_tokens = 0
@@ -101,9 +113,16 @@ class SimulatedRunner:
             tokens = [self._drawn[chunk.request.seq_slot] if token == PENDING else token for token in chunk.token_ids]
             as_decode = self._rounds and chunk.as_decodes
             states = [self._write(chunk.request, chunk.start + i, token, as_decode) for i, token in enumerate(tokens)]
+            if "state" in self._kinds:
+                read = self._read_state(chunk, tokens)
+                states = read if "full" not in self._kinds else list(map(_mixed, states, read))
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+        if "state" in self._kinds:
+            others, written = zip(*(chunk.state for chunk in plan.chunks if chunk.state is not None), strict=True)
+            assert len(set(written)) == len(written), "two sequences of a step leave their states in one slot"
+            assert not set(written) & set(others), "a step writes to a slot that it reads"
         self.after_step(plan)
         for chunk in plan.chunks:
             if chunk.num_draws:
@@ -111,6 +130,8 @@ class SimulatedRunner:
                 if chunk.request.id in self.broken:
                     drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
                     self.not_numbers.update(chunk.request.pages[chunk.start // self._page_size :])
+                    if chunk.state is not None:
+                        self._not_numbers.add(chunk.state.write)
 
         def result() -> dict[str, list[int]]:
             self.before_result()
@@ -171,6 +192,19 @@ class SimulatedRunner:
         state = _state(before, request.spec.cache_salt, token, as_decode)
         self._page(request, position)[position % self._page_size] = state
         return state
+
+    def _read_state(self, chunk: Chunk, tokens: list[int]) -> list[bytes]:
+        """The states behind each token of a chunk, as a recurrent layer has them: from its slot, and from no page."""
+        assert chunk.state is not None, "a step of this model says nothing of slots"
+        read, write = chunk.state
+        assert read not in self._not_numbers or chunk.request.id in self.broken, "a step starts from no numbers"
+        self._not_numbers.discard(write)
+        state, states = b"" if read < 0 else self._states[read], []
+        for token in tokens:
+            state = _state(state, chunk.request.spec.cache_salt, token)
+            states.append(state)
+        self._states[write] = state
+        return states
 
     def _page(self, request: Request, position: int) -> dict[int, bytes]:
         return self._contents.setdefault(request.pages[position // self._page_size], {})

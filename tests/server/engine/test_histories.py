@@ -18,6 +18,8 @@ from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
@@ -50,6 +52,9 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([0, 1, 7, 40, 200]),
         restored=st.sampled_from([1, 3, 100]),
         batch_invariant=st.booleans(),
+        kinds=st.sampled_from([("full",), ("state",), ("full", "state")]),
+        copies=st.sampled_from([0, 1, 3, 100]),
+        least_saved=st.sampled_from([1, 10, 1000]),
     )
     def start(
         self,
@@ -61,17 +66,24 @@ class Histories(RuleBasedStateMachine):
         slots: int,
         restored: int,
         batch_invariant: bool,
+        kinds: tuple[str, ...],
+        copies: int,
+        least_saved: int,
     ) -> None:
         self.page_size = page_size
+        states = None
+        if "state" in kinds:
+            batch_invariant, slots = False, 0  # refused at the start
+            states = StateAllocator(StatePool(3 + copies), page_size, copies=True, least_saved=least_saved)
         self.batch_invariant = batch_invariant
         pool = PagePool(pages * 4 // page_size, page_size, HostPages(slots) if slots else None)
         more = {"restored_pages": restored, "batch_invariant": batch_invariant}
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, **more)
         cost = StepCost(0.05, 0.02, 1e-4, 1e-4)
-        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant)
+        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant, kinds=kinds)
         self.runner.after_step = self.while_a_step_runs
         hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
-        self.engine = Engine(Scheduler(PageAllocator(pool, hasher), limits), self.runner, self.runner.clock)
+        self.engine = Engine(Scheduler(PageAllocator(pool, hasher, states), limits), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told

@@ -20,6 +20,8 @@ from typing import NamedTuple
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_pool import FoundCopy
 from longreach.engine.requests.request import Request
 
 
@@ -41,11 +43,17 @@ class PageUsage(NamedTuple):
 
 
 class PageAllocator:
-    """Pages of a `pool` for requests; without a `hasher` pages have no digests, and there is no prefix cache."""
+    """Pages of a `pool` for requests; without a `hasher` pages have no digests, and there is no prefix cache.
 
-    def __init__(self, pool: PagePool, hasher: PageHasher | None = None) -> None:
+    `states` has the slots of a model that keeps recurrent states. A prefix of such a one is usable up to a position
+    where it has both: cached pages before, and a copy of the state.
+    """
+
+    def __init__(self, pool: PagePool, hasher: PageHasher | None = None, states: StateAllocator | None = None) -> None:
         self._pool = pool
         self._hasher = hasher
+        self.states = states
+        assert states is None or pool.host is None, "states are not kept in host memory, and pages alone are of no use"
         self._size = pool.page_size
 
     @property
@@ -77,9 +85,17 @@ class PageAllocator:
             spec, digests = request.spec, request.hold.digests
             self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
+    def add(self, request: Request) -> None:
+        """Take note of a request that is new."""
+        self.hash(request)
+        if self.states is not None:
+            self.states.add(request)
+
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""
-        shared = self._match(request)
+        shared, start = self._match(request)
+        if self.states is not None and not self.states.can_reserve(start):
+            return False
         return self._pool.can_reserve(self._pool.pages_for(length) - len(shared), shared)
 
     def reserve(self, request: Request, length: int) -> bool:
@@ -88,12 +104,17 @@ class PageAllocator:
         A request that holds nothing shares the cached pages of its prefix, and has `length` less these reserved.
         """
         hold = request.hold
-        shared = [] if hold.pages or hold.reserved else self._match(request)
+        is_new = not hold.pages and not hold.reserved
+        shared, start = self._match(request) if is_new else ([], None)
         missing = self._pool.pages_for(length) - len(hold.pages) - len(shared) - hold.reserved
         if missing <= 0 and not shared:
             return True
+        if is_new and self.states is not None and not self.states.can_reserve(start):
+            return False
         if not self._pool.reserve(missing, shared):
             return False
+        if is_new and self.states is not None:
+            assert self.states.reserve(request, start)
         hold.reserved += missing
         if shared:
             hold.pages = shared
@@ -110,7 +131,11 @@ class PageAllocator:
         hold, pool = request.hold, self._pool
         assert request.computed in (0, len(hold.pages) * self._size), request.id  # 0: it has just been let in
         waits = False
-        for digest in hold.digests[len(hold.pages) : self._most_shared(request)]:
+        most = self._most_shared(request)
+        if self.states is not None:
+            found = self._start_further(request, self.states)
+            most = len(hold.pages) if found is None else found.depth
+        for digest in hold.digests[len(hold.pages) : most]:
             if pool.is_restoring(digest):
                 waits = True  # for another request's page
                 break
@@ -137,7 +162,21 @@ class PageAllocator:
         while page < self._most_shared(request) and self._pool.has(hold.digests[page]):
             page += 1
         hold.cached_until = page * self._size
-        return hold.cached_until
+        if self.states is None:
+            return hold.cached_until
+        found = self.states.longest(request, request.computed // self._size, page)
+        return request.computed if found is None else found.depth * self._size
+
+    def awaits(self, request: Request, start: int, ahead: Request, end: int) -> bool:
+        """Whether a request, which could compute from `start` on, waits for one that is computed up to `end`.
+
+        It does where that one goes on to leave a copy of its state from which the request can start further on.
+        """
+        if ahead is request or end < start:
+            return False
+        digests, last = request.hold.digests, self._most_shared(request)
+        depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
+        return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
 
     def digests(self, request: Request, start: int, end: int) -> list[bytes]:
         """Those of the pages that hold tokens `start` to `end`, of those that have any."""
@@ -169,8 +208,15 @@ class PageAllocator:
         no copy of them, see `invalidate_unfinished`.
         """
         first, last = start // self._size, end // self._size
-        if self._hasher is None or first >= last:
+        if self._hasher is None:
             return False
+        if self.states is not None and not in_flight:
+            self.hash(request)
+            left = self.states.commit(request, end)
+        else:
+            left = False
+        if first >= last:
+            return left
         self.hash(request)
         for page in range(first, last):
             self._pool.cache.insert(request.hold.pages[page], request.hold.digests[page])
@@ -181,17 +227,36 @@ class PageAllocator:
     def finish_steps(self) -> None:
         """Note that no step is in flight: what was committed before its end is there."""
         self._pool.unfinished.clear()
+        if self.states is not None:
+            self.states.finish_steps()
+
+    def settle_drafts(self, request: Request, end: int) -> int:
+        """The drafts of a request's step in flight stand up to `end`; the position from which it goes on.
+
+        A state cannot be cut: unless all stand it goes on from where the step began.
+        """
+        return end if self.states is None else self.states.settle_drafts(request, end)
+
+    def leave(self, request: Request, end: int, *, in_flight: bool = False) -> None:
+        """Keep the state of a request that is about to be freed, where that is one up to `end`; see `commit`."""
+        if self.states is not None and self._hasher is not None:
+            self.hash(request)
+            self.states.leave(request, end, in_flight=in_flight)
 
     def invalidate_unfinished(self) -> None:
         """See that nobody shares what was committed before the end of a step that has failed."""
         self._pool.invalidate(self._pool.unfinished)
         self._pool.unfinished.clear()
+        if self.states is not None:
+            self.states.invalidate_unfinished()
 
     def invalidate(self, request: Request) -> None:
         """See that nobody shares what a request holds, since it may be wrong."""
         self._pool.invalidate(request.hold.pages)
         # By digest, too: where another page on the device has the same contents, this request's is not in the cache.
         self._pool.remove_copies(request.hold.digests[: len(request.hold.pages)])
+        if self.states is not None:
+            self.states.invalidate(request)
 
     def free(self, request: Request, keep_until: float | None = None) -> None:
         """Take everything back; with `keep_until`, full pages are evicted after others until that time."""
@@ -204,10 +269,14 @@ class PageAllocator:
             pool.cache.retain(hold.pages, keep_until)
         pool.free(hold.pages, hold.reserved)
         hold.pages, hold.reserved, hold.cached_until = [], 0, 0
+        if self.states is not None:
+            self.states.free(request, keep_until)
 
     def expire(self, now: float) -> None:
         """End the retention of pages whose time has come."""
         self._pool.cache.expire(now)
+        if self.states is not None:
+            self.states.expire(now)
 
     def take_moves(self) -> PageMoves:
         """What has to be copied and cleaned for the step that has been planned, since the last call."""
@@ -225,6 +294,8 @@ class PageAllocator:
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
         pool = self._pool
+        if self.states is not None:
+            self.states.check(requests)
         pool.check([r.hold.pages for r in requests], [r.hold.reserved for r in requests])
         for request in requests:
             pages = request.hold.pages
@@ -234,9 +305,22 @@ class PageAllocator:
                 assert pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
                 assert not pool.cache.has(page), f"{request.id} writes to page {page}, which is cached"
 
-    def _match(self, request: Request) -> list[int]:
-        """The cached pages of a request's prefix."""
-        return self._pool.match(request.hold.digests[: self._most_shared(request)])
+    def _match(self, request: Request) -> tuple[list[int], FoundCopy | None]:
+        """The cached pages of a request's prefix that it can use, and the copy of the state at their end."""
+        pages = self._pool.match(request.hold.digests[: self._most_shared(request)])
+        if self.states is None:
+            return pages, None
+        start = self.states.longest(request, 0, len(pages))
+        depth = 0 if start is None else start.depth
+        self.states.add_border(request, len(pages))
+        return pages[:depth], start
+
+    def _start_further(self, request: Request, states: StateAllocator) -> FoundCopy | None:
+        """Have a running request start from a copy further on, up to which all pages are cached; None if none is."""
+        first = len(request.hold.pages)
+        cached = len(self._pool.match(request.hold.digests[first : self._most_shared(request)]))
+        start = states.longest(request, first, first + cached)
+        return start if start is not None and states.start_from(request, start) else None
 
     def _note_cached(self, request: Request) -> None:
         if not request.preempted:
