@@ -20,10 +20,9 @@ from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 
-from tests.server.engine.simulation import SimulatedRunner, expected_stream
+from tests.server.engine.simulation import SimulatedRunner, States, Windows, expected_stream
 
 PAGE = 128
-MIXED = ("full", "state")
 
 
 class Bench:
@@ -37,15 +36,16 @@ class Bench:
         page: int = PAGE,
         pages: int = 600,
         step: int = 8192,
-        kinds: tuple[str, ...] = MIXED,
+        kinds: States = "beside",
         overlaps: bool = True,
         caches: bool = True,
         **limits: float,
     ) -> None:
-        self.runner = SimulatedRunner(page, kinds=kinds, overlaps=overlaps)
+        self.runner = SimulatedRunner(page, overlaps=overlaps, states=kinds)
+        self.windows: Windows = (None,) if kinds == "alone" else (None, None)
         self.states = StateAllocator(StatePool(slots), page, copies=caches)
         hasher = PageHasher(page, "m") if caches else None
-        allocator = PageAllocator(PagePool(pages, page), hasher, self.states)
+        allocator = PageAllocator(PagePool(pages, page), hasher, states=self.states)
         bounds = Limits(rows, step, pages * page, resume_seconds=60.0, **limits)  # type: ignore[arg-type]
         self.engine = Engine(Scheduler(allocator, bounds), self.runner, self.runner.clock)
         self.streams: dict[str, list[int]] = {}
@@ -79,7 +79,7 @@ class Bench:
             if name in self.seen:
                 continue
             self.seen.add(name)
-            plain = expected_stream(spec, spec.sampling.seed or 0, self.runner._vocabulary)
+            plain = expected_stream(spec, spec.sampling.seed or 0, self.runner._vocabulary, windows=self.windows)
             assert stream == plain or (name in self.failed and stream == plain[: len(stream)]), name
 
     def ask(self, name: str, prompt: list[int], max_tokens: int = 4, **more: object) -> int:
@@ -95,9 +95,9 @@ def text(length: int, seed: int) -> list[int]:
     return [rng.randrange(1000) for _ in range(length)]
 
 
-@pytest.mark.parametrize("kinds", [("state",), MIXED])
+@pytest.mark.parametrize("kinds", ["alone", "beside"])
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_a_second_question_about_a_long_document_reads_the_question(kinds: tuple[str, ...], overlaps: bool) -> None:
+def test_a_second_question_about_a_long_document_reads_the_question(kinds: States, overlaps: bool) -> None:
     bench, document = Bench(kinds=kinds, overlaps=overlaps), text(65536, 1)
     first = bench.ask("first", document + text(60, 2))
     assert first >= 65596
@@ -181,7 +181,7 @@ def test_a_request_waits_for_slots_and_all_end() -> None:
 
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_drafts_that_do_not_stand_are_forgotten_with_their_slot(overlaps: bool) -> None:
-    bench = Bench(overlaps=overlaps, page=4, kinds=("state",))
+    bench = Bench(overlaps=overlaps, page=4, kinds="alone")
     period = [1, 0, 2, 1, 1, 0] * 20
     bench.send("a", period, max_tokens=120, speculate=4)
     bench.send("b", period[3:], max_tokens=120, speculate=3)

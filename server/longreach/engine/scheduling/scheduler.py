@@ -73,7 +73,7 @@ class Scheduler:
                 f"{request.prompt_tokens} prompt tokens and {request.spec.max_tokens} tokens to generate exceed the "
                 f"context of {self.limits.max_model_len} tokens"
             )
-        if request.max_length > self.allocator.num_tokens:
+        if not self.allocator.fits(request.max_length):
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.foresee(self.limits.dense_share)
         self.allocator.add(request)
@@ -146,6 +146,7 @@ class Scheduler:
                 end, request.redo = request.computed, end - request.computed
             if self.allocator.commit(request, chunk.start, end):
                 self._next.unblock()  # who waits may need fewer pages now
+            self.allocator.drop(request, end)
             if request.finish_reason is not None:
                 self.allocator.leave(request, end)
                 self._release(request)
@@ -200,10 +201,12 @@ class Scheduler:
                     return None
                 if not self._make_place(request, now):
                     continue
+            if (most := self.allocator.longest_chunk(request)) < request.wanted:
+                continue  # until the step in flight is settled, which leaves pages behind
             drafts = ()
             if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
-                places = self.allocator.reserved_tokens(request) - len(request.tokens)
-                drafts = request.draft(min(room, left - request.redo, places))
+                reserved = self.allocator.reserved_tokens(request) - len(request.tokens)
+                drafts = request.draft(min(room, left - request.redo, reserved, most - request.wanted))
             room -= len(drafts)
             left -= request.redo + len(drafts)
             chunks.append(self._chunk(request, request.wanted + len(drafts), drafts))
@@ -277,7 +280,10 @@ class Scheduler:
             if not self._can_compute(request, cached_until[request.id], in_flight):
                 continue
             start = request.computed
-            stop = self.allocator.first_of(in_flight, request, start, start + left.tokens)
+            most = min(left.tokens, self.allocator.longest_chunk(request))
+            if most < 1:
+                continue  # until the step in flight is settled, which leaves pages behind
+            stop = self.allocator.first_of(in_flight, request, start, start + most)
             length, fills_step = sizer.length(request, stop, left)
             if length:
                 chunks.append(self._chunk(request, length))
