@@ -83,6 +83,19 @@ class HostBatch:
         return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.seq_slots)
 
     @property
+    def state_slots(self) -> Int64:
+        """(2, B) the slots that states are read from and left in, of a model that has some."""
+        assert self.state_reads is not None, "a model with states is given no slots"
+        assert self.state_writes is not None
+        return np.stack([self.state_reads, self.state_writes])
+
+    @property
+    def state_decodes(self) -> int:
+        """Leading sequences of one token each, whatever their policies are."""
+        longer = np.diff(self.cu_seqlens_q) > 1
+        return int(np.argmax(longer)) if longer.any() else len(longer)
+
+    @property
     def rows_wanted(self) -> Int64:
         """(B,) of how many of its last tokens each sequence wants the logits."""
         owners = np.searchsorted(self.cu_seqlens_q, self.logit_rows, side="right") - 1

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep
+from longreach_kernels.delta import StateBatch
+from longreach_patches import NO_SLOT, KVPages, PagedStep, StateStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch
 from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
+from longreach.engine.scheduling.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +35,29 @@ class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
     def __init__(
-        self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, max_num_seqs: int, max_model_len: int
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        needs: Needs,
+        limits: Limits,
+        states: StateStore | None = None,
     ) -> None:
-        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs;
+        `states` are those of layers that keep some."""
+        max_num_seqs, max_model_len = limits.max_num_seqs, limits.max_model_len
         self._run = run
         self._fill = fill
         self._pages = pages
+        self._states = states
         self._sizes = _powers_up_to(max_num_seqs)
         self._needs = needs
         self._contexts = contexts_for(needs, max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
         # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
-        self._long = torch.zeros((4, max_num_seqs), dtype=torch.int64, device=self._device)
+        kinds = 4 if states is None else 6
+        self._long = torch.zeros((kinds, max_num_seqs), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self._device)
         self._cu_seqlens = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(max_num_seqs, device=self._device)
@@ -76,6 +88,7 @@ class DecodeGraphs:
         """What is captured: pairs of sizes, and the step of each, which reads padding and writes nothing."""
         self._long.zero_()
         self._long[2].fill_(-1)
+        self._long[4:].fill_(NO_SLOT)
         self._lens.zero_()
         # Largest first: the smaller ones then fit into the memory that the pool already has.
         for size in reversed(self._sizes):
@@ -94,9 +107,12 @@ class DecodeGraphs:
         captured = None if size is None else self._captured.get((size, context))
         if size is None or captured is None:
             return None
-        long = np.zeros((4, size), np.int64)
+        long = np.zeros((len(self._long), size), np.int64)
         long[2, count:] = -1  # padding writes nowhere
-        long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
+        long[:4, :count] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
+        if self._states is not None:
+            long[4:, count:] = NO_SLOT
+            long[4:, :count] = batch.state_slots
         short = np.zeros((size, batch.page_table.shape[1] + 1), np.int32)
         short[:count, 0] = batch.context_lens
         short[:count, 1:] = batch.page_table
@@ -116,7 +132,11 @@ class DecodeGraphs:
             max_context_len=context,
             num_decodes=size,
         )
-        step = PagedStep(self._pages, batch, self._long[2, :size])
+        states = None
+        if self._states is not None:
+            read, write = self._long[4:, :size]
+            states = StateStep(self._states, StateBatch(batch.cu_seqlens_q, read, write, 1, size))
+        step = PagedStep(self._pages, batch, self._long[2, :size], states=states)
 
         def run() -> torch.Tensor:
             input_ids = self._fill(self._long[0, :size], self._long[3, :size])

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep
+from longreach_kernels.delta import StateBatch
+from longreach_patches import NO_SLOT, KVPages, PagedStep, StateStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch, Int32, Int64
 from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
@@ -101,8 +102,17 @@ def lay_out(batch: HostBatch) -> Layout | None:
 class MixedGraphs:
     """Captured steps that share one set of input tensors and one memory pool."""
 
-    def __init__(self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, limits: Limits) -> None:
-        """`run`, `fill` and `needs` as for `DecodeGraphs`."""
+    def __init__(
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        needs: Needs,
+        limits: Limits,
+        states: StateStore | None = None,
+    ) -> None:
+        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`."""
+        self._states = states
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -112,6 +122,8 @@ class MixedGraphs:
         rows = max((rows for _, rows in self._sizes), default=0)
         sequences = max((answers for answers, _ in self._sizes), default=0) + PROMPTS
         self._long = torch.zeros(3 * rows + 2 * sequences, dtype=torch.int64, device=self._device)
+        # Of each sequence the slot that its state is read from, and the one that it is written to.
+        self._slots = torch.zeros((2, sequences), dtype=torch.int64, device=self._device)
         self._short = torch.zeros(2 * sequences + 1, dtype=torch.int32, device=self._device)
         places = (sequences, -(-self._context // pages.shape.page_size))
         self._table = torch.zeros(places, dtype=torch.int32, device=self._device)
@@ -149,6 +161,11 @@ class MixedGraphs:
         for target, arrays in ((self._long, long), (self._short, short)):
             packed = torch.from_numpy(np.concatenate(arrays)).pin_memory()
             target[: len(packed)].copy_(packed, non_blocking=True)
+        if self._states is not None:
+            found = np.full((2, len(layout.context_lens)), NO_SLOT, np.int64)
+            found[:, layout.sequences] = batch.state_slots
+            on_host = torch.from_numpy(found).pin_memory()
+            self._slots[:, : found.shape[1]].copy_(on_host, non_blocking=True)
         table, pages = batch.page_table, batch.page_table.shape[1]
         for group in (slice(batch.num_decodes), slice(batch.num_decodes, None)):
             if (places := layout.sequences[group]).size:
@@ -179,7 +196,11 @@ class MixedGraphs:
             max_context_len=self._context,
             num_decodes=answers,
         )
-        step = PagedStep(self._pages, batch, slots)
+        states = None
+        if self._states is not None:
+            read, write = self._slots.fill_(NO_SLOT)[:, :sequences]
+            states = StateStep(self._states, StateBatch(cu_seqlens, read, write, rows - answers, answers))
+        step = PagedStep(self._pages, batch, slots, states=states)
 
         def run() -> torch.Tensor:
             filled = self._fill(input_ids[:answers], seq_slots)

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep, StepGroup
+from longreach_kernels.delta import StateBatch
+from longreach_patches import NO_SLOT, KVPages, PagedStep, StateStep, StateStore, StepGroup
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch, Int64
@@ -146,8 +147,10 @@ class PolicyGraphs:
         needs: Needs,
         limits: Limits,
         answers: Answers,
+        states: StateStore | None = None,
     ) -> None:
-        """`run`, `fill` and `needs` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        self._states = states
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -159,7 +162,8 @@ class PolicyGraphs:
             self._choices.insert(0, max(-(-self._choices[0] // 2), _SMALLEST_CHOICE))
         self._device = pages.keys[0].device
         most = 2 * limits.max_num_seqs  # each group may be padded to less than twice its size
-        self._long = torch.zeros((4, most), dtype=torch.int64, device=self._device)
+        kinds = 4 if states is None else 6
+        self._long = torch.zeros((kinds, most), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(most, dtype=torch.int32, device=self._device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(most, device=self._device)
@@ -226,14 +230,17 @@ class PolicyGraphs:
     def _put(self, batch: HostBatch, layout: Layout) -> None:
         """Lay the step out in the tensors that the graphs read."""
         rows, places, pages = layout.rows, layout.places, batch.page_table.shape[1]
-        long = np.zeros((4, rows), np.int64)
+        long = np.zeros((len(self._long), rows), np.int64)
         long[2] = -1  # padding writes nowhere
-        long[:, places] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
+        long[4:] = NO_SLOT
+        long[:4, places] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
+        if self._states is not None:
+            long[4:, places] = batch.state_slots
         short = np.zeros((rows, pages + 1), np.int32)
         short[places, 0] = batch.context_lens
         short[places, 1:] = batch.page_table
         [on_device] = upload([long.reshape(-1)], self._device)
-        self._long[:, :rows].copy_(on_device.view(4, rows))
+        self._long[:, :rows].copy_(on_device.view(-1, rows))
         [on_device] = upload([short.reshape(-1)], self._device)
         self._lens[:rows].copy_(on_device.view(rows, -1)[:, 0])
         self._table[:rows, :pages].copy_(on_device.view(rows, -1)[:, 1:])
@@ -258,7 +265,11 @@ class PolicyGraphs:
                 groups.append(self._answers(policy, start, self._batch(start, size, context), measured=measured))
                 start += size
             there = tuple(group for group in groups if group is not None)  # each is, or the layout would be refused
-            return PagedStep(self._pages, self._batch(0, rows, context), self._long[2, :rows], there)
+            batch, states = self._batch(0, rows, context), None
+            if self._states is not None:
+                read, write = self._long[4:, :rows]
+                states = StateStep(self._states, StateBatch(batch.cu_seqlens_q, read, write, 1, rows))
+            return PagedStep(self._pages, batch, self._long[2, :rows], there, states=states)
 
         def run(step: PagedStep) -> torch.Tensor:
             input_ids = self._fill(self._long[0, :rows], self._long[3, :rows])
