@@ -54,7 +54,7 @@ class HostBatch:
         max_seqlen_q, max_context_len: the longest of each.
         groups: the sequences by policy, unless all are dense.
         state_reads, state_writes: (B,) the slots that each sequence's recurrent state is read from (-1: zeros) and left
-            in; None for models whose layers all attend.
+            in, all of them different; None for a model without states.
     """
 
     input_ids: Int64
@@ -127,6 +127,8 @@ class HostBatch:
             max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
             max_context_len=int(self.context_lens[kept].max()),
             groups=(),
+            state_reads=None,  # a layer that keeps a state needs all rows
+            state_writes=None,
         )
 
 
@@ -161,6 +163,7 @@ class BatchBuilder:
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
+        reads, writes = _states(chunks)
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
@@ -174,6 +177,8 @@ class BatchBuilder:
             max_seqlen_q=_longest(chunks),
             max_context_len=longest,
             groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
+            state_reads=reads,
+            state_writes=writes,
         )
 
     def _update_row(self, request: Request) -> None:
@@ -186,6 +191,19 @@ class BatchBuilder:
         if filled < len(pages):
             self._table[slot, filled : len(pages)] = pages[filled:]
             self._filled[slot] = len(pages)
+
+
+def _states(chunks: Sequence[Chunk]) -> tuple[Int64 | None, Int64 | None]:
+    """The slots that the chunks' states are read from, and those that they are left in; None without states.
+
+    Each chunk is one sequence: tokens that are computed as sequences of their own would have to wait for each other.
+    """
+    slots = [chunk.state for chunk in chunks if chunk.state is not None]
+    if not slots:
+        return None, None
+    assert all(chunk.num_sequences == 1 for chunk in chunks), "a state is read by one sequence of a chunk"
+    reads, writes = np.array(slots, np.int64).reshape(len(chunks), 2).T
+    return np.ascontiguousarray(reads), np.ascontiguousarray(writes)
 
 
 def _decodes(chunks: Sequence[Chunk]) -> int:
