@@ -72,20 +72,24 @@ def scan_kernel(
         v = tl.load(V + rows[:, None] * strides_v[0] + values[None, :], mask=inside & in_values, other=0.0)
         inverse = tl.load(Inverse + place * (CHUNK * CHUNK) + square)
         scores = tl.load(Scores + place * (CHUNK * CHUNK) + square)
+        # What follows products is loaded before them, so that none waits for memory.
         factors = Factors + place * (4 * CHUNK) + i
+        known = tl.load(factors + CHUNK)[:, None]
+        from_state = tl.load(factors + 2 * CHUNK)[:, None]
+        kept = tl.load(factors + 3 * CHUNK)[:, None]
+        decay = tl.load(Decays + place)
         if not FOLD_KEYS:
             k = (k.to(tl.float32) * tl.load(factors)[:, None]).to(dtype)
         low = state.to(dtype)
-        unknown = v.to(tl.float32) - product(k, low) * tl.load(factors + CHUNK)[:, None]
+        unknown = v.to(tl.float32) - product(k, low) * known
+        out = product(q, low) * from_state
         changes = product(inverse, unknown.to(dtype))
-        out = product(q, low) * tl.load(factors + 2 * CHUNK)[:, None]
         out = product(scores, changes.to(dtype), out)
         tl.store(
             Out + rows[:, None] * (HEADS * DIM) + values[None, :],
             out.to(Out.dtype.element_ty),
             mask=inside & in_values,
         )
-        kept = (changes * tl.load(factors + 3 * CHUNK)[:, None]).to(dtype)
-        state = product(tl.trans(k), kept, state * tl.load(Decays + place))
+        state = product(tl.trans(k), (changes * kept).to(dtype), state * decay)
         chunk += 1
     tl.store(States + write * stride_states + places, state, mask=in_state & (write >= 0))

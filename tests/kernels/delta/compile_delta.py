@@ -14,8 +14,10 @@ import torch
 from longreach_kernels.delta import (
     StateBatch,
     convolution_kernel,
+    decay_and_beta,
     gated_delta_rule,
     gated_norm,
+    gates_kernel,
     launch,
     norm_kernel,
     short_convolution,
@@ -23,7 +25,7 @@ from longreach_kernels.delta import (
 
 from tests.kernels import compile_portable
 
-_USED = (launch, convolution_kernel, norm_kernel)  # imported before a GPU is pretended
+_USED = (launch, convolution_kernel, gates_kernel, norm_kernel)  # imported before a GPU is pretended
 _HALF = torch.bfloat16
 
 
@@ -46,6 +48,7 @@ def around(dtype: torch.dtype) -> None:
     x = torch.empty(132, 2, 128, dtype=dtype)
     channels, states = x.view(132, 256), torch.empty(4, 256, 3, dtype=dtype)
     short_convolution(channels, torch.empty(256, 4, dtype=dtype), channels[0], states, batch(), backend="triton")
+    decay_and_beta(channels[:, :32], channels[:, 32:64], *torch.empty(2, 32), backend="triton")
     for gate in (x, None):
         gated_norm(x, gate, torch.empty(128, dtype=dtype), 1e-6, backend="triton")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from longreach_kernels.delta import gated_norm
+from longreach_kernels.delta import decay_and_beta, gated_norm
 from longreach_kernels.delta.norm import in_torch
 
 from tests.kernels.delta import test_convolution
@@ -97,3 +97,13 @@ def test_the_kernel_norms_by_head(device: torch.device) -> None:
         out = gated_norm(x, gated, weight, 1e-5, backend="triton")
         expected = in_torch(x.double(), gated, weight, 1e-5, torch.float64)
         assert (out.double() - expected).abs().max() <= 1e-3 * expected.abs().max()
+
+
+def test_the_kernel_of_decays_keeps_the_digits_of_weak_ones(device: torch.device) -> None:
+    rows = torch.linspace(-30, 90, 600, device=device).view(100, 6)
+    a, b = rows[:, :3], rows[:, 3:].half()
+    a_log, bias = torch.tensor([-3.0, 0.0, 2.0], device=device), torch.tensor([-5.0, 0.0, 1.0], device=device)
+    log_decay, beta = decay_and_beta(a, b.float(), a_log, bias, beta_scale=2.0, backend="triton")
+    expected = decay_and_beta(a.double(), b.double(), a_log, bias, beta_scale=2.0, backend="reference")
+    torch.testing.assert_close(log_decay.double(), expected[0], rtol=2e-5, atol=0.0)
+    torch.testing.assert_close(beta.double(), expected[1], rtol=1e-6, atol=0.0)
