@@ -125,7 +125,7 @@ class PageAllocator:
             if not self._pool.reserve(sum(missing), *self._apart(match.pages)):
                 return False
             hold.clear(len(self._all))
-            hold.turns = (match.border, match.chain)
+            hold.turns, hold.settled = (match.border, match.chain), match.border
             for group, shared in enumerate(match.pages):
                 hold.first[group] = match.border - len(shared)
                 hold.tables[group] = [DROPPED] * hold.first[group] + shared

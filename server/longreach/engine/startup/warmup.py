@@ -99,4 +99,4 @@ def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> N
     batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=context, num_decodes=tokens)
     budget = BlockBudget(2 * KEY_BLOCK, frozenset(pages.shape.bounded), batch, heads)
     groups = (StepGroup(0, tokens, batch, budget=budget),)
-    forward(loaded, PagedStep(pages, batch, slots, groups), input_ids, positions, rows)
+    forward(loaded, PagedStep(pages, batch, slots, groups=groups), input_ids, positions, rows)

@@ -21,6 +21,11 @@ Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts 
 MOST_WORKSPACE_BYTES = 1 << 28
 
 
+def others(of_groups: torch.Tensor) -> torch.Tensor | None:
+    """What a batch or a step has of the groups of layers after the first, (groups - 1, ...); None if there are none."""
+    return of_groups[1:] if len(of_groups) > 1 else None
+
+
 @dataclass(frozen=True)
 class Captured:
     """A graph, and the tensor that a replay leaves its logits in."""
