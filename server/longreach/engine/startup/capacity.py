@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 from longreach.engine.messages import EngineConfig
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.startup.host_memory import HostMemory, readable
+from longreach.engine.startup.state_demand import StateDemand
 
 # Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
 _GPU_BATCHED_TOKENS = 8192
@@ -41,11 +42,15 @@ def default_batched_tokens(on_gpu: bool, context_size: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Capacity:
-    """`num_pages` pages of `page_size` tokens, and the longest request, prompt and answer, that is served with them."""
+    """`num_pages` pages of `page_size` tokens, and the longest request, prompt and answer, that is served with them.
+
+    `state_slots` are for recurrent states, of a model that keeps some.
+    """
 
     num_pages: int
     page_size: int
     max_model_len: int
+    state_slots: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -71,6 +76,7 @@ class Demand:
         max_positions: the longest sequence that the model is made for.
         asked_len: the longest request that was asked for, or None.
         selection_bytes: of `step_bytes`, what choosing keys by their bounds takes.
+        states: what recurrent states take, of a model that keeps some.
     """
 
     weight_bytes: int
@@ -82,13 +88,15 @@ class Demand:
     max_positions: int
     asked_len: int | None
     selection_bytes: int = 0
+    states: StateDemand | None = None
 
     @classmethod
     def of(cls, footprint: Footprint, model: PretrainedConfig, config: EngineConfig, batched_tokens: int) -> Demand:
         """The demand of a model, whose own config is `model`, served as `config` says.
 
         Raises:
-            ValueError: the length that was asked for is more than the model is made for; the message names the cure.
+            ValueError: the length that was asked for is more than the model is made for, or settings for states do not
+                go with it; the message names the cure.
         """
         asked, max_positions = config.max_model_len, rope.longest_sequence(model)
         if asked is not None and asked > max_positions:
@@ -108,6 +116,7 @@ class Demand:
             max_positions=max_positions,
             asked_len=asked,
             selection_bytes=footprint.selection_bytes,
+            states=StateDemand.of(footprint, config),
         )
 
     @property
@@ -126,16 +135,22 @@ class Demand:
         return max(0, int(total * utilization) - max(used, self.planned_use()) - step - _GPU_RESERVE_BYTES)
 
     def host_room(self, available: int) -> int:
-        """What pages get of a CPU's available memory, the weights being there."""
+        """What pages and states get of a CPU's available memory, the weights being there."""
         enough = _CPU_LONGEST_PROMPTS * -(-self.wanted_len // self.page_size) * self.page_size * self.token_bytes
+        if self.states is not None:
+            enough += self.states.most_bytes
         return min(enough, int(_CPU_MEMORY_SHARE * available))
 
     def fit(self, room: int, why: str = "") -> Capacity:
-        """The pages that `room` bytes hold; `why` says what allows no more, for people.
+        """The pages and states that `room` bytes hold; `why` says what allows no more, for people.
 
         Raises:
             ValueError: not the length that was asked for, or none at all; the message names the fix.
         """
+        slots = 0
+        if self.states is not None:
+            slots = self.states.slots(room, why)
+            room -= slots * self.states.slot_bytes
         num_pages = room // (self.token_bytes * self.page_size)
         longest = min(self.wanted_len, num_pages * self.page_size)
         if self.asked_len is not None and longest < self.asked_len:
@@ -147,7 +162,7 @@ class Demand:
             raise ValueError(
                 f"no memory is left for the KV cache{why}; use a smaller model or raise --gpu-memory-utilization"
             )
-        return Capacity(num_pages, self.page_size, longest)
+        return Capacity(num_pages, self.page_size, longest, slots)
 
 
 def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayout) -> tuple[int, ...]:
