@@ -17,7 +17,7 @@ say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain, usable_border
@@ -120,11 +120,13 @@ class PageAllocator:
             spec, digests = request.spec, request.hold.digests
             self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
-    def add(self, request: Request) -> None:
-        """Take note of a request that is new."""
+    def add(self, request: Request, others: Iterable[Request]) -> None:
+        """Take note of a request that is new, beside `others` that are here."""
         self.hash(request)
         if self.states is not None:
             self.states.add(request)
+            for other in others:
+                self.states.add_parting(request, other)
 
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""

@@ -8,6 +8,7 @@ a border. For that a running request has two slots. Copies are extra, and taken 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.state_borders import BorderRule
@@ -57,9 +58,22 @@ class StateAllocator:
         """Want a copy, too, where a request's prompt parts from another one, after `depth` pages or a little before."""
         hold = request.states
         at = depth * self._size // hold.unit * hold.unit
+        if not self._copies or at <= request.computed:
+            return
         nearest = max((border for border in (hold.last_kept, *hold.borders) if border <= at), default=0)
-        if self._copies and at - nearest >= min(self._rule.least_saved, hold.unit) and at < request.prompt_tokens:
+        if self._rule.is_worth(at - nearest):
             hold.borders.add(at)
+
+    def add_parting(self, new: Request, other: Request) -> None:
+        """Want copies where a new request's prompt parts from another one's that is not read that far."""
+        mine, others = new.hold.digests, other.hold.digests
+        most = min(len(mine), len(others), new.skippable // self._size, other.skippable // self._size)
+        if not self._copies or not most or mine[0] != others[0] or other.computed >= most * self._size:
+            return
+        # A digest depends on all pages before: those that are equal come first.
+        depth = bisect_left(range(most), True, key=lambda page: mine[page] != others[page])
+        self.add_border(new, depth)
+        self.add_border(other, depth)
 
     def can_reserve(self, start: FoundCopy | None) -> bool:
         """Whether `reserve` would do it."""

@@ -46,6 +46,13 @@ class BorderRule:
         ends = {(prompt_tokens - distance) // unit * unit for distance in distances}
         return {end for end in ends if end >= max(self.least_saved, unit)}
 
+    def is_worth(self, saved: int) -> bool:
+        """Whether a border is worth a step where two prompts part, if the second one then reads `saved` tokens less.
+
+        Others that begin alike have come already, so that more will.
+        """
+        return saved >= max(1, self.least_saved // 4)
+
     def spacing(self, prompt_tokens: int, unit: int) -> int:
         """Tokens from one copy to the next where a prompt's chunks end anyway; a multiple of `unit`."""
         return -(-max(_LEAST_SPACING, -(-prompt_tokens // _MOST_SPACED)) // unit) * unit
