@@ -20,6 +20,7 @@ from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.requests.step_plan import StepPlan
@@ -62,7 +63,7 @@ class Histories(RuleBasedStateMachine):
         batch_invariant=st.booleans(),
         model=st.sampled_from(MODELS),
         copies=st.sampled_from([0, 1, 3, 100]),
-        least_saved=st.sampled_from([1, 10, 1000]),
+        rule=st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
     )
     def start(
         self,
@@ -76,7 +77,7 @@ class Histories(RuleBasedStateMachine):
         batch_invariant: bool,
         model: tuple[Windows, States],
         copies: int,
-        least_saved: int,
+        rule: BorderRule,
     ) -> None:
         self.page_size = page_size
         batch_invariant = batch_invariant and model[1] == "none"  # refused at the start
@@ -85,7 +86,7 @@ class Histories(RuleBasedStateMachine):
         self.windows = (None,) if kept == "alone" else (*windows, *([None] if kept == "beside" else []))
         states = None
         if kept != "none":
-            states = StateAllocator(StatePool(3 + copies), page_size, copies=True, least_saved=least_saved)
+            states = StateAllocator(StatePool(3 + copies), page_size, copies=True, rule=rule)
         num_pages = len(windows) * pages * 4 // page_size
         pool = PagePool(num_pages, page_size, HostPages(slots) if slots else None)
         more = {"restored_pages": restored, "batch_invariant": batch_invariant}

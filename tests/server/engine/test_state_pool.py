@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from longreach.engine.kv_cache.state_borders import borders, spacing
+from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import StatePool
 
 
@@ -162,17 +162,20 @@ def test_of_an_answer_only_copies_that_nobody_used_are_dropped() -> None:
 
 
 def test_borders_are_where_somebody_comes_back_to() -> None:
-    assert borders(65536, 128) == {65408, 65024}  # 128 tokens before a page's end are its beginning
-    assert borders(65530, 128) == {65408, 65280, 64896}
-    assert borders(131072 + 5, 16) == {131072, 130944, 130560, 129024}
-    assert borders(4000, 128) == {3968}
-    assert borders(1100, 128) == {1024}
-    assert borders(1023, 128) == set()
-    assert borders(3, 4, least=1) == set()
+    borders = BorderRule().borders
+    assert borders(65536, 128) == {65408, 65024}
+    assert borders(65530, 128) == {65280, 64896}
+    assert borders(131077, 16) == {130944, 130560, 129024}
+    assert borders(4000, 128) == {3840}
+    assert borders(1200, 128) == {1024}
+    assert borders(1100, 128) == set()
+    assert BorderRule(1, 1).borders(64, 4) == {60}
+    assert BorderRule(1, 1).borders(3, 4) == set()
 
 
 @pytest.mark.parametrize("tokens", [1, 1000, 65536, 10**6])
 def test_between_them_copies_are_few(tokens: int) -> None:
-    assert tokens // spacing(tokens, 128) <= 16
-    assert spacing(tokens, 128) % 128 == 0
-    assert spacing(tokens, 128) >= 8192
+    spacing = BorderRule().spacing(tokens, 128)
+    assert tokens // spacing <= 16
+    assert spacing % 128 == 0
+    assert spacing >= 8192

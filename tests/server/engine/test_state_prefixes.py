@@ -124,6 +124,23 @@ def test_questions_that_come_together_share_the_document() -> None:
     assert bench.runner.computed_tokens < 1.05 * 30000 + 4 * 200
 
 
+def test_a_question_that_comes_while_the_document_is_read_has_all_of_it_shared() -> None:
+    bench, document = Bench(), text(30080, 1)
+    bench.send("first", document + text(5000, 2))
+    bench.step()
+    bench.send("second", document + text(5000, 3))
+    bench.drain()
+    assert bench.cached["second"] == 30080
+
+
+def test_copies_of_a_short_prompt_read_it_once() -> None:
+    bench, prompt = Bench(), text(900, 1)
+    for name in "abcd":
+        bench.send(name, prompt)
+    bench.drain()
+    assert bench.runner.computed_tokens < 900 + 4 * 20
+
+
 def test_a_conversation_of_ten_turns_reads_what_is_new() -> None:
     bench, history = Bench(), text(5000, 0)
     for turn in range(10):

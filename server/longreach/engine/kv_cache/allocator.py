@@ -17,7 +17,7 @@ say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain, usable_border
@@ -25,7 +25,7 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
 from longreach.engine.kv_cache.state_pool import FoundCopy
 from longreach.engine.requests.page_hold import DROPPED, PageHold
 from longreach.engine.requests.request import Request
@@ -108,6 +108,11 @@ class PageAllocator:
         slots = (0, 0) if host is None else (host.num_slots, host.num_used)
         return PageUsage(pool.num_pages, pool.num_free, pool.cache.num_idle, *slots)
 
+    @property
+    def state_usage(self) -> StateUsage:
+        """How many slots for states there are, and how many are in use."""
+        return StateUsage(0, 0, 0) if self.states is None else self.states.usage
+
     def hash(self, request: Request) -> None:
         """Make the digests of a request's full pages, as far as it does not have them."""
         if self._hasher is not None:
@@ -115,11 +120,13 @@ class PageAllocator:
             spec, digests = request.spec, request.hold.digests
             self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
-    def add(self, request: Request) -> None:
-        """Take note of a request that is new."""
+    def add(self, request: Request, others: Iterable[Request]) -> None:
+        """Take note of a request that is new, beside `others` that are here."""
         self.hash(request)
         if self.states is not None:
             self.states.add(request)
+            for other in others:
+                self.states.add_parting(request, other)
 
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""
@@ -271,7 +278,7 @@ class PageAllocator:
         if not self._has_windows:
             return
         hold, border = request.hold, position // self._size
-        answering = request.known - position <= 1
+        answering = request.known - position <= 1 + request.redo
         if border > hold.settled or answering != hold.answering:
             hold.settled, hold.answering = border, answering
             self._drop_behind(request, border)

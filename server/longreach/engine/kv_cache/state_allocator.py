@@ -8,9 +8,10 @@ a border. For that a running request has two slots. Copies are extra, and taken 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
-from longreach.engine.kv_cache.state_borders import LEAST_SAVED, borders, spacing
+from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import FoundCopy, StatePool
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.state_hold import NO_STATE, StateAt, StateHold, StateSlots
@@ -29,16 +30,13 @@ class StateUsage(NamedTuple):
 
 
 class StateAllocator:
-    """Slots of a `pool` for requests; `copies` says whether others may start from what one has left.
+    """Slots of a `pool` for requests; `copies` says whether others may start from what one has left, by `rule`."""
 
-    `least_saved` is how many tokens a copy in a prompt has to save.
-    """
-
-    def __init__(self, pool: StatePool, page_size: int, *, copies: bool, least_saved: int = LEAST_SAVED) -> None:
+    def __init__(self, pool: StatePool, page_size: int, *, copies: bool, rule: BorderRule | None = None) -> None:
         self._pool = pool
         self._size = page_size
         self._copies = copies
-        self._least_saved = least_saved
+        self._rule = BorderRule() if rule is None else rule
         # Copies that a step in flight fills: others may start from them after it, unless it fails.
         self._unfinished: set[bytes] = set()
 
@@ -53,16 +51,29 @@ class StateAllocator:
         # What a dynamic policy chooses for a tile of queries depends on where the tile begins.
         hold.unit = math.lcm(self._size, TILE) if request.needs_whole_tiles else self._size
         if self._copies:
-            hold.borders = borders(request.prompt_tokens, hold.unit, self._least_saved)
-            hold.spacing = spacing(request.prompt_tokens, hold.unit)
+            hold.borders = self._rule.borders(request.prompt_tokens, hold.unit)
+            hold.spacing = self._rule.spacing(request.prompt_tokens, hold.unit)
 
     def add_border(self, request: Request, depth: int) -> None:
         """Want a copy, too, where a request's prompt parts from another one, after `depth` pages or a little before."""
         hold = request.states
         at = depth * self._size // hold.unit * hold.unit
+        if not self._copies or at <= request.computed:
+            return
         nearest = max((border for border in (hold.last_kept, *hold.borders) if border <= at), default=0)
-        if self._copies and at - nearest >= min(self._least_saved, hold.unit) and at < request.prompt_tokens:
+        if self._rule.is_worth(at - nearest):
             hold.borders.add(at)
+
+    def add_parting(self, new: Request, other: Request) -> None:
+        """Want copies where a new request's prompt parts from another one's that is not read that far."""
+        mine, others = new.hold.digests, other.hold.digests
+        most = min(len(mine), len(others), new.skippable // self._size, other.skippable // self._size)
+        if not self._copies or not most or mine[0] != others[0] or other.computed >= most * self._size:
+            return
+        # A digest depends on all pages before: those that are equal come first.
+        depth = bisect_left(range(most), True, key=lambda page: mine[page] != others[page])
+        self.add_border(new, depth)
+        self.add_border(other, depth)
 
     def can_reserve(self, start: FoundCopy | None) -> bool:
         """Whether `reserve` would do it."""

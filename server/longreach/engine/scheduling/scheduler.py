@@ -20,6 +20,8 @@ beside a step, in which their request computes nothing.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from longreach.engine.cost_model import StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import PageMoves
@@ -76,7 +78,7 @@ class Scheduler:
         if not self.allocator.fits(request.max_length):
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.foresee(self.limits.dense_share)
-        self.allocator.add(request)
+        self.allocator.add(request, chain(self.running.values(), self.waiting.values()))
         self.waiting[request.id] = request
         self._next.unblock()
 

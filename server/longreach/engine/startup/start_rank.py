@@ -124,6 +124,8 @@ def measure(rank: LoadedRank) -> Measured:
     sized = rank.demand.fit(least(room.bytes, loaded.layout, loaded.device), room.why)
     page_bytes = loaded.layout.size * shape.bytes_per_page  # of all ranks, which share the host's memory
     unused = 0 if rank.on_gpu else sized.num_pages * page_bytes  # not in use yet, but reserved for pages
+    if (states := rank.footprint.states) is not None and not rank.on_gpu:
+        unused += loaded.layout.size * sized.state_slots * states.bytes_per_slot
     slots = capacity.host_slots(config, page_bytes, host_memory().less(unused))
     limits = Limits(
         config.max_num_seqs,
@@ -136,7 +138,7 @@ def measure(rank: LoadedRank) -> Measured:
         batch_invariant=config.batch_invariant,
         **({"least_chunk": LEAST_CHUNK} if rank.on_gpu else {}),
     )
-    return Measured(limits, sized.num_pages, slots, calibration)
+    return Measured(limits, sized.num_pages, slots, calibration, sized.state_slots)
 
 
 def allocate(rank: LoadedRank, measured: Measured) -> tuple[KVPages, torch.Tensor]:
