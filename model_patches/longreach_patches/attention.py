@@ -178,8 +178,9 @@ def _paged(
     kv_scales = step.pages.scales[layer_index]
     k_scale, v_scale = kv_scales or (None, None)
     if step.pages.keeps(layer_index):  # else these are the keys and values of an earlier layer, which has written them
-        write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
-        step.pages.bound_keys(layer_index, step.slots, backend)
+        slots = step.slots_of(layer_index)
+        write_pages(k_thd, v_thd, k_pages, v_pages, slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
+        step.pages.bound_keys(layer_index, slots, backend)
     out = step_attention(q_thd, layer_index, step, replace(call, kv_scales=kv_scales), backend)
     return (out if ranks is None else ranks.back(out)).unsqueeze(0)
 

@@ -24,7 +24,7 @@ class Footprint:
 
     Attributes:
         weight_bytes: parameters (tied ones once) and buffers.
-        pages: what a token and a page take in the KV cache.
+        pages: what a token and a page take in the KV cache, layers with windows apart from the others.
         token_bytes: activations of one token at the peak of a decoder layer.
         row_bytes: of one row of logits that a token is drawn from.
         scratch_bytes: of a quantised weight that a product dequantises.
@@ -59,7 +59,7 @@ class Footprint:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
             quantized.place_declared(model)
             split_weights(model, layout)
-        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
+        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded, divided=True)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
         hidden, inner, experts = config.hidden_size, widest_inner(config) // parts, _experts(config, dtype, parts)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import DeltaParts, family_of, state_layers
+from longreach_patches.quantized.modules import QuantizedLinear
 
 _EPSILON = 1e-6  # of the norm of queries and keys, in transformers' forward and in flash-linear-attention's kernels
 
@@ -65,7 +66,11 @@ def _check(module: nn.Module, parts: DeltaParts, index: int) -> None:
     """Whatever a module has that this forward does not read would be left out of the result."""
     read = {*parts.qkv, parts.beta, parts.convolution, parts.norm, parts.out}
     read |= set() if parts.by_key_head else {parts.gate, parts.decay}
-    there = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
+    there = {
+        name
+        for name, child in module.named_children()
+        if isinstance(child, QuantizedLinear) or any(True for _ in child.parameters())
+    }
     own = set(module._parameters)
     if there != read or own != {"A_log", "dt_bias"} or cast("Any", module).activation != "silu":
         raise UnsupportedModelError(

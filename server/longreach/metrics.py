@@ -288,7 +288,7 @@ class _EngineCollector:
         weights.add_metric(self._names, said)
         yield weights
         config = InfoMetricFamily("vllm:cache_config", "The KV cache.", labels=_LABELS)
-        size = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.kv_tokens // info.page_size)}
+        size = {"block_size": str(info.page_size), "num_gpu_blocks": str(stats.pages)}
         config.add_metric(self._names, size)
         yield config
 

@@ -57,8 +57,10 @@ class Row:
     """One way to serve the model, on `gpus` devices; `context_parallel_size` of them have the same weights. Sizes are
     bytes on each device; `problem` says why nothing fits.
 
-    `host_kv_tokens` are what host memory keeps of the tokens that are evicted; `state_bytes` what a slot for recurrent
-    states takes, of a model that keeps some.
+    `kv_bytes_per_request` is what the longest request takes of the KV cache, on each device; `windows` says whether
+    some layers keep a window only, so that how many tokens fit depends on the length of requests. `host_kv_tokens` are
+    what host memory keeps of the tokens that are evicted; `state_bytes` what a slot for recurrent states takes, of a
+    model that keeps some.
     """
 
     device: str
@@ -69,6 +71,8 @@ class Row:
     step_bytes: int
     kv_bytes_per_token: int
     capacity: Capacity | None
+    kv_bytes_per_request: int = 0
+    windows: bool = False
     host_kv_tokens: int = 0
     problem: str | None = None
     context_parallel_size: int = 1
@@ -132,6 +136,12 @@ class Forecast:
         console.print(
             "Sizes are those on each device. longest: tokens of prompt and answer; at once: how many of those."
         )
+        for row in self.rows[:1]:
+            if row.windows:
+                console.print(
+                    "KV/token is of all layers. Layers with windows keep their windows only: KV tokens are those of "
+                    "requests of the longest length, and fewer fit in shorter ones."
+                )
         if any(row.context_parallel_size > 1 for row in self.rows):
             console.print("(m x n): the weights in m parts, each on n devices that share long steps by tokens.")
         if self.note is not None:
@@ -247,7 +257,9 @@ def _row(
         step_bytes=demand.step_bytes,
         kv_bytes_per_token=demand.token_bytes,
         capacity=capacity,
-        host_kv_tokens=slots * config.page_size,
+        kv_bytes_per_request=0 if capacity is None else demand.request_bytes(capacity.max_model_len),
+        windows=bool(demand.groups.windowed),
+        host_kv_tokens=slots // len(demand.groups.windows) * config.page_size,
         problem=problem,
         context_parallel_size=layout.context_size,
         state_bytes=0 if demand.states is None else demand.states.slot_bytes,

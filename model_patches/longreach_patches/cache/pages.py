@@ -35,28 +35,40 @@ class KVPages:
         self.scales: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * shape.num_layers
         if scales is not None:
             self.scales = list(zip(scales.keys, scales.values, strict=True))
+        # Behind all pages is one that nobody has, of zeros, where tables of windows say so: see `dropped`.
+        rows = num_pages + 1 if shape.divided else num_pages
         # Layers that are alike share a tensor: (layers, 2, num_pages, page_size, Hkv, D). Few models have several.
         self._storage: list[torch.Tensor] = []
         kept: dict[int, torch.Tensor] = {}
-        for layers, heads, head_dim in _alike(shape, shape.keeping):
-            size = (len(layers), 2, num_pages, shape.page_size, heads, head_dim)
+        for places, heads, head_dim in _alike(shape, shape.keeping):
+            size = (len(places), 2, rows, shape.page_size, heads, head_dim)
             self._storage.append(_room(size, shape.dtype, device))
-            kept |= zip(layers, self._storage[-1].unbind(0), strict=True)
+            for layers, tensor in zip(places, self._storage[-1].unbind(0), strict=True):
+                kept |= dict.fromkeys(layers, tensor)
         sources = [layer.source for layer in shape.layers]
         self.keys: tuple[torch.Tensor, ...] = tuple(kept[source][0] for source in sources)
         self.values: tuple[torch.Tensor, ...] = tuple(kept[source][1] for source in sources)
         self._bounds: list[torch.Tensor] = []
         bounds: dict[int, torch.Tensor] = {}
-        for layers, heads, head_dim in _alike(shape, shape.keeping_bounds):
-            size = (len(layers), num_pages, shape.page_size // KEY_BLOCK, heads, 2, head_dim)
+        for places, heads, head_dim in _alike(shape, shape.keeping_bounds):
+            size = (len(places), rows, shape.page_size // KEY_BLOCK, heads, 2, head_dim)
             self._bounds.append(_room(size, shape.dtype, device))
-            bounds |= zip(layers, self._bounds[-1].unbind(0), strict=True)
+            for layers, tensor in zip(places, self._bounds[-1].unbind(0), strict=True):
+                bounds |= dict.fromkeys(layers, tensor)
+        if shape.divided:
+            self.clear([self.dropped])
         self.bounds: tuple[torch.Tensor | None, ...] = tuple(bounds.get(source) for source in sources)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that fit into all pages together."""
         return self.num_pages * self.shape.page_size
+
+    @property
+    def dropped(self) -> int:
+        """The id that stands in a window's table for pages behind the window, where layers are divided: it holds
+        zeros. Kernels read whole tiles, and so beyond a window's edge; what lies there has a weight of 0."""
+        return self.num_pages
 
     @property
     def device(self) -> torch.device:
@@ -110,13 +122,15 @@ class KVPages:
         return [part.view(torch.uint8).flatten(2).view(torch.int64).transpose(0, 1) for part in parts]
 
 
-def _alike(shape: PageShape, indices: tuple[int, ...]) -> list[tuple[list[int], int, int]]:
-    """Those of the layers that are alike, in order, with their KV heads and channels."""
-    found: dict[tuple[int, int], list[int]] = {}
+def _alike(shape: PageShape, indices: tuple[int, ...]) -> list[tuple[list[list[int]], int, int]]:
+    """Those of the layers that are alike, in order, with their KV heads and channels: lists of the layers that share a
+    place, which are of several groups."""
+    found: dict[tuple[int, int], dict[int, list[int]]] = {}
     for index in indices:
         layer = shape.layers[index]
-        found.setdefault((layer.num_kv_heads, layer.head_dim), []).append(index)
-    return [(layers, *sizes) for sizes, layers in found.items()]
+        places = found.setdefault((layer.num_kv_heads, layer.head_dim), {})
+        places.setdefault(shape.place_of[index], []).append(index)
+    return [(list(places.values()), *sizes) for sizes, places in found.items()]
 
 
 def _room(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 from longreach_kernels.sizes import KEY_BLOCK
 from transformers import PretrainedConfig
 
-from longreach_patches.cache.groups import LayerGroup
-from longreach_patches.families import head_shape, head_shapes, layer_sources
+from longreach_patches.cache.groups import LayerGroup, divide
+from longreach_patches.families import head_shape, head_shapes, layer_masks, layer_sources
 from longreach_patches.layout import SINGLE, RankLayout
 
 
@@ -35,6 +35,7 @@ class PageShape:
         page_size: tokens in a page.
         bounded: the layers whose keys have bounds, in order.
         different: each layer's keys and values, where layers are not alike or share them; else empty.
+        divided: the groups of layers that have pages of their own; empty where all layers share pages.
     """
 
     num_layers: int
@@ -44,6 +45,7 @@ class PageShape:
     page_size: int
     bounded: tuple[int, ...] = ()
     different: tuple[LayerPages, ...] = ()
+    divided: tuple[LayerGroup, ...] = ()
 
     @classmethod
     def of(
@@ -53,8 +55,14 @@ class PageShape:
         page_size: int,
         layout: RankLayout = SINGLE,
         bounded: tuple[int, ...] = (),
+        *,
+        divided: bool = False,
     ) -> PageShape:
-        """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads."""
+        """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads.
+
+        With `divided` layers with windows have pages apart from the others, if the layers that keep keys are of one
+        size; else a page is one of all layers.
+        """
         shape = head_shape(config)
         kv_heads = len(layout.part(shape.kv_heads))
         layers = tuple(
@@ -62,7 +70,14 @@ class PageShape:
             for of_layer, source in zip(head_shapes(config), layer_sources(config), strict=True)
         )
         alike = cls(len(layers), kv_heads, shape.head_dim, dtype, page_size, bounded)
-        return alike if layers == alike.layers else replace(alike, different=layers)
+        shape = alike if layers == alike.layers else replace(alike, different=layers)
+        if not divided or len({layers[index][:2] for index in shape.keeping}) > 1:
+            return shape
+        windows = [None if mask.band.sinks else mask.band.window for mask in layer_masks(config)]
+        if any(windows[index] != windows[layer.source] for index, layer in enumerate(layers)):
+            return shape  # a layer sees more of another's keys than that one does
+        kept = {index: windows[index] for index in shape.keeping}
+        return replace(shape, divided=divide(kept)) if any(kept.values()) else shape
 
     @cached_property
     def layers(self) -> tuple[LayerPages, ...]:
@@ -79,7 +94,18 @@ class PageShape:
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
         """The layers that keep keys and values, by what they keep; those of one group share page ids."""
-        return (LayerGroup("full", self.keeping),)
+        return self.divided or (LayerGroup("full", self.keeping),)
+
+    @cached_property
+    def place_of(self) -> tuple[int, ...]:
+        """Of each layer the place of the keys and values that it reads within a page, among those of its group."""
+        found = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
+        return tuple(found[layer.source] for layer in self.layers)
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each group the tokens that its layers see, or None for all."""
+        return tuple(group.window for group in self.groups)
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
@@ -94,14 +120,20 @@ class PageShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one cached token takes: a key and a value in every layer, and its part of the bounds."""
-        return -(-self.bytes_per_page // self.page_size)
+        """Bytes that one cached token takes: a key and a value in every layer, and its part of the bounds. Of a layer
+        with a window only as long as the window sees it, where layers are divided."""
+        return -(-len(self.groups) * self.bytes_per_page // self.page_size)
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes that one page takes in all layers together."""
-        rows = [(index, self.page_size) for index in self.keeping]
-        rows += [(index, self.page_size // KEY_BLOCK) for index in self.keeping_bounds]
-        layers = self.layers
+        """Bytes that one page id takes: keys and values of all layers together, or of as many as the largest group
+        has."""
+        layers, kept, bounded = self.layers, list(self.keeping), list(self.keeping_bounds)
+        if self.divided:
+            places = max(len(group.layers) for group in self.groups)
+            kept = [self.keeping[0]] * places
+            bounded = [self.keeping[0]] * len({self.place_of[index] for index in bounded})
+        rows = [(index, self.page_size) for index in kept]
+        rows += [(index, self.page_size // KEY_BLOCK) for index in bounded]
         numbers = sum(count * layers[index].num_kv_heads * layers[index].head_dim for index, count in rows)
         return 2 * numbers * self.dtype.itemsize

@@ -29,6 +29,9 @@ class PagedStep:
     says where each token's key and value go (-1: nowhere, padding); `batch` says which tokens belong together and where
     their earlier keys lie. `mask_placeholder` must be passed as the model's `attention_mask`.
 
+    Where layers are in several groups, `other_slots` (groups - 1, T) says where keys and values go in those after the
+    first, and the batch has their page tables.
+
     Where sequences differ in how they compute attention, `groups` has all of them, in order, and stands for `batch`.
     The layers note in `record` what they measure of the groups; `measured` has it when the step is computed.
 
@@ -45,6 +48,12 @@ class PagedStep:
     wanted: WantedRows | None = None
     states: StateStep | None = None
     record: StepRecord = field(default_factory=StepRecord)
+    other_slots: torch.Tensor | None = None
+
+    def slots_of(self, layer: int) -> torch.Tensor:
+        """(T,) int64, where each token's key and value go in the pages of a layer."""
+        group = self.pages.shape.group_of[layer]
+        return self.slots if group == 0 or self.other_slots is None else self.other_slots[group - 1]
 
     def measured(self) -> StepMeasurements:
         """What the layers have measured of each group, once the step is computed."""
@@ -55,7 +64,14 @@ class PagedStep:
         assert self.wanted is not None
         assert self.wanted.batch is not None
         assert not self.groups, "a step with groups computes all rows"
-        return replace(self, batch=self.wanted.batch, slots=self.slots[self.wanted.rows], wanted=None)
+        rows, others = self.wanted.rows, self.other_slots
+        return replace(
+            self,
+            batch=self.wanted.batch,
+            slots=self.slots[rows],
+            other_slots=None if others is None else others[:, rows],
+            wanted=None,
+        )
 
     @property
     def mask_placeholder(self) -> torch.Tensor:

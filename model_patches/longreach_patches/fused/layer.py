@@ -188,7 +188,7 @@ class FusedLayer:
         kv_scales = step.pages.scales[self._index]
         q = self._queries(qkv, rope, step)
         del qkv
-        step.pages.bound_keys(self._index, step.slots, self._backend)
+        step.pages.bound_keys(self._index, step.slots_of(self._index), self._backend)
         if self._is_last and step.wanted is not None:
             rows = step.wanted.rows
             stream, q = stream[rows], q[rows]
@@ -232,7 +232,7 @@ class FusedLayer:
             (rope[0][0], rope[1][0]) if self._rotary else None,
             step.pages.keys[self._index],
             step.pages.values[self._index],
-            step.slots,
+            step.slots_of(self._index),
             heads=self._heads,
             rotary=self._parts.rotary,
             norms=self._head_norms if self._parts.qk_norm == "head" else None,

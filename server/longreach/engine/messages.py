@@ -151,7 +151,8 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
-    `host_kv_tokens` is what host memory keeps of the pages that are evicted; `page_bytes` what one page takes.
+    `kv_tokens` fit into the KV cache in requests of the longest length; `host_kv_tokens` is what host memory keeps of
+    those that are evicted. `page_bytes` is what one page takes, and `page_groups` groups of layers have one each.
     `dense_share` is the share of the full layers that no attention policy touches; `page_bounds` says whether the other
     full layers keep bounds of their keys, as a decode budget needs. `quantization` names the formats of quantised
     weights; `weight_bytes` is what the weights take on one device. `state_slots` are for recurrent states, of which one
@@ -177,6 +178,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     page_bounds: bool = False
     quantization: str = ""
     weight_bytes: int = 0
+    page_groups: int = 1
     state_slots: int = 0
     state_bytes: int = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from longreach_kernels.delta import StateBatch, gated_norm, short_convolution
+from longreach_kernels.delta import StateBatch, decay_and_beta, gated_norm, short_convolution
 from torch import Tensor
 
 from tests.kernels.delta.inputs import batch_of, moved
@@ -93,3 +93,18 @@ def test_the_norm_is_by_head_and_gated() -> None:
         gated_norm(x, gate[1:], weight, 1e-5)
     with pytest.raises(ValueError, match="weight: expected"):
         gated_norm(x, gate, weight[1:], 1e-5)
+
+
+def test_decays_and_betas_are_those_of_the_published_models() -> None:
+    a, b, a_log, bias = torch.randn(6, 4) * 8, torch.randn(6, 4), torch.rand(4).log(), torch.randn(4)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        rows, gates = a.to(dtype), b.to(dtype)
+        log_decay, beta = decay_and_beta(rows, gates, a_log, bias, beta_scale=2.0)
+        wide = torch.promote_types(dtype, torch.float32)
+        expected = -a_log.to(wide).exp() * torch.nn.functional.softplus(rows.to(wide) + bias.to(wide))
+        torch.testing.assert_close(log_decay, expected)
+        torch.testing.assert_close(beta, 2 * gates.to(wide).sigmoid())
+    with pytest.raises(ValueError, match="a, b: expected"):
+        decay_and_beta(a, b[1:], a_log, bias)
+    with pytest.raises(ValueError, match="dt_bias: expected"):
+        decay_and_beta(a, b, a_log, bias[1:])

@@ -96,8 +96,15 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(
     assert chunked == plain
 
     # Pages for the prompts and no more, and promises of one token: whose answer grows first preempts another.
-    pages = sum(-(-(len(prompt) + 1) // 64) for prompt in prompts.values())
-    crowded = build(device=device, cuda_graphs=False, max_model_len=2048, kv_cache_bytes=pages * 64 * TOKEN_BYTES)
+    # Half of the layers keep windows, of 2 pages and what a step fills: of small steps as much as of an answer's.
+    pages = sum(-(-(len(prompt) + 1) // 64) + 4 for prompt in prompts.values())
+    crowded = build(
+        device=device,
+        cuda_graphs=False,
+        max_model_len=2048,
+        max_batched_tokens=64,
+        kv_cache_bytes=(pages + 1) * 64 * TOKEN_BYTES // 2,
+    )
     crowded.scheduler.limits = dataclasses.replace(crowded.scheduler.limits, promised_tokens=1)
     requests = []
     add = crowded.scheduler.add

@@ -21,7 +21,7 @@ from tests.pairwise import FULL, seed
 from tests.patches.families.configs import config_of, random_model
 from tests.server.engine.driving import drain
 
-ALWAYS = ("gemma3_text", "gpt_oss", "qwen3_moe", "gemma2", "cohere")
+ALWAYS = ("gemma3_text", "gpt_oss", "qwen3_moe", "gemma2", "cohere", "qwen3_next", "qwen3_5_text", "olmo_hybrid")
 DAILY = 7
 # Their models make tensors on the CPU in each forward pass, and copy them; phimoe's are rotary frequencies.
 WITHOUT_GRAPHS = ("gemma3n_text", "phimoe")

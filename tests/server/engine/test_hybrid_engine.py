@@ -35,7 +35,7 @@ def plain(model_dir: Path):
 
     @torch.no_grad()
     def answer(prompt: list[int], count: int) -> list[int]:
-        out = model.generate(
+        out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
             torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         return out[0, len(prompt) :].tolist()

@@ -209,8 +209,7 @@ class ForwardPass:
         if not len(batch.logit_rows):
             return WantedRows(logit_rows, None)
         alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
-        arrays = upload([alone.cu_seqlens_q, alone.context_lens, alone.page_table.reshape(-1)], logit_rows.device)
-        return WantedRows(logit_rows, _on_device(alone, *arrays))
+        return WantedRows(logit_rows, _on_device(alone, logit_rows.device))
 
     @torch.inference_mode()
     def move(self, moves: PageMoves) -> None:
@@ -232,18 +231,18 @@ class ForwardPass:
 
     def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:
         device = self.loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.seq_slots], device)
-        short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, logit_rows, seq_slots = long
-        cu_seqlens_q, context_lens, page_table = short
+        long = [batch.input_ids, batch.positions, batch.logit_rows, batch.seq_slots, *batch.all_slots]
+        input_ids, positions, logit_rows, seq_slots, slots, *more = upload(long, device)
+        other_slots = torch.stack(more) if more else None
         if batch.has_pending:
             for tokens, sequences in _lone(batch):
                 input_ids[tokens] = fill_pending(input_ids[tokens], seq_slots[sequences], self.drawn)
-        paged = _on_device(batch, cu_seqlens_q, context_lens, page_table)
+        paged = _on_device(batch, device)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
-        states = self._states_of(batch, cu_seqlens_q)
-        step = PagedStep(self.pages, paged, slots, groups, self._wanted(batch, logit_rows), states)
+        wanted = self._wanted(batch, logit_rows)
+        states = self._states_of(batch, paged.cu_seqlens_q)
+        step = PagedStep(self.pages, paged, slots, groups, wanted, states, other_slots=other_slots)
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         measured = step.measured()
         if self.loaded.layout.size > 1:
@@ -256,17 +255,20 @@ class ForwardPass:
         """Where the step's sequences find their states, and leave them."""
         if self.states is None:
             return None
-        read, write = upload(list(batch.state_slots), cu_seqlens_q.device)
+        read, write = upload(batch.state_slots, cu_seqlens_q.device)
         return StateStep(self.states, StateBatch(cu_seqlens_q, read, write, batch.max_seqlen_q, batch.state_decodes))
 
 
-def _on_device(
-    batch: HostBatch, cu_seqlens_q: torch.Tensor, context_lens: torch.Tensor, page_table: torch.Tensor
-) -> PagedBatch:
+def _on_device(batch: HostBatch, device: torch.device) -> PagedBatch:
+    arrays = [batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)]
+    if batch.other_tables is not None:
+        arrays.append(batch.other_tables.reshape(-1))
+    cu_seqlens_q, context_lens, page_table, *others = upload(arrays, device)
     return PagedBatch(
         cu_seqlens_q=cu_seqlens_q,
         context_lens=context_lens,
         page_table=page_table.view(batch.page_table.shape),
+        other_tables=others[0].view(-1, *batch.page_table.shape) if others else None,
         max_seqlen_q=batch.max_seqlen_q,
         max_context_len=batch.max_context_len,
         num_decodes=batch.num_decodes,

@@ -159,7 +159,7 @@ class PageAllocator:
                 self.states.reserve(request, match.start)
                 self.states.add_border(request, match.chain)
             hold.clear(len(self._all))
-            hold.turns = (match.border, match.chain)
+            hold.turns, hold.settled = (match.border, match.chain), match.border
             for group, shared in enumerate(match.pages):
                 hold.first[group] = match.border - len(shared)
                 hold.tables[group] = [DROPPED] * hold.first[group] + shared
