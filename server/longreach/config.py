@@ -189,7 +189,7 @@ class Settings(BaseSettings):
         description="Host memory for evicted KV pages: 64GiB or a number of bytes; 0 drops them.",
     )
     state_cache_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
-        None, ge=0, le=2**44, description="Memory on each device for copies of recurrent states: 2GiB, 0 or auto."
+        None, ge=0, le=2**44, description="Memory on each device for copies of recurrent states: 2GiB, auto; 0: none."
     )
     gpu_memory_utilization: Real = Field(
         0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."

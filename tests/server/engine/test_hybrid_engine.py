@@ -35,7 +35,7 @@ def plain(model_dir: Path):
 
     @torch.no_grad()
     def answer(prompt: list[int], count: int) -> list[int]:
-        out = model.generate(
+        out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
             torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         return out[0, len(prompt) :].tolist()
@@ -52,6 +52,7 @@ def test_a_second_question_and_a_next_turn_read_what_is_new(model_dir: Path, pla
     assert started.state_slots > 16
     document = text(1, 1500)
     prompts = {"first": document + text(2, 9), "second": document + text(3, 20)}
+    tokens: dict[str, list[int]] = {}
     for name, prompt in prompts.items():
         assert engine.submit(spec(name, prompt, max_tokens=20)) is None
         tokens, updates, failures = drain(engine)
@@ -123,6 +124,17 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
 def test_settings_that_do_not_go_with_states_are_refused(model_dir: Path, settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(model_dir, **settings)
+
+
+def test_without_memory_for_copies_there_are_none(model_dir: Path) -> None:
+    engine, started = build(model_dir, state_cache_bytes=0, max_num_seqs=2)
+    assert started.state_slots == 4
+    for name in "ab":
+        assert engine.submit(spec(name, text(1, 100), max_tokens=40)) is None
+        _, updates, failures = drain(engine)
+        assert not failures
+        assert updates[name][-1].cached == 0
+    assert engine.stats.state_copies == 0
 
 
 def test_bits_that_do_not_depend_on_other_requests_are_refused() -> None:

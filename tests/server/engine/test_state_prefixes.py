@@ -216,6 +216,27 @@ def test_without_a_prefix_cache_there_are_no_copies() -> None:
     assert bench.states.usage.copies == 0
 
 
+def test_a_copy_and_one_requests_slots_are_the_least() -> None:
+    with pytest.raises(ValueError, match="a request needs 2 slots and one to start from, got 2"):
+        StateAllocator(StatePool(2), PAGE, copies=True)
+    bench, history = Bench(slots=3), text(3000, 0)
+    for turn in range(3):
+        history = history + text(300, 100 + turn)
+        read = bench.ask(f"turn {turn}", history, max_tokens=200)
+        assert not turn or read < 300 + 200 + 2 * PAGE, f"turn {turn} has read {read} tokens"
+        history = history + bench.streams[f"turn {turn}"]
+
+
+def test_answers_leave_half_of_the_room_to_documents() -> None:
+    bench, document = Bench(slots=26, rows=8), text(30000, 1)
+    bench.ask("first", document + text(50, 2))
+    for index in range(8):
+        bench.send(f"r{index}", text(300, index), max_tokens=300)
+    bench.drain()
+    bench.ask("second", document + text(50, 3))
+    assert bench.cached["second"] > 29000
+
+
 def test_a_step_that_fails_is_computed_again_in_parts_from_the_states_before_it() -> None:
     bench = Bench(overlaps=False)
     logging.getLogger("longreach.engine.step_retry").setLevel(logging.CRITICAL)

@@ -33,12 +33,15 @@ class StateAllocator:
     """Slots of a `pool` for requests; `copies` says whether others may start from what one has left, by `rule`."""
 
     def __init__(self, pool: StatePool, page_size: int, *, copies: bool, rule: BorderRule | None = None) -> None:
+        if pool.num_slots < SLOTS_PER_REQUEST + copies:
+            raise ValueError(f"a request needs {SLOTS_PER_REQUEST} slots and one to start from, got {pool.num_slots}")
         self._pool = pool
         self._size = page_size
         self._copies = copies
         self._rule = BorderRule() if rule is None else rule
         # Copies that a step in flight fills: others may start from them after it, unless it fails.
         self._unfinished: set[bytes] = set()
+        self._running = self._answers = 0  # requests that hold slots, and those that have left a copy in their answer
 
     @property
     def usage(self) -> StateUsage:
@@ -89,6 +92,7 @@ class StateAllocator:
             return False
         assert self._pool.reserve(SLOTS_PER_REQUEST)
         hold.reserved = SLOTS_PER_REQUEST
+        self._running += 1
         if start is not None:
             self._pin(hold, start)
         return True
@@ -207,6 +211,8 @@ class StateAllocator:
         self._pool.unreserve(hold.reserved)
         if keep_until is not None and (last := self.longest(request, 0, len(request.hold.digests))) is not None:
             self._pool.retain(request.hold.digests[last.depth - 1], keep_until)
+        self._running -= 1
+        self._answers -= hold.rolling is not None
         request.states = StateHold(unit=hold.unit, borders=hold.borders, spacing=hold.spacing)
 
     def expire(self, now: float) -> None:
@@ -218,6 +224,8 @@ class StateAllocator:
         holds = [request.states for request in requests]
         held = [slot for hold in holds for slot in hold.own_slots + [state.slot for state in hold.kept]]
         self._pool.check(held, [slot for hold in holds for slot in hold.pinned], sum(hold.reserved for hold in holds))
+        assert self._running == len(requests)
+        assert self._answers == sum(hold.rolling is not None for hold in holds)
         for request in requests:
             hold = request.states
             assert len(hold.own_slots) + hold.reserved == SLOTS_PER_REQUEST, request.id
@@ -244,7 +252,11 @@ class StateAllocator:
         hold, at = request.states, state.at
         if not self._copies or not state.is_own or at % self._size:
             return False
-        return at >= request.prompt_tokens or at in hold.borders or at - hold.last_kept >= hold.spacing
+        if at >= request.prompt_tokens:
+            # Copies in answers, most of which are soon replaced, leave half of the room to documents.
+            room = self._pool.num_slots - SLOTS_PER_REQUEST * self._running
+            return hold.rolling is not None or 2 * self._answers < room
+        return at in hold.borders or at - hold.last_kept >= hold.spacing
 
     def _commit_kept(self, request: Request, end: int, in_flight: bool) -> None:
         hold = request.states
@@ -267,5 +279,6 @@ class StateAllocator:
         if state.at >= request.prompt_tokens:
             if hold.rolling is not None and hold.rolling != digest:
                 self._pool.drop_unused(hold.rolling)
+            self._answers += (1 if is_new else 0) - (hold.rolling is not None)
             hold.rolling = digest if is_new else None
         return digest

@@ -27,6 +27,7 @@ from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
+from longreach.engine.startup.state_demand import keeps_copies
 from longreach.engine.startup.vocabulary import check_vocabulary
 
 
@@ -91,7 +92,8 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
     states = None
     if computing.states is not None:
-        states = StateAllocator(StatePool(computing.states.num_slots), config.page_size, copies=config.prefix_cache)
+        slots = StatePool(computing.states.num_slots)
+        states = StateAllocator(slots, config.page_size, copies=keeps_copies(config))
     bands = [mask.band for mask in state.own_masks]
     visible = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     usage = PolicyUsage(policies)

@@ -17,6 +17,11 @@ _COPIES_SHARE = 1 / 8
 _MOST_COPIES = 256
 
 
+def keeps_copies(config: EngineConfig) -> bool:
+    """Whether there is a prefix cache, and memory for copies that it is of use with."""
+    return config.prefix_cache and config.state_cache_bytes != 0
+
+
 @dataclass(frozen=True)
 class StateDemand:
     """What the states of a model take.
@@ -25,7 +30,7 @@ class StateDemand:
         slot_bytes: of one slot.
         max_num_seqs: requests computed at once, if there is room.
         asked_bytes: memory that was asked for copies; None where none was named.
-        keeps_copies: whether there is a prefix cache, which copies are for.
+        keeps_copies: as the function says.
     """
 
     slot_bytes: int
@@ -57,7 +62,7 @@ class StateDemand:
                 f"--state-cache-bytes: a copy of this model's states takes {readable(size)}, got {asked} bytes; give "
                 "more, or 0 for none"
             )
-        return cls(size, config.max_num_seqs, asked, config.prefix_cache)
+        return cls(size, config.max_num_seqs, asked, keeps_copies(config))
 
     @property
     def most_bytes(self) -> int:
@@ -80,6 +85,7 @@ class StateDemand:
         else:
             copies = self.asked_bytes // self.slot_bytes
         running = max(running, SLOTS_PER_REQUEST)
+        copies = max(copies, self.keeps_copies)  # a request that starts from one has it beside its own
         if (running + copies) * self.slot_bytes < room:
             return running + copies
         needed = readable(SLOTS_PER_REQUEST * self.slot_bytes)
