@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from longreach_kernels.delta import decay_and_beta, gated_norm
+from longreach_kernels.delta import decay_and_beta, gated_norm, launch
 from longreach_kernels.delta.norm import in_torch
 
 from tests.kernels.delta import test_convolution
@@ -74,6 +74,21 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_crowd(
         one, after = alone.run("triton")
         assert torch.equal(one, out[rows]), b
         assert torch.equal(after[write], states[write]), b
+
+
+def test_a_prompt_cut_between_chunks_has_the_bits_of_the_whole(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type == "cpu":
+        monkeypatch.setattr(np, "matmul", rowwise)
+    given = step([100], device=device)
+    size = launch.chunk_size(16, torch.float32)
+    out, states = given.run("triton")
+    first, between = alone_of(given, slice(0, 2 * size), batch_of([2 * size], [0], [1], device)).run("triton")
+    rest = alone_of(given, slice(2 * size, 100), batch_of([100 - 2 * size], [1], [1], device))
+    second, after = replace(rest, states=between).run("triton")
+    assert torch.equal(torch.cat([first, second]), out)
+    assert torch.equal(after, states)
 
 
 def alone_of(given: Step, rows: slice, batch: Any) -> Step:
