@@ -1,6 +1,7 @@
 """What a chunk of a prompt has in itself, in Triton: the inverse of its triangular system, and scores of its queries.
 
-All chunks are computed side by side. A chunk goes by blocks of 16 tokens, whose inverses are made of small products.
+All chunks are computed side by side. A chunk is cut into blocks of 16 tokens. A block's own inverse is made by one warp,
+all blocks at once; then they are joined, block after block.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
@@ -40,14 +41,14 @@ def _norm_factors(x, epsilon, NORMALISE: tl.constexpr):
 
 
 @triton.jit
-def _inverse(a):
-    """(1 + a)^-1 for a strictly lower triangular a (16, 16): of blocks of two rows, then of four, eight and all.
+def _inverses(a):
+    """(1 + a)^-1 for strictly lower triangular a (N, 16, 16): of blocks of two rows, then of four, eight and all.
 
     Two neighbouring blocks with inverses X and Y have ``-Y a X`` below them. No powers of ``a`` are taken: they may be
     large where the inverse is small.
     """
-    i = tl.arange(0, SIDE)[:, None]
-    j = tl.arange(0, SIDE)[None, :]
+    i = tl.arange(0, SIDE)[None, :, None]
+    j = tl.arange(0, SIDE)[None, None, :]
     x = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -a, 0.0))
     for level in tl.static_range(1, 4):
         joined = (i >> (level + 1) == j >> (level + 1)) & (i >> level > j >> level)
@@ -105,6 +106,16 @@ def solve_kernel(
         k = _rows(K, start + j, start + j < end, strides_k[0], KEY_DIM, BLOCK_K)
         norms = _norm_factors(k, epsilon, NORMALISE)
         betas = tl.load(Beta + (start + j).to(tl.int64) * HEADS + head, mask=start + j < end, other=0.0).to(tl.float32)
+        decays = tl.load(LogDecay + (start + j).to(tl.int64) * HEADS + head, mask=start + j < end, other=0.0)
+        decays = tl.reshape(tl.where(decays < _LEAST, _LEAST, decays), (CHUNK // SIDE, SIDE))
+        below = (i[:, None] > i[None, :])[None, :, :]
+        tall = tl.reshape(k, (CHUNK // SIDE, SIDE, BLOCK_K))
+        owns = product(tall, tl.permute(tall, (0, 2, 1))) * tl.exp(
+            tl.cumsum(tl.where(below, decays[:, :, None], 0.0), 1)
+        )
+        owns *= tl.reshape(betas * norms, (CHUNK // SIDE, SIDE))[:, :, None]
+        owns *= tl.reshape(norms, (CHUNK // SIDE, SIDE))[:, None, :]
+        owns = _inverses(tl.where(below, owns, 0.0))
         inverse = tl.zeros((CHUNK, CHUNK), tl.float32)
         to_here = tl.zeros((CHUNK,), tl.float32)  # log decay from after token j to the end of the last block
         so_far = 0.0
@@ -120,16 +131,13 @@ def solve_kernel(
             decay = tl.load(LogDecay + rows.to(tl.int64) * HEADS + head, mask=inside, other=0.0)
             decay = tl.where(decay < _LEAST, _LEAST, decay)
 
-            between = tl.cumsum(tl.where(i[:, None] > i[None, :], decay[:, None], 0.0), 0)
-            own = product(k_block, tl.trans(k_block)) * (beta * k_norms)[:, None] * k_norms[None, :] * tl.exp(between)
-            own = _inverse(tl.where(i[:, None] > i[None, :], own, 0.0))
-
             until = to_here[None, :] + tl.cumsum(tl.where(local[:, None] > j[None, :], decay[:, None], 0.0), 0)
             weights = tl.where(local[:, None] >= j[None, :], tl.exp(until) * norms[None, :], 0.0)
             system = product(k_block, tl.trans(k)) * (beta * k_norms)[:, None] * weights
             system = tl.where(j[None, :] < block * SIDE, system, 0.0)
             right = tl.where(local[:, None] == j[None, :], 1.0, 0.0) - product(system, inverse)
-            solved = product(own, right)
+            mine = tl.arange(0, CHUNK // SIDE) == block
+            solved = product(tl.sum(tl.where(mine[:, None, None], owns, 0.0), 0), right)
             scores = product(q_block, tl.trans(k)) * q_norms[:, None] * weights
 
             places = place * (CHUNK * CHUNK) + local[:, None] * CHUNK + j[None, :]
