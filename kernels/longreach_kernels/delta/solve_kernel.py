@@ -1,7 +1,7 @@
 """What a chunk of a prompt has in itself, in Triton: the inverse of its triangular system, and scores of its queries.
 
-All chunks are computed side by side. A chunk is cut into blocks of 16 tokens. A block's own inverse is made by one warp,
-all blocks at once; then they are joined, block after block.
+All chunks are computed side by side. A chunk is cut into blocks of 16 tokens. A warp makes the inverse of a block's own
+system, all blocks at once; then they are joined, block after block.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
