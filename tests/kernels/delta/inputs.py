@@ -3,6 +3,7 @@
 How far: the oracle is the recurrence in fp64. A chunked form multiplies numbers of the inputs' dtype and sums in fp32.
 So its error is what rounding the operands of its products does. `eager` is the plain chunked form, with each operand
 rounded. A result may have twice its error, plus the rounding of the result itself (`tests.kernels.accuracy.tolerance`).
+A GPU multiplies numbers of fp32 as two of 11 bits each, two bits less than fp32 has: four times that is excused there.
 """
 
 from __future__ import annotations
@@ -163,13 +164,14 @@ def check(given: Step, backend: str) -> tuple[Tensor, Tensor]:
     out, states = given.run(backend)
     exact, exact_states = given.oracle()
     low, low_states = eager(given)
+    factor = 8.0 if out.is_cuda and out.dtype == torch.float32 else 2.0
     assert out.dtype == given.v.dtype
     assert out.shape == given.v.shape
     for name, got, expected, plain, dtype in (
         ("out", out, exact, low, out.dtype),
         ("states", states, exact_states, low_states, torch.float32),
     ):
-        allowed = tolerance(expected, plain, dtype) + 2e-6 * max(1.0, float(expected.abs().max()))
+        allowed = tolerance(expected, plain, dtype, factor) + 2e-6 * max(1.0, float(expected.abs().max()))
         error = float((got.double() - expected).abs().max())
         assert error <= allowed, f"{name}: off by {error:.3g}, {allowed:.3g} allowed"
     written = [slot for slot in given.batch.write.tolist() if slot >= 0]
