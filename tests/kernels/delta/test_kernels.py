@@ -29,9 +29,11 @@ def test_chunks_of_64_in_16_bits(normalise: bool, device: torch.device) -> None:
 
 def test_slots_of_the_kernels(device: torch.device) -> None:
     """Zeros, the same slot, nowhere; a copy that several read; a sequence without tokens."""
-    given = step([1, 1, 1, 40, 7, 0], read=[-1, 2, 3, 8, 2, 7], write=[0, -1, 3, 5, -1, 6], device=device)
+    read, write = [-1, 2, 3, 8, 2, 7, -1, -1], [0, -1, 3, 5, -1, 6, 9, 10]
+    given = step([1, 1, 1, 40, 7, 0, 5, 0], read=read, write=write, device=device)
     _, states = check(given, "triton")
     assert torch.equal(states[6], given.states[7])
+    assert not states[10].any()
 
 
 def test_keys_of_zeros_change_nothing(device: torch.device) -> None:
