@@ -123,4 +123,4 @@ def test_the_kernel_of_decays_keeps_the_digits_of_weak_ones(device: torch.device
     log_decay, beta = decay_and_beta(a, b.float(), a_log, bias, beta_scale=2.0, backend="triton")
     expected = decay_and_beta(a.double(), b.double(), a_log, bias, beta_scale=2.0, backend="reference")
     torch.testing.assert_close(log_decay.double(), expected[0], rtol=2e-5, atol=0.0)
-    torch.testing.assert_close(beta.double(), expected[1], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(beta.double(), expected[1], rtol=1e-5, atol=0.0)
