@@ -272,7 +272,9 @@ class Scheduler:
         requests.sort(key=lambda r: rank(r, cached_until[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
         in_flight = self._digests_in_flight()
-        readers = [chunk for plan in self._in_flight for chunk in plan.chunks if self._reads(chunk)]
+        readers: list[Chunk] = []  # see `PageAllocator.awaits`
+        if self._states is not None:
+            readers += (chunk for plan in self._in_flight for chunk in plan.chunks if self._leaves_copies(chunk))
         for request in requests:
             if left.is_spent:
                 break
@@ -290,7 +292,8 @@ class Scheduler:
             if length:
                 chunks.append(self._chunk(request, length))
                 in_flight.update(self.allocator.digests(request, start, start + length))
-                readers += filter(self._reads, chunks[-1:])
+                if self._states is not None and self._leaves_copies(chunks[-1]):
+                    readers.append(chunks[-1])
                 left.take(request, start, length, cost)
             if fills_step:
                 break
@@ -306,8 +309,8 @@ class Scheduler:
             for digest in self.allocator.digests(chunk.request, chunk.start, chunk.end)
         }
 
-    def _reads(self, chunk: Chunk) -> bool:
-        """Whether a chunk's request is here and is going to leave copies of its state, see `PageAllocator.awaits`."""
+    def _leaves_copies(self, chunk: Chunk) -> bool:
+        """Whether a chunk's request is here and is going to leave copies of its state in its prompt."""
         request = chunk.request
         return self.running.get(request.id) is request and any(at >= chunk.end for at in request.states.borders)
 
