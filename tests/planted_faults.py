@@ -154,8 +154,8 @@ FAULTS = (
     Fault(
         "pages of a request that was cancelled leak",
         _ALLOCATOR,
-        "        pool.free(hold.pages, hold.reserved)\n",
-        "        pool.free(hold.pages[:-1], hold.reserved)\n",
+        "        pool.free(pages, hold.reserved, ",
+        "        pool.free(pages[:-1], hold.reserved, ",
         (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
     ),
     Fault(
