@@ -6,10 +6,11 @@ from longreach_patches.cache.groups import LayerGroup
 from longreach_patches.cache.pages import KVPages
 from longreach_patches.cache.scales import KVScales, resolve_kv_dtype
 from longreach_patches.cache.shape import LayerPages, PageShape
+from longreach_patches.cache.states import NO_SLOT, StateShape, StateStep, StateStore
 from longreach_patches.cache.step import PagedStep, WantedRows
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
-from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
+from longreach_patches.families import FAMILIES, attention_layers, head_shape, layer_masks, rotary_layers, state_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import (
@@ -35,6 +36,7 @@ from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
+    "NO_SLOT",
     "SINGLE",
     "BlockBudget",
     "Footprint",
@@ -51,11 +53,15 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "RankLayout",
+    "StateShape",
+    "StateStep",
+    "StateStore",
     "StepGroup",
     "StepMeasurements",
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",
+    "attention_layers",
     "brings_kv_scales",
     "check_agreement",
     "check_files_if_any",
@@ -76,4 +82,5 @@ __all__ = [
     "resolve_kv_dtype",
     "rotary_layers",
     "scheme_of",
+    "state_layers",
 ]

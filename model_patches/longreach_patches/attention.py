@@ -36,9 +36,11 @@ _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks", "attentio
 class LayerAttention:
     """What one attention module computes, and with which kernels; `patch` puts it on the module.
 
-    `ranks` says how one of several ranks comes to its heads; None if there is one.
+    `index` is its place among the layers that attend, by which pages are found. `ranks` says how one of several ranks
+    comes to its heads; None if there is one.
     """
 
+    index: int
     mask: LayerMask
     backend: Backend
     batch_invariant: bool = False
@@ -119,8 +121,7 @@ def longreach_attention(
     if paged_step is not None:
         if paged_step.wanted is not None:
             raise UnsupportedModelError("rows of a step can be left out of fused layers only; call fuse_layers() first")
-        index: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-        return _paged(call, backend, index, query, key, value, paged_step, layer.ranks), None
+        return _paged(call, backend, layer.index, query, key, value, paged_step, layer.ranks), None
     if layer.ranks is not None:
         raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     if attention_mask is None and _side_by_side(query, key):

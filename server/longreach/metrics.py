@@ -259,6 +259,14 @@ class _EngineCollector:
         for state, count in (("used", stats.used_host_pages), ("free", free)):
             places.add_metric((*self._names, state), count)
         yield places
+        if stats.state_slots:  # of models that keep recurrent states
+            slots = GaugeMetricFamily(
+                "longreach:state_slots", "Slots for recurrent states by state.", labels=(*_LABELS, "state")
+            )
+            held = stats.state_slots - stats.free_state_slots - stats.state_copies
+            for state, count in (("held", held), ("cached", stats.state_copies), ("free", stats.free_state_slots)):
+                slots.add_metric((*self._names, state), count)
+            yield slots
         for name, text, count in (
             ("vllm:kv_offload_store_bytes", "Bytes of KV pages copied to host memory.", stats.stored_pages),
             ("vllm:kv_offload_load_bytes", "Bytes of KV pages copied back from host memory.", stats.restored_pages),

@@ -57,6 +57,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (config_of("gemma4_text"), {}),
         (config_of("gemma4_text"), {"kv_cache_dtype": "fp8", "page_bounds": True, "kv_cache_memory": 4_000_000}),
         (config_of("gemma3n_text"), {"page_size": 16}),
+        (config_of("qwen3_next"), {}),
+        (config_of("olmo_hybrid"), {"kv_cache_memory": 4_000_000, "state_cache_bytes": 200_000}),
         (
             Qwen3Config(hidden_size=128, intermediate_size=256, head_dim=48, max_position_embeddings=700, **SMALL),
             {"kv_cache_memory": 2_500_000, "page_size": 256},
@@ -78,6 +80,7 @@ def test_the_engine_reports_what_was_planned(config: Any, options: dict[str, Any
         EngineConfig(model=str(model), device="cpu", random_weights=config is not None, **settings)
     )
     assert (row["kv_tokens"], row["max_model_len"]) == (started.kv_tokens, started.max_model_len)
+    assert (row["state_slots"], row["state_bytes"]) == (started.state_slots, started.state_bytes)
     loaded = engine._runner._loaded.patched.model  # type: ignore[attr-defined]
     tensors = [*loaded.parameters(), *loaded.buffers()]
     assert row["weight_bytes"] == sum(tensor.numel() * tensor.element_size() for tensor in tensors)

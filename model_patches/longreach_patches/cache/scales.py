@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PretrainedConfig
 
-from longreach_patches.families import head_shapes, layer_sources
+from longreach_patches.families import attention_layers, head_shapes, layer_sources
 from longreach_patches.layout import RankLayout
 
 if TYPE_CHECKING:
@@ -66,17 +66,18 @@ class KVScales:
         device: torch.device,
     ) -> KVScales | None:
         """Scales that a checkpoint brings by layer, of all heads together or of each, for this rank's heads; None where
-        a layer that keeps keys has none.
+        a layer that keeps keys has none. `found` has them by the numbers of decoder layers.
 
         Raises:
             ValueError: a layer has another number of scales than of heads.
         """
         sides: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        for index, (shape, source) in enumerate(zip(head_shapes(config), layer_sources(config), strict=True)):
-            if source not in found:
+        layers = attention_layers(config)
+        for index, shape, source in zip(layers, head_shapes(config), layer_sources(config), strict=True):
+            if (of_source := found.get(layers[source])) is None:
                 return None
             own = layout.part(shape.kv_heads)
-            for side, scale in zip(sides, found[source], strict=True):
+            for side, scale in zip(sides, of_source, strict=True):
                 if len(scale) not in (1, shape.kv_heads):
                     raise ValueError(
                         f"layer {index} has {len(scale)} scales of keys or values for {shape.kv_heads} KV heads"

@@ -29,7 +29,7 @@ class PageShape:
     """The size of one token's keys and values across all layers, and of a page of tokens.
 
     Attributes:
-        num_layers: decoder layers.
+        num_layers: decoder layers that attend; layers are numbered among these.
         num_kv_heads, head_dim: of every layer, or where they differ of the layers that see everything.
         dtype: of the numbers.
         page_size: tokens in a page.

@@ -9,6 +9,7 @@ import torch
 from longreach_kernels import PagedBatch
 
 from longreach_patches.cache.pages import KVPages
+from longreach_patches.cache.states import StateStep
 from longreach_patches.policy_step import StepGroup, StepMeasurements, StepRecord
 
 
@@ -36,6 +37,8 @@ class PagedStep:
 
     The last layer computes keys and values of all tokens, and all else for `wanted` only, if that is given: the model
     then gives R rows for T. A model whose layers are not fused refuses it, and a step with groups has none.
+
+    `states` are those of layers that keep one in place of keys and values; None for models without such layers.
     """
 
     pages: KVPages
@@ -43,6 +46,7 @@ class PagedStep:
     slots: torch.Tensor
     groups: tuple[StepGroup, ...] = ()
     wanted: WantedRows | None = None
+    states: StateStep | None = None
     record: StepRecord = field(default_factory=StepRecord)
     other_slots: torch.Tensor | None = None
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Literal
 
 from longreach.engine.cost_model import StepCost
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import Generate, Logprob
 from longreach.engine.requests.request import PENDING, Request
+from longreach.engine.requests.state_hold import StateSlots
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 
 Windows = tuple[int | None, ...]
+# Whether a model has layers with recurrent states, beside others or alone.
+States = Literal["none", "beside", "alone"]
 NO_MOVES = PageMoves([], [], [], [])
 
 
@@ -57,6 +61,13 @@ def expected_stream(
     return tokens
 
 
+def _check_slots(slots: list[StateSlots]) -> None:
+    """Assert that a step can be computed in any order, and again."""
+    written = [slot.write for slot in slots]
+    assert len(set(written)) == len(written), "two sequences of a step leave their states in one slot"
+    assert not {slot.read for slot in slots}.intersection(written), "a step writes to a slot that it reads"
+
+
 class SimulatedRunner:
     """Runs plans over simulated pages; `clock` advances by what a step costs, if a cost is given.
 
@@ -65,6 +76,9 @@ class SimulatedRunner:
 
     `windows` are the groups of its layers. In a full one (None) a token's state depends on the one before, and so on
     all; in a window on the states of all tokens that it sees, itself excluded, which are read from their pages.
+
+    With `states` there are recurrent layers, whose rows depend on the slot that a chunk starts from and on no page:
+    beside the others, as one more full group would be, or alone.
     """
 
     def __init__(
@@ -75,9 +89,13 @@ class SimulatedRunner:
         overlaps: bool = False,
         rounds: bool = False,
         windows: Windows = (None,),
+        states: States = "none",
     ) -> None:
         self.overlaps = overlaps
         self._windows = windows
+        self._kept = states
+        self._states: dict[int, bytes] = {}  # by slot
+        self._wrong_slots: set[int] = set()  # that hold what is no number
         self._rounds = rounds
         self.now = 0.0
         self.computed_tokens = 0
@@ -121,9 +139,14 @@ class SimulatedRunner:
             tokens = [self._drawn[chunk.request.seq_slot] if token == PENDING else token for token in chunk.token_ids]
             as_decode = self._rounds and chunk.as_decodes
             states = [self._write(chunk.request, chunk.start + i, token, as_decode) for i, token in enumerate(tokens)]
+            if self._kept != "none":
+                read_states = self._read_state(chunk, tokens)
+                alone = self._kept == "alone"
+                states = [state if alone else row + state for row, state in zip(states, read_states, strict=True)]
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+        _check_slots([chunk.state for chunk in plan.chunks if chunk.state is not None])
         self.after_step(plan)
         for chunk in plan.chunks:
             if chunk.num_draws:
@@ -131,6 +154,7 @@ class SimulatedRunner:
                 if chunk.request.id in self.broken:
                     drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
                     self.not_numbers.update(self._pages_of(chunk)[1])
+                    self._wrong_slots |= set() if chunk.state is None else {chunk.state.write}
 
         def result() -> dict[str, list[int]]:
             self.before_result()
@@ -194,6 +218,19 @@ class SimulatedRunner:
             read += table[first : -(-chunk.end // size)]
             written += table[chunk.start // size : -(-chunk.end // size)]
         return read, written
+
+    def _read_state(self, chunk: Chunk, tokens: list[int]) -> list[bytes]:
+        """The states behind each token of a chunk, which goes on from its slot."""
+        assert chunk.state is not None, "a step of this model says nothing of slots"
+        read, write = chunk.state
+        assert read not in self._wrong_slots or chunk.request.id in self.broken, "a step starts from what is no number"
+        self._wrong_slots.discard(write)
+        state, states = b"" if read < 0 else self._states[read], []
+        for token in tokens:
+            state = _state(state, chunk.request.spec.cache_salt, token)
+            states.append(state)
+        self._states[write] = state
+        return states
 
     def _write(self, request: Request, position: int, token: int, as_decode: bool) -> bytes:
         states = []

@@ -55,6 +55,8 @@ class HostBatch:
         groups: the sequences by policy, unless all are dense.
         other_slots, other_tables: (groups - 1, T) and (groups - 1, B, pages), as `slots` and `page_table` of the groups
             of layers after the first; None where all layers are in one.
+        state_reads, state_writes: (B,) the slots that each sequence's recurrent state is read from (-1: zeros) and left
+            in, all of them different; None for a model without states.
     """
 
     input_ids: Int64
@@ -82,6 +84,9 @@ class HostBatch:
         """(B, pages) of each group of layers, in order."""
         return [self.page_table] if self.other_tables is None else [self.page_table, *self.other_tables]
 
+    state_reads: Int64 | None = None
+    state_writes: Int64 | None = None
+
     @property
     def has_pending(self) -> bool:
         """Whether the step before this one draws some of its tokens."""
@@ -91,6 +96,19 @@ class HostBatch:
     def is_decode_only(self) -> bool:
         """Whether every sequence computes one token, of which it wants the logits."""
         return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.seq_slots)
+
+    @property
+    def state_slots(self) -> list[Int64]:
+        """(B,) the slots that states are read from, and those that they are left in; none in models without states."""
+        if self.state_reads is None or self.state_writes is None:
+            return []
+        return [self.state_reads, self.state_writes]
+
+    @property
+    def state_decodes(self) -> int:
+        """Leading sequences of one token each, whatever their policies are."""
+        longer = np.diff(self.cu_seqlens_q) > 1
+        return int(np.argmax(longer)) if longer.any() else len(longer)
 
     @property
     def rows_wanted(self) -> Int64:
@@ -126,6 +144,8 @@ class HostBatch:
             groups=(),
             other_slots=None if self.other_slots is None else self.other_slots[:, rows],
             other_tables=None if self.other_tables is None else self.other_tables[:, kept],
+            state_reads=None,  # a layer that keeps a state needs all rows
+            state_writes=None,
         )
 
 
@@ -168,6 +188,7 @@ class BatchBuilder:
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
+        reads, writes = _states(chunks)
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
@@ -183,6 +204,8 @@ class BatchBuilder:
             groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
             other_slots=places[1:] if len(places) > 1 else None,
             other_tables=tables[1:] if len(tables) > 1 else None,
+            state_reads=reads,
+            state_writes=writes,
         )
 
     def _update_row(self, request: Request) -> None:
@@ -206,6 +229,19 @@ class BatchBuilder:
             for group, first in enumerate(hold.first):
                 self._tables[group, slot, self._first[slot][group] : first] = self._dropped
             self._first[slot] = list(hold.first)
+
+
+def _states(chunks: Sequence[Chunk]) -> tuple[Int64 | None, Int64 | None]:
+    """The slots that the chunks' states are read from, and those that they are left in; None without states.
+
+    Each chunk is one sequence: tokens that are computed as sequences of their own would have to wait for each other.
+    """
+    slots = [chunk.state for chunk in chunks if chunk.state is not None]
+    if not slots:
+        return None, None
+    assert all(chunk.num_sequences == 1 for chunk in chunks), "a state is read by one sequence of a chunk"
+    reads, writes = np.array(slots, np.int64).reshape(len(chunks), 2).T
+    return np.ascontiguousarray(reads), np.ascontiguousarray(writes)
 
 
 def _decodes(chunks: Sequence[Chunk]) -> int:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep, StepMeasurements, WantedRows
+from longreach_kernels.delta import StateBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepMeasurements, WantedRows
 from torch import distributed, nn
 
 from longreach.engine.device.batch_builder import HostBatch
@@ -108,14 +109,15 @@ class StepGraphs(NamedTuple):
         pages: KVPages,
         drawn: torch.Tensor,
         limits: Limits,
+        states: StateStore | None = None,
     ) -> StepGraphs:
-        """For a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`, `needs` what
-        decodes need."""
+        """For a model's steps over these pages and `states`, with nothing captured yet; `drawn` as for `ForwardPass`,
+        `needs` what decodes need."""
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
         return cls(
-            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
-            PolicyGraphs(run, fill, pages, needs, limits, policies.answers),
-            MixedGraphs(run, fill, pages, needs, limits),
+            DecodeGraphs(run, fill, pages, needs, limits, states),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.answers, states),
+            MixedGraphs(run, fill, pages, needs, limits, states),
         )
 
     def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
@@ -165,7 +167,7 @@ class StepGraphs(NamedTuple):
 
 
 class ForwardPass:
-    """A model, or one rank's part of it, with its pages.
+    """A model, or one rank's part of it, with its pages, and with its states if it has layers that keep some.
 
     `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by their `seq_slot`; rank 0 fills it.
     """
@@ -178,9 +180,11 @@ class ForwardPass:
         graphs: StepGraphs | None,
         policies: LayerPolicies,
         host: HostStore | None = None,
+        states: StateStore | None = None,
     ) -> None:
         self.loaded = loaded
         self.pages = pages
+        self.states = states
         self.drawn = drawn
         self.policies = policies
         self._graphs = graphs
@@ -237,7 +241,8 @@ class ForwardPass:
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
         wanted = self._wanted(batch, logit_rows)
-        step = PagedStep(self.pages, paged, slots, groups, wanted, other_slots=other_slots)
+        states = self._states_of(batch, paged.cu_seqlens_q)
+        step = PagedStep(self.pages, paged, slots, groups, wanted, states, other_slots=other_slots)
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         measured = step.measured()
         if self.loaded.layout.size > 1:
@@ -245,6 +250,13 @@ class ForwardPass:
         if samples is not None:
             samples.collect(measured)
         return logits, samples
+
+    def _states_of(self, batch: HostBatch, cu_seqlens_q: torch.Tensor) -> StateStep | None:
+        """Where the step's sequences find their states, and leave them."""
+        if self.states is None:
+            return None
+        read, write = upload(batch.state_slots, cu_seqlens_q.device)
+        return StateStep(self.states, StateBatch(cu_seqlens_q, read, write, batch.max_seqlen_q, batch.state_decodes))
 
 
 def _on_device(batch: HostBatch, device: torch.device) -> PagedBatch:

@@ -17,6 +17,7 @@ say.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain, usable_border
@@ -24,6 +25,8 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
+from longreach.engine.kv_cache.state_pool import FoundCopy
 from longreach.engine.requests.page_hold import DROPPED, PageHold
 from longreach.engine.requests.request import Request
 
@@ -46,27 +49,38 @@ class PageUsage(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """What a request can share: pages up to a `border`, of each group those that it needs there; and how many pages
-    full groups have, on the device or in host memory."""
+    """What a request can share: pages up to a `border`, of each group those that it needs there, and the copy of a
+    state that it can `start` from there; and how many pages full groups have, on the device or in host memory."""
 
     border: int
     chain: int
     pages: list[list[int]]
+    start: FoundCopy | None = None
 
 
 class PageAllocator:
     """Pages of a `pool` for requests; without a `hasher` pages have no digests, and there is no prefix cache.
 
-    Without `groups` all layers are of one group that keeps all pages.
+    Without `groups` all layers are of one group that keeps all pages. `states` has the slots of a model that keeps
+    recurrent states: a prefix of such a one is usable up to a border at which there is a copy of the state, too.
     """
 
-    def __init__(self, pool: PagePool, hasher: PageHasher | None = None, groups: PageGroups | None = None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        hasher: PageHasher | None = None,
+        groups: PageGroups | None = None,
+        states: StateAllocator | None = None,
+    ) -> None:
         self._pool = pool
         self._hasher = hasher
         self._size = pool.page_size
         self.groups = PageGroups(pool.page_size) if groups is None else groups
         self._all = tuple(range(len(self.groups.windows)))
         self._has_windows = bool(self.groups.windowed)
+        self.states = states
+        # Whether a prefix is usable up to some borders only.
+        self._by_border = self._has_windows or states is not None
 
     @property
     def num_pages(self) -> int:
@@ -94,6 +108,11 @@ class PageAllocator:
         slots = (0, 0) if host is None else (host.num_slots, host.num_used)
         return PageUsage(pool.num_pages, pool.num_free, pool.cache.num_idle, *slots)
 
+    @property
+    def state_usage(self) -> StateUsage:
+        """How many slots for states there are, and how many are in use."""
+        return StateUsage(0, 0, 0) if self.states is None else self.states.usage
+
     def hash(self, request: Request) -> None:
         """Make the digests of a request's full pages, as far as it does not have them."""
         if self._hasher is not None:
@@ -101,9 +120,19 @@ class PageAllocator:
             spec, digests = request.spec, request.hold.digests
             self._hasher.extend(digests, tokens, spec.cache_salt, spec.attention.key, request.prompt_tokens)
 
+    def add(self, request: Request, others: Iterable[Request]) -> None:
+        """Take note of a request that is new, beside `others` that are here."""
+        self.hash(request)
+        if self.states is not None:
+            self.states.add(request)
+            for other in others:
+                self.states.add_parting(request, other)
+
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""
         match = self._match(request)
+        if self.states is not None and not self.states.can_reserve(match.start):
+            return False
         missing = self._missing(request.hold, self._pool.pages_for(length), match.border)
         return self._pool.can_reserve(sum(missing), *self._apart(match.pages))
 
@@ -122,8 +151,13 @@ class PageAllocator:
         else:
             match = self._match(request)
             missing = self._missing(hold, pages, match.border)
+            if self.states is not None and not self.states.can_reserve(match.start):
+                return False
             if not self._pool.reserve(sum(missing), *self._apart(match.pages)):
                 return False
+            if self.states is not None:
+                self.states.reserve(request, match.start)
+                self.states.add_border(request, match.chain)
             hold.clear(len(self._all))
             hold.turns, hold.settled = (match.border, match.chain), match.border
             for group, shared in enumerate(match.pages):
@@ -146,8 +180,8 @@ class PageAllocator:
             return PrefixMatch(request.computed, False)
         start = len(request.hold.pages)
         assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
-        if self._has_windows:
-            return self._match_windows(request, max_restored)
+        if self._by_border:
+            return self._match_borders(request, max_restored)
         hold, pool = request.hold, self._pool
         waits = False
         for digest in hold.digests[start : self._most_shared(request)]:
@@ -175,13 +209,23 @@ class PageAllocator:
         hold, start = request.hold, request.computed // self._size
         known = max(start, hold.chain_until)
         chain = longest_chain(self.groups, hold.digests, known, self._most_shared(request), self._pool.has)
-        if not self._has_windows:
+        if not self._by_border:
             hold.cached_until = chain * self._size
-        elif chain > known or hold.cached_until < request.computed:
-            border = usable_border(self.groups, hold.digests, start, chain, self._pool.has)
-            hold.cached_until = border * self._size
+        elif chain > known or hold.cached_until < request.computed or self.states is not None:
+            hold.cached_until = self._usable(request, start, chain, self._pool.has) * self._size
         hold.chain_until = chain
         return max(hold.cached_until, request.computed)
+
+    def awaits(self, request: Request, start: int, ahead: Request, end: int) -> bool:
+        """Whether a request, which could compute from `start` on, waits for one that is computed up to `end`.
+
+        It does where that one goes on to leave a copy of its state from which the request can start further on.
+        """
+        if ahead is request or end < start:
+            return False
+        digests, last = request.hold.digests, self._most_shared(request)
+        depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
+        return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
 
     def digests(self, request: Request, start: int, end: int) -> list[bytes]:
         """Those of the pages that hold tokens `start` to `end`, of those that have any."""
@@ -234,7 +278,7 @@ class PageAllocator:
         if not self._has_windows:
             return
         hold, border = request.hold, position // self._size
-        answering = request.known - position <= 1
+        answering = request.known - position <= 1 + request.redo
         if border > hold.settled or answering != hold.answering:
             hold.settled, hold.answering = border, answering
             self._drop_behind(request, border)
@@ -247,9 +291,12 @@ class PageAllocator:
         no copy of them, see `invalidate_unfinished`.
         """
         first, last = start // self._size, end // self._size
-        if self._hasher is None or first >= last:
+        if self._hasher is None or (first >= last and self.states is None):
             return False
         self.hash(request)
+        left = self.states is not None and not in_flight and self.states.commit(request, end)
+        if first >= last:
+            return left
         hold = request.hold
         for group, table in enumerate(hold.tables):
             for page in range(max(first, hold.first[group]), last):
@@ -261,11 +308,28 @@ class PageAllocator:
     def finish_steps(self) -> None:
         """Note that no step is in flight: what was committed before its end is there."""
         self._pool.unfinished.clear()
+        if self.states is not None:
+            self.states.finish_steps()
+
+    def settle_drafts(self, request: Request, end: int) -> int:
+        """The drafts of a request's step in flight stand up to `end`; the position from which it goes on.
+
+        A state cannot be cut: unless all stand it goes on from where the step began.
+        """
+        return end if self.states is None else self.states.settle_drafts(request, end)
+
+    def leave(self, request: Request, end: int, *, in_flight: bool = False) -> None:
+        """Keep the state of a request that is about to be freed, where that is one up to `end`; see `commit`."""
+        if self.states is not None and self._hasher is not None:
+            self.hash(request)
+            self.states.leave(request, end, in_flight=in_flight)
 
     def invalidate_unfinished(self) -> None:
         """See that nobody shares what was committed before the end of a step that has failed."""
         self._pool.invalidate(self._pool.unfinished)
         self._pool.unfinished.clear()
+        if self.states is not None:
+            self.states.invalidate_unfinished()
 
     def invalidate(self, request: Request) -> None:
         """See that nobody shares what a request holds, since it may be wrong."""
@@ -276,6 +340,8 @@ class PageAllocator:
         # What windows have left behind is held no more, and may be wrong as well.
         for group in self.groups.windowed:
             self._pool.invalidate_digests(self._keys(hold, (group,), 0, hold.first[group]))
+        if self.states is not None:
+            self.states.invalidate(request)
 
     def free(self, request: Request, keep_until: float | None = None) -> None:
         """Take everything back; with `keep_until`, full pages are evicted after others until that time."""
@@ -296,10 +362,14 @@ class PageAllocator:
             pool.cache.retain(pages, keep_until)
         pool.free(pages, hold.reserved, hold.held(self.groups.windowed), kept)
         hold.clear(len(self._all))
+        if self.states is not None:
+            self.states.free(request, keep_until)
 
     def expire(self, now: float) -> None:
         """End the retention of pages whose time has come."""
         self._pool.cache.expire(now)
+        if self.states is not None:
+            self.states.expire(now)
 
     def take_moves(self) -> PageMoves:
         """What has to be copied and cleaned for the step that has been planned, since the last call."""
@@ -319,6 +389,8 @@ class PageAllocator:
         pool, windowed = self._pool, self.groups.windowed
         backed = [page for request in requests for page in request.hold.held(windowed)] if windowed else []
         pool.check([r.hold.held(self._all) for r in requests], [r.hold.reserved for r in requests], backed)
+        if self.states is not None:
+            self.states.check(requests)
         for request in requests:
             hold = request.hold
             assert len(hold.pages) * self._size >= request.computed, request.id
@@ -338,15 +410,31 @@ class PageAllocator:
     def _match(self, request: Request) -> _Match:
         """What a request that holds nothing can share of what is on the device."""
         digests, most = request.hold.digests, self._most_shared(request)
-        if not self._has_windows:
+        if not self._by_border:
             pages = self._pool.match(digests[:most])
             return _Match(len(pages), len(pages), [pages])
         pool, groups = self._pool, self.groups
         chain = longest_chain(groups, digests, 0, most, pool.has)
         on_device = longest_chain(groups, digests, 0, chain, pool.cache.has_digest)
-        border = usable_border(groups, digests, 0, on_device, pool.cache.has_digest)
+        border = self._usable(request, 0, on_device, pool.cache.has_digest)
         keys = [self._keys(request.hold, (group,), groups.first(group, border), border) for group in self._all]
-        return _Match(border, chain, [pool.match(of_group) for of_group in keys])
+        return _Match(border, chain, [pool.match(of_group) for of_group in keys], self._copy_at(request, border))
+
+    def _usable(self, request: Request, start: int, end: int, has: Callable[[bytes], bool]) -> int:
+        """As `usable_border`, for a request, with states counted in."""
+        border = usable_border(self.groups, request.hold.digests, start, end, has)
+        while self.states is not None and border > start:
+            found = self.states.longest(request, start, border)
+            if found is None:
+                return start
+            border = usable_border(self.groups, request.hold.digests, start, found.depth, has)
+            if border == found.depth:
+                break
+        return border
+
+    def _copy_at(self, request: Request, border: int) -> FoundCopy | None:
+        """The copy of a request's state at a usable border; None at its beginning, or without states."""
+        return None if self.states is None or not border else self.states.longest(request, border - 1, border)
 
     def _apart(self, pages: list[list[int]]) -> tuple[list[int], list[int]]:
         """The pages of all full groups, and those of all windows."""
@@ -367,25 +455,29 @@ class PageAllocator:
             missing.append(max(0, groups.promise(group, pages, first, answering) - held))
         return missing
 
-    def _match_windows(self, request: Request, max_restored: int) -> PrefixMatch:
-        """As `match_prefix`: windows have pages for some borders only, so a request goes from border to border."""
+    def _match_borders(self, request: Request, max_restored: int) -> PrefixMatch:
+        """As `match_prefix`, from border to border: windows have pages for some only, and states copies at some."""
         hold, pool, groups = request.hold, self._pool, self.groups
         start = len(hold.pages)
         here = PrefixMatch(start * self._size, False)
         chain = longest_chain(groups, hold.digests, start, self._most_shared(request), pool.has)
-        border = usable_border(groups, hold.digests, start, chain, pool.has)
+        border = self._usable(request, start, chain, pool.has)
         away = self._away(hold, start, border)
         if len(away) > max(0, max_restored - pool.num_restoring):
             if pool.num_restoring:
                 return here._replace(waits=True)
             reach = self._reach(hold, start, chain, max_restored)
-            nearer = usable_border(groups, hold.digests, start, reach, pool.has)
+            nearer = self._usable(request, start, reach, pool.has)
             border = nearer if nearer > start else border
             away = self._away(hold, start, border)
         if border == start:
             return here
         if any(pool.is_restoring(digest) for digest in away):
             return here._replace(waits=True)
+        if self.states is not None:
+            copy = self._copy_at(request, border)
+            if copy is None or not self.states.start_from(request, copy):
+                return here
         self._drop_behind(request, border)
         places: list[tuple[list[int], int]] = []  # of what is restored, in the order of `away`
         for group, table in enumerate(hold.tables):

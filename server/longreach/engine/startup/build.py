@@ -20,11 +20,14 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import HostPages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
+from longreach.engine.startup.state_demand import keeps_copies
 from longreach.engine.startup.vocabulary import check_vocabulary
 
 
@@ -87,11 +90,15 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     hasher = None
     if config.prefix_cache:
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
+    states = None
+    if computing.states is not None:
+        slots = StatePool(computing.states.num_slots)
+        states = StateAllocator(slots, config.page_size, copies=keeps_copies(config))
     bands = [mask.band for mask in state.own_masks]
     visible = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     usage = PolicyUsage(policies)
     pairs = PairCount(visible, usage.pairs)
-    scheduler = Scheduler(PageAllocator(pool, hasher, groups), limits)
+    scheduler = Scheduler(PageAllocator(pool, hasher, groups, states), limits)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
     return engine, _started(state, config, groups)
 
@@ -121,6 +128,8 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups) -> Star
         quantization=loaded.quantization or "",
         weight_bytes=loaded.weight_bytes,
         page_groups=len(groups.windows),
+        state_slots=0 if (states := state.forward.states) is None else states.num_slots,
+        state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
     )
 
 

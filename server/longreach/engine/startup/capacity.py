@@ -17,6 +17,7 @@ from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.messages import EngineConfig
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.startup.host_memory import HostMemory, readable
+from longreach.engine.startup.state_demand import StateDemand
 
 # Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
 _GPU_BATCHED_TOKENS = 8192
@@ -45,12 +46,14 @@ class Capacity:
     """`num_pages` pages, and the longest request, prompt and answer, that is served with them.
 
     `groups` are the model's groups of layers, each of which takes pages of its own. Where some keep a window only, how
-    many tokens fit depends on the length of their sequences.
+    many tokens fit depends on the length of their sequences. `state_slots` are for recurrent states, of a model that
+    keeps some.
     """
 
     num_pages: int
     groups: PageGroups
     max_model_len: int
+    state_slots: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -79,6 +82,7 @@ class Demand:
         max_positions: the longest sequence that the model is made for.
         asked_len: the longest request that was asked for, or None.
         selection_bytes: of `step_bytes`, what choosing keys by their bounds takes.
+        states: what recurrent states take, of a model that keeps some.
     """
 
     weight_bytes: int
@@ -91,13 +95,15 @@ class Demand:
     max_positions: int
     asked_len: int | None
     selection_bytes: int = 0
+    states: StateDemand | None = None
 
     @classmethod
     def of(cls, footprint: Footprint, model: PretrainedConfig, config: EngineConfig, batched_tokens: int) -> Demand:
         """The demand of a model, whose own config is `model`, served as `config` says.
 
         Raises:
-            ValueError: the length that was asked for is more than the model is made for; the message names the cure.
+            ValueError: the length that was asked for is more than the model is made for, or settings for states do not
+                go with it; the message names the cure.
         """
         asked, max_positions = config.max_model_len, rope.longest_sequence(model)
         if asked is not None and asked > max_positions:
@@ -118,6 +124,7 @@ class Demand:
             max_positions=max_positions,
             asked_len=asked,
             selection_bytes=footprint.selection_bytes,
+            states=StateDemand.of(footprint, config),
         )
 
     @property
@@ -140,8 +147,10 @@ class Demand:
         return self.groups.ids_for(length) * self.page_bytes
 
     def host_room(self, available: int) -> int:
-        """What pages get of a CPU's available memory, the weights being there."""
+        """What pages and states get of a CPU's available memory, the weights being there."""
         enough = _CPU_LONGEST_PROMPTS * self.request_bytes(self.wanted_len) + self._unused_bytes
+        if self.states is not None:
+            enough += self.states.most_bytes
         return min(enough, int(_CPU_MEMORY_SHARE * available))
 
     @property
@@ -150,11 +159,15 @@ class Demand:
         return self.page_bytes if self.groups.windowed else 0
 
     def fit(self, room: int, why: str = "") -> Capacity:
-        """The pages that `room` bytes hold; `why` says what allows no more, for people.
+        """The pages and states that `room` bytes hold; `why` says what allows no more, for people.
 
         Raises:
             ValueError: not the length that was asked for, or none at all; the message names the fix.
         """
+        slots = 0
+        if self.states is not None:
+            slots = self.states.slots(room, why)
+            room -= slots * self.states.slot_bytes
         num_pages = max(0, (room - self._unused_bytes) // self.page_bytes)
         longest = self.groups.longest(num_pages, self.wanted_len)
         if self.asked_len is not None and longest < self.asked_len:
@@ -166,7 +179,7 @@ class Demand:
             raise ValueError(
                 f"no memory is left for the KV cache{why}; use a smaller model or raise --gpu-memory-utilization"
             )
-        return Capacity(num_pages, self.groups, longest)
+        return Capacity(num_pages, self.groups, longest, slots)
 
 
 def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayout) -> tuple[int, ...]:

@@ -18,10 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep
+from longreach_patches import KVPages, PagedStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch
-from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture, others
+from longreach.engine.device.graphs.capture import (
+    MOST_WORKSPACE_BYTES,
+    Captured,
+    Fill,
+    Forward,
+    Needs,
+    capture,
+    others,
+    states_of,
+)
+from longreach.engine.scheduling.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -33,26 +43,36 @@ class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
     def __init__(
-        self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, max_num_seqs: int, max_model_len: int
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        needs: Needs,
+        limits: Limits,
+        states: StateStore | None = None,
     ) -> None:
-        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs;
+        `states` are those of layers that keep some."""
+        max_num_seqs, max_model_len = limits.max_num_seqs, limits.max_model_len
         self._run = run
         self._fill = fill
         self._pages = pages
+        self._states = states
         self._sizes = _powers_up_to(max_num_seqs)
         self._needs = needs
         self._contexts = contexts_for(needs, max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
-        # One row of int64 per kind, slots by group of layers last, and one int32 tensor for lengths and pages, so that
-        # a step is two copies.
-        groups = len(pages.shape.groups)
-        self._long = torch.zeros((3 + groups, max_num_seqs), dtype=torch.int64, device=self._device)
+        # One row of int64 per kind, slots by group of layers and those of states last, and one int32 tensor for lengths
+        # and pages, so that a step is two copies.
+        self._groups = len(pages.shape.groups)
+        kinds = 3 + self._groups + (0 if states is None else 2)
+        self._long = torch.zeros((kinds, max_num_seqs), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self._device)
         self._cu_seqlens = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(max_num_seqs, device=self._device)
         self._tables = {
-            context: self._lens.new_zeros((groups, max_num_seqs, -(-context // page_size)))
+            context: self._lens.new_zeros((self._groups, max_num_seqs, -(-context // page_size)))
             for context in self._contexts
         }
         self._captured: dict[tuple[int, int], Captured] = {}
@@ -97,8 +117,8 @@ class DecodeGraphs:
         if size is None or captured is None:
             return None
         long = np.zeros((len(self._long), size), np.int64)
-        long[3:, count:] = -1  # padding writes nowhere
-        long[:, :count] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots
+        long[3:, count:] = -1  # padding reads no state, and writes nowhere
+        long[:, :count] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots, *batch.state_slots
         tables, pages = batch.all_tables, batch.page_table.shape[1]
         short = np.zeros((size, len(tables) * pages + 1), np.int32)
         short[:count, 0] = batch.context_lens
@@ -122,8 +142,9 @@ class DecodeGraphs:
             num_decodes=size,
             other_tables=others(self._tables[context][:, :size]),
         )
-        slots = self._long[3:, :size]
-        step = PagedStep(self._pages, batch, slots[0], other_slots=others(slots))
+        slots, of_states = self._long[3:, :size].split([self._groups, len(self._long) - 3 - self._groups])
+        states = states_of(self._states, of_states, batch)
+        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots))
 
         def run() -> torch.Tensor:
             input_ids = self._fill(self._long[0, :size], self._long[2, :size])

@@ -17,10 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep
+from longreach_patches import NO_SLOT, KVPages, PagedStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch, Int32, Int64
-from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture, others
+from longreach.engine.device.graphs.capture import (
+    MOST_WORKSPACE_BYTES,
+    Captured,
+    Fill,
+    Forward,
+    Needs,
+    capture,
+    others,
+    states_of,
+)
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.step_sizes import SIZES, holding, places_for
 from longreach.util.transfer import upload
@@ -102,8 +111,17 @@ def lay_out(batch: HostBatch) -> Layout | None:
 class MixedGraphs:
     """Captured steps that share one set of input tensors and one memory pool."""
 
-    def __init__(self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, limits: Limits) -> None:
-        """`run`, `fill` and `needs` as for `DecodeGraphs`."""
+    def __init__(
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        needs: Needs,
+        limits: Limits,
+        states: StateStore | None = None,
+    ) -> None:
+        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`."""
+        self._states = states
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -114,6 +132,8 @@ class MixedGraphs:
         sequences = max((answers for answers, _ in self._sizes), default=0) + PROMPTS
         groups = len(pages.shape.groups)
         self._long = torch.zeros((2 + groups) * rows + 2 * sequences, dtype=torch.int64, device=self._device)
+        # Of each sequence the slot that its state is read from, and the one that it is written to.
+        self._state_slots = torch.zeros((2, sequences), dtype=torch.int64, device=self._device)
         self._short = torch.zeros(2 * sequences + 1, dtype=torch.int32, device=self._device)
         places = (groups, sequences, -(-self._context // pages.shape.page_size))
         self._tables = torch.zeros(places, dtype=torch.int32, device=self._device)
@@ -151,6 +171,11 @@ class MixedGraphs:
         for target, arrays in ((self._long, long), (self._short, short)):
             packed = torch.from_numpy(np.concatenate(arrays)).pin_memory()
             target[: len(packed)].copy_(packed, non_blocking=True)
+        if self._states is not None:
+            found = np.full((2, len(layout.context_lens)), NO_SLOT, np.int64)
+            found[:, layout.sequences] = batch.state_slots
+            on_host = torch.from_numpy(found).pin_memory()
+            self._state_slots[:, : found.shape[1]].copy_(on_host, non_blocking=True)
         pages = batch.page_table.shape[1]
         for part in (slice(batch.num_decodes), slice(batch.num_decodes, None)):
             if (places := layout.sequences[part]).size:
@@ -184,7 +209,8 @@ class MixedGraphs:
             num_decodes=answers,
             other_tables=others(self._tables[:, :sequences]),
         )
-        step = PagedStep(self._pages, batch, slots[0], other_slots=others(slots))
+        states = states_of(self._states, self._state_slots.fill_(NO_SLOT)[:, :sequences], batch)
+        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots))
 
         def run() -> torch.Tensor:
             filled = self._fill(input_ids[:answers], seq_slots)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep, StepGroup
+from longreach_patches import KVPages, PagedStep, StateStore, StepGroup
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch, Int64
@@ -31,6 +31,7 @@ from longreach.engine.device.graphs.capture import (
     Needs,
     capture,
     others,
+    states_of,
 )
 from longreach.engine.device.graphs.decode import contexts_for
 from longreach.engine.device.policies.mass_samples import is_sampled
@@ -147,8 +148,10 @@ class PolicyGraphs:
         needs: Needs,
         limits: Limits,
         answers: Answers,
+        states: StateStore | None = None,
     ) -> None:
-        """`run`, `fill` and `needs` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        self._states = states
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -160,12 +163,13 @@ class PolicyGraphs:
             self._choices.insert(0, max(-(-self._choices[0] // 2), _SMALLEST_CHOICE))
         self._device = pages.keys[0].device
         most = 2 * limits.max_num_seqs  # each group may be padded to less than twice its size
-        groups = len(pages.shape.groups)
-        self._long = torch.zeros((3 + groups, most), dtype=torch.int64, device=self._device)
+        self._groups = len(pages.shape.groups)
+        kinds = 3 + self._groups + (0 if states is None else 2)
+        self._long = torch.zeros((kinds, most), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(most, dtype=torch.int32, device=self._device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(most, device=self._device)
-        places = (groups, most, -(-limits.max_model_len // pages.shape.page_size))
+        places = (self._groups, most, -(-limits.max_model_len // pages.shape.page_size))
         self._tables = torch.zeros(places, dtype=torch.int32, device=self._device)
         self._known: OrderedDict[tuple[tuple[tuple[StepPolicy, int], ...], int], _Known] = OrderedDict()
         self._pool: Any = None
@@ -229,8 +233,8 @@ class PolicyGraphs:
         """Lay the step out in the tensors that the graphs read."""
         rows, places, pages = layout.rows, layout.places, batch.page_table.shape[1]
         long = np.zeros((len(self._long), rows), np.int64)
-        long[3:] = -1  # padding writes nowhere
-        long[:, places] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots
+        long[3:] = -1  # padding reads no state, and writes nowhere
+        long[:, places] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots, *batch.state_slots
         lengths, tables = np.zeros(rows, np.int32), np.zeros((len(self._tables), rows, pages), np.int32)
         lengths[places] = batch.context_lens
         tables[:, places] = batch.all_tables
@@ -261,9 +265,10 @@ class PolicyGraphs:
                 groups.append(self._answers(policy, start, self._batch(start, size, context), measured=measured))
                 start += size
             there = tuple(group for group in groups if group is not None)  # each is, or the layout would be refused
-            slots = self._long[3:, :rows]
+            slots, of_states = self._long[3:, :rows].split([self._groups, len(self._long) - 3 - self._groups])
             batch = self._batch(0, rows, context)
-            return PagedStep(self._pages, batch, slots[0], there, other_slots=others(slots))
+            states = states_of(self._states, of_states, batch)
+            return PagedStep(self._pages, batch, slots[0], there, states=states, other_slots=others(slots))
 
         def run(step: PagedStep) -> torch.Tensor:
             input_ids = self._fill(self._long[0, :rows], self._long[2, :rows])
