@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -121,10 +122,11 @@ class _Chosen(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A layer's input, cosines and sines, and output; also the choice of a mixture of experts, if it has one."""
+    """A layer's input, cosines and sines, positions and output; the choice of a mixture of experts, if it has one."""
 
     hidden: Tensor
     rope: tuple[Tensor, Tensor]
+    positions: Tensor | None
     output: Tensor
     chosen: _Chosen | None
 
@@ -133,7 +135,7 @@ def _pairs(layer: FusedLayer, call: _Call, step: PagedStep) -> list[tuple[Tensor
     """What the fused layer computes, each with what the layer's own forward did."""
     router, chosen = layer.router, call.chosen
     if router is None:
-        return [(layer(call.hidden, call.rope, step), call.output)]
+        return [(layer(call.hidden, call.rope, step, call.positions), call.output)]
     assert chosen is not None, "a mixture of experts that did not call its experts"
     pairs = [_choices(router, chosen)]
 
@@ -143,7 +145,7 @@ def _pairs(layer: FusedLayer, call: _Call, step: PagedStep) -> list[tuple[Tensor
 
     layer.choose = choose
     try:
-        pairs.append((layer(call.hidden, call.rope, step), call.output))
+        pairs.append((layer(call.hidden, call.rope, step, call.positions), call.output))
     finally:
         layer.choose = router
     return pairs
@@ -154,6 +156,7 @@ def _choices(router: Router, own: _Chosen) -> tuple[Tensor, Tensor]:
 
     Where they differ in a choice that a rounding of the logits turns round, the model's own is both. A rounding of a
     logit is a part of it, and of the logarithm of a weight: with large logits weights may differ by as much more.
+    Whether an expert is near another in a sparse mixer is such a choice, too.
     """
     logits = router.logits(own.given)
     wanted = _dense(logits, own.experts, own.weights)
@@ -164,6 +167,11 @@ def _choices(router: Router, own: _Chosen) -> tuple[Tensor, Tensor]:
     explained = (_dense(logits, *router.choose(raised)) != 0).eq(wanted != 0).all(1, keepdim=True)
     alike = (got != 0).eq(wanted != 0).all(1, keepdim=True)
     got = torch.where(explained & ~alike, wanted, got)
+    if (jitter := router.routing.jitter) > 0:
+        step = torch.finfo(own.given.dtype).eps  # of both logits, and of what is computed of them
+        bounds = (replace(router.routing, jitter=max(0.0, jitter + by)) for by in (step, -step))
+        least, most = (_dense(logits, *replace(router, routing=bound).choose(logits)) for bound in bounds)
+        got = torch.where((least < most) & alike, wanted.clamp(least, most), got)
     return wanted + (got - wanted) / largest.clamp(min=1), wanted
 
 
@@ -187,7 +195,8 @@ def _own_forward(patched: PatchedModel) -> Iterator[list[_Call]]:
     def note(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
         choice = chosen.pop() if chosen else None
-        calls.append(_Call(hidden.clone(), kwargs["position_embeddings"], output.clone(), choice))
+        rope, positions = kwargs["position_embeddings"], kwargs.get("position_ids")
+        calls.append(_Call(hidden.clone(), rope, positions, output.clone(), choice))
 
     def note_choice(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
         given, experts, weights = (*args, *kwargs.values())

@@ -11,6 +11,7 @@ from longreach_patches import quantized
 from longreach_patches.cache.shape import PageShape
 from longreach_patches.cache.states import StateShape
 from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
+from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.policy_step import SELECTION_BYTES
 from longreach_patches.tensor_parallel import is_fully_cut, split_weights
@@ -47,9 +48,13 @@ class Footprint:
         kv_dtype: torch.dtype | None = None,
         layout: RankLayout = SINGLE,
         bounded: tuple[int, ...] = (),
+        arch: int = 0,
     ) -> Footprint:
         """Build the model on the meta device, where tensors have shapes and no memory; pages are of `kv_dtype`, or of
         the model's `dtype`, and keep bounds of the keys of the `bounded` layers. All sizes are those of one rank.
+
+        `arch` is the GPU's compute capability (90 for 9.0), by which FP8 weights are multiplied or dequantised. With 0,
+        for a CPU and where it is not known, they count as dequantised.
 
         Raises:
             ValueError: the model cannot be split so; the message names the sizes that work.
@@ -59,11 +64,13 @@ class Footprint:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
             quantized.place_declared(model)
             split_weights(model, layout)
+            check_shares(model, layout)
         pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded, divided=True)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
         hidden, inner, experts = config.hidden_size, widest_inner(config) // parts, _experts(config, dtype, parts)
-        heads = head_shape(config).heads // (parts * layout.context_size)
+        most_heads = max(head_shape(config).heads, *(getattr(config, "num_attention_heads_per_layer", None) or [0]))
+        heads = most_heads // (parts * layout.context_size)
         queries = heads * max(of_layer.head_dim for of_layer in pages.layers)
         keys = max(of_layer.num_kv_heads * of_layer.head_dim for of_layer in pages.layers)
         # The most that is alive at once for a token, in numbers of the model's dtype. All through a layer: the residual
@@ -85,6 +92,8 @@ class Footprint:
         attention = (
             max(hidden + queries + 2 * keys, 2 * queries + 4 * keys, 3 * queries if ranks > 1 else 0) + 4 * heads
         )
+        if parts is not None and parts.output_gate is not None:  # as it is projected, and what is made of it
+            attention += 2 * queries
         attention = max(attention + _gates(config, queries), hidden + _mixer(states))
         around = _around_layers(config, dtype)
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
@@ -96,7 +105,7 @@ class Footprint:
             pages=pages,
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
-            scratch_bytes=quantized.scratch_bytes(model, dtype),
+            scratch_bytes=quantized.scratch_bytes(model, dtype, arch),
             states=states,
         )
 

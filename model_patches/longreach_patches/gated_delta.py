@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-from longreach_kernels.delta import gated_delta_rule, gated_norm, short_convolution
+from longreach_kernels.delta import decay_and_beta, gated_delta_rule, gated_norm, short_convolution
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -113,14 +113,20 @@ def _forward(
         backend=mixer.backend,
     )
     query, key, value = mixed.split([has.key_dim, has.key_dim, has.value_dim], 1)
-    beta = inputs.beta.sigmoid()
-    if parts.doubled is not None and getattr(module, parts.doubled):
-        beta = beta * 2.0
+    doubled = parts.doubled is not None and getattr(module, parts.doubled)
+    log_decay, beta = decay_and_beta(
+        inputs.decay,
+        inputs.beta,
+        has.A_log,
+        has.dt_bias,
+        beta_scale=2.0 if doubled else 1.0,
+        backend=mixer.backend,
+    )
     out = gated_delta_rule(
         query.unflatten(1, (-1, has.head_k_dim)),
         key.unflatten(1, (-1, has.head_k_dim)),
         value.unflatten(1, (-1, has.head_v_dim)),
-        -has.A_log.float().exp() * nn.functional.softplus(inputs.decay.float() + has.dt_bias),
+        log_decay,
         beta,
         states.store.recurrent[mixer.index],
         states.batch,

@@ -111,6 +111,8 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
         )
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
+    by_layer: list[int] = getattr(config, "num_attention_heads_per_layer", None) or []  # of Laguna
+    split |= {f"query heads in layer {by_layer.index(count)}": count for count in sorted({*by_layer} - {heads.heads})}
     # Layers of transformers have these whole where they are not split evenly.
     if family_of(config).fused_over(layout.size):
         widths = {words: getattr(config, name, None) for name, words in _INNER.items()}

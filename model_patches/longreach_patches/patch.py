@@ -208,7 +208,7 @@ def _layer_forward(
     **kwargs: Any,
 ) -> Tensor:
     if paged_step is not None and fused.in_use:
-        return fused(hidden_states, position_embeddings, paged_step)
+        return fused(hidden_states, position_embeddings, paged_step, kwargs.get("position_ids"))
     if paged_step is None and fused.is_part:
         raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     if paged_step is not None:

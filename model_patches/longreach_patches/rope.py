@@ -11,6 +11,7 @@ Up to the length of a chunk it is plain attention, so such a model is served up 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import torch
@@ -97,6 +98,8 @@ def freeze(model: PreTrainedModel, length: int) -> None:
         kinds: Any = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
             module.rope_type = _freeze(module, kinds, length, None)
+            if model.config.model_type == "phimoe":
+                _keep_frequencies(module, kinds, length)
         elif isinstance(kinds, dict):  # a set of frequencies for each kind of layer
             for layer_type, kind in kinds.items():
                 kinds[layer_type] = _freeze(module, kind, length, layer_type)
@@ -150,6 +153,29 @@ def _freeze(module: Any, kind: str, length: int, layer_type: str | None) -> str:
     old.copy_(frequencies)
     setattr(module, "attention_scaling" if layer_type is None else f"{layer_type}_attention_scaling", scaling)
     return _FROZEN
+
+
+def _keep_frequencies(module: Any, kind: str, length: int) -> None:
+    """Of Phi-3.5-MoE: its module makes frequencies on the CPU in each step, waits for the longest of its positions, and
+    never takes the long factors. The published model takes long factors with `long_mscale`, and short ones with
+    `short_mscale`."""
+    values = module.config.rope_parameters
+    if kind == "longrope":
+        long = length > values["original_max_position_embeddings"]
+        module.attention_scaling = values["long_mscale" if long else "short_mscale"]
+    elif kind == "default":
+        module.attention_scaling = 1.0
+    else:
+        return
+    module.forward = functools.partial(_cosines_and_sines, module)
+
+
+@torch.no_grad()
+def _cosines_and_sines(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = position_ids[..., None].float() * module.inv_freq.float()
+    twice = torch.cat((angles, angles), -1)
+    scale = module.attention_scaling
+    return (twice.cos() * scale).to(x.dtype), (twice.sin() * scale).to(x.dtype)
 
 
 def _positions(config: PretrainedConfig) -> int:

@@ -125,6 +125,16 @@ def uncut(model: PreTrainedModel, cut: list[CutModule]) -> dict[str, nn.Paramete
     return whole
 
 
+def routers_of(model: PreTrainedModel) -> set[nn.Module]:
+    """The modules that choose experts in fused layers, with what is in them."""
+    parts, layers = family_of(model.config).parts, model.base_model.layers
+    assert isinstance(layers, nn.ModuleList)
+    if parts is None or parts.mixture is None:
+        return set()
+    found = (getattr(getattr(layer, parts.mlp), parts.mixture.router, None) for layer in layers)
+    return {inner for router in found if isinstance(router, nn.Module) for inner in router.modules()}
+
+
 def _is_covered(module: nn.Module, kinds: dict[str, str], head_dim: int) -> bool:
     """Whether the plan says of all that a module computes with how it is cut. Norms of each head are the same on all
     ranks, as are numbers of an activation; a norm over all heads would need sums of its own."""

@@ -84,16 +84,19 @@ def is_cut(module: nn.Module) -> bool:
 
 
 def is_fully_cut(model: PreTrainedModel) -> bool:
-    """Whether a rank has a part of every projection of every layer, as fused layers need it; true of one part."""
+    """Whether a rank has a part of every projection of every layer, as fused layers need it; true of one part. Each
+    rank chooses experts itself, with all of a router."""
     layers = cast("nn.ModuleList", model.base_model.layers)
-    return all(is_cut(module) for module in layers.modules() if _has_parts(module))
+    routers = split_plan.routers_of(model)
+    return all(is_cut(module) for module in layers.modules() if module not in routers and _has_parts(module, routers))
 
 
-def _has_parts(module: nn.Module) -> bool:
+def _has_parts(module: nn.Module, routers: set[nn.Module]) -> bool:
     """Whether a module has matrices that a rank has some of: projections to more than one number, or experts."""
     if hasattr(module, "experts_value") or any(x.dim() > 2 for x in module.parameters(recurse=False)):
         return True
-    return any(isinstance(child, LINEAR) and child.out_features > 1 for child in module.children())
+    projections = (child for child in module.children() if isinstance(child, LINEAR) and child not in routers)
+    return any(child.out_features > 1 for child in projections)
 
 
 def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:

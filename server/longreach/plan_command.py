@@ -34,6 +34,7 @@ from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.capacity import (
     Capacity,
     Demand,
+    arch_of,
     bounded_layers,
     default_batched_tokens,
     host_slots,
@@ -205,13 +206,16 @@ def forecast(
     dtype = resolve_dtype(config.dtype, torch.device("cuda" if on_gpu else "cpu"), model)
     host = None if on_gpu else host_memory()
     memory = [parse_bytes(text, "--gpu-memory") for text in gpu_memory] if host is None else [host.available]
+    # Of a GPU that is not here nothing but its memory is known.
+    here = on_gpu and not gpu_memory and torch.cuda.is_available()
+    arch = arch_of(resolve_device(config.device)) if here else 0
     rows = []
     for size in memory or _own_memory(config) or _GPU_MEMORY:
         for layout in layouts:
             bounded = bounded_layers(config, layer_masks(model), layout)
             for kv_dtype in kv_dtypes:
                 types = dtype, resolve_kv_dtype(kv_dtype, dtype, brings_scales=brings_kv_scales(model))
-                part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded)
+                part = Footprint.of(model, types[0], config.page_size, types[1], layout, bounded, arch)
                 rows.append(_row(part, model, config, host, layout, size))
     notes = [rope.described(model, config.max_model_len or rope.longest_sequence(model))]
     if gguf is not None:

@@ -36,7 +36,7 @@ from longreach_patches.families import Rotary
 from longreach_patches.fused import invariant, invariant_tiles, products
 from longreach_patches.fused.activation import gated_activation
 from longreach_patches.fused.norm import HeadNorms, Norm, normalize, normalize_all_heads
-from longreach_patches.fused.rotary import rotate_and_write
+from longreach_patches.fused.rotary import QueryGrowth, rotate_and_write
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compile_for
 
@@ -158,11 +158,13 @@ def layers(head_dim: int, dtype: torch.dtype) -> None:
     for kind in ("rms", "rms_plus_one", "layer"):
         normalize(x, Norm(weight, 1e-6, kind), backend="triton")
         normalize(x, Norm(weight, 1e-6, kind), backend="triton", add_to=x.clone(), scale=0.5)
+        normalize(x, Norm(weight, 1e-6, kind, weight), backend="triton")
     for activation in ("silu", "gelu_tanh"):
         gated_activation(x, activation, backend="triton")
     qkv_rows = torch.randn(3, 8 * head_dim).to(dtype)
     k_pages, v_pages = torch.zeros(2, 4, 128, 2, head_dim).to(dtype)
     slots = torch.tensor([1, 2, 3])
+    growth = QueryGrowth(slots, 0.1, 8192)
     head_norms = HeadNorms(weight[:head_dim], weight[:head_dim], 1e-6, "rms_plus_one")
     for rotary in (Rotary(), Rotary(pairs=True), Rotary(pairs=True, doubled=True)):
         for channels in (head_dim, head_dim // 2):
@@ -170,6 +172,8 @@ def layers(head_dim: int, dtype: torch.dtype) -> None:
             pages = (k_pages, v_pages, slots)
             rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, backend="triton")
             rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, norms=head_norms, backend="triton")
+            last: dict[str, Any] = {"norms": head_norms, "norms_last": True, "growth": growth}
+            rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, **last, backend="triton")
     for kind in ("rms", "rms_plus_one"):
         all_heads = HeadNorms(weight[: 4 * head_dim], weight[: 2 * head_dim], 1e-6, kind)
         normalize_all_heads(qkv_rows, all_heads, backend="triton")

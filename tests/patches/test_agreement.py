@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from longreach_patches import PatchedModel, RankLayout, UnsupportedModelError, check_agreement, patch
-from longreach_patches.families import FAMILIES, LayerParts, Mixture, Rotary
+from longreach_patches.families import FAMILIES, LayerParts, Mixture, OutputGate, Rotary
 from longreach_patches.fused import modules
 from longreach_patches.tensor_parallel import split_weights
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from tests.patches.conftest import CONFIGS, build
-from tests.patches.families.configs import config_of, random_model
+from tests.patches.families.configs import NAMES, config_of, random_model
 from tests.patches.rank_threads import on_ranks
 
 
@@ -27,16 +27,17 @@ def test_fused_layers_agree_in_every_dtype(name: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.fused))
+@pytest.mark.parametrize("family", [name for name in NAMES if name in FAMILIES and FAMILIES[name].fused])
 def test_layers_of_every_family_that_is_fused_agree(family: str, dtype: torch.dtype) -> None:
     handle = patch(random_model(config_of(family), dtype), "cpu")
     handle.fuse_layers()
     check_agreement(handle)
 
 
-def fused_as(family: str, parts: LayerParts, monkeypatch: pytest.MonkeyPatch) -> PatchedModel:
+def fused_as(name: str, parts: LayerParts, monkeypatch: pytest.MonkeyPatch) -> PatchedModel:
     """A model of a family, fused with the parts of a wrong row."""
-    handle = patch(random_model(config_of(family), torch.float32), "cpu")
+    handle = patch(random_model(config_of(name), torch.float32), "cpu")
+    family = handle.model.config.model_type
     monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], parts=parts))
     handle.fuse_layers()
     return handle
@@ -65,17 +66,26 @@ WRONG: dict[str, tuple[str, Callable[[LayerParts], LayerParts]]] = {
     "a shared norm that is not shared": ("cohere2", lambda own: replace(own, parallel=False)),
     "attention around experts": ("mixtral", lambda own: replace(own, rotary=Rotary(pairs=True))),
     "a bound of what is projected that is forgotten": ("olmoe", lambda own: replace(own, clip=None)),
+    "heads that are normalised before they are turned": ("hunyuan_v1_dense", lambda own: replace(own, qk_norm="head")),
+    "heads that are normalised once they are turned": ("qwen3", lambda own: replace(own, qk_norm="turned_head")),
+    "queries that do not grow": ("ministral3-soon", lambda own: replace(own, query_growth=False)),
+    "weights of LayerNorms without their one": ("nemotron", lambda own: replace(own, norm="layer")),
+    "a gate of attention by another function": (
+        "afmoe",
+        lambda own: replace(own, output_gate=OutputGate("gate_proj", "softplus")),
+    ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_row_that_is_wrong_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, change = WRONG[wrong]
+    name, change = WRONG[wrong]
+    family = config_of(name).model_type
     own = FAMILIES[family].parts
     assert own is not None
     if wrong == "a softcap that is not used":
         monkeypatch.setattr("transformers.models.gemma3.modeling_gemma3.Gemma3Attention.softcap", 2.0, raising=False)
-    handle = fused_as(family, change(own), monkeypatch)
+    handle = fused_as(name, change(own), monkeypatch)
     with pytest.raises(UnsupportedModelError, match=rf"the fused layer \d of this {family} model differs .* rounding"):
         check_agreement(handle)
     assert all(layer.in_use for layer in handle.fused_layers)
@@ -101,6 +111,11 @@ WRONG_MIXTURES: dict[str, tuple[str, Callable[[Mixture], Mixture]]] = {
     "a factor that is forgotten": ("glm4_moe-groups", lambda own: replace(own, factor=None)),
     "a gate of the shared expert that is forgotten": ("qwen2_moe", lambda own: replace(own, shared_gate=None)),
     "another activation": ("gpt_oss", lambda own: replace(own, clamped=None)),
+    "a bound of logits that is forgotten": ("laguna", lambda own: replace(own, softcap=None)),
+    "a factor of the sum that is forgotten": ("laguna", lambda own: replace(own, sum_factor=None)),
+    "a sum that is not halved": ("cohere2_moe", lambda own: replace(own, halved=None)),
+    "a sparse mixer for a softmax of the chosen": ("phimoe", lambda own: replace(own, scores="softmax_of_chosen")),
+    "a sparse mixer without its bound": ("phimoe", lambda own: replace(own, jitter=None)),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -14,12 +15,14 @@ from longreach_patches.fused.activation import Activation
 from longreach_patches.fused.dispatch import MAX_ROWS
 from longreach_patches.fused.norm import HeadNorms, Norm, normalize_all_heads
 from longreach_patches.fused.products import product
+from longreach_patches.fused.rotary import QueryGrowth
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, HunYuanDenseV1Config, PreTrainedModel
 from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
 from transformers.models.cohere2.modeling_cohere2 import apply_rotary_pos_emb as cohere_rotary
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm_rotary
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1Attention
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotary
 
@@ -174,6 +177,28 @@ def test_norm(place: tuple[str, torch.dtype], width: int, kind: NormKind, scale:
     check(run(dtype, "triton"), run(torch.float64, "reference"), run(dtype, "reference"))
 
 
+@pytest.mark.parametrize("kind", ["layer", "layer_plus_one"])
+@pytest.mark.parametrize("has_weight", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_layer_norms_may_have_biases_and_no_weights(
+    place: tuple[str, torch.dtype], kind: NormKind, has_weight: bool, has_bias: bool
+) -> None:
+    device, dtype = place
+    x, stream = ((torch.randn(5, 100, device=device) * 3 + 1).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(2, 100, device=device) * 2).to(dtype).unbind(0)
+
+    def run(dtype: torch.dtype, backend: str) -> Tensor:
+        norm = Norm(weight.to(dtype) if has_weight else None, 1e-5, kind, bias.to(dtype) if has_bias else None)
+        return normalize(x.to(dtype), norm, backend, add_to=stream.to(dtype, copy=True), scale=0.3)
+
+    exact = x.double() - x.double().mean(1, keepdim=True)
+    exact = exact / (exact.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    exact = exact * (weight.double() + (kind == "layer_plus_one") if has_weight else 1)
+    exact = stream.double() + 0.3 * (exact + (bias.double() if has_bias else 0))
+    torch.testing.assert_close(run(torch.float64, "reference"), exact)
+    check(run(dtype, "triton"), exact, run(dtype, "reference"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_norms_in_torch_are_those_of_transformers(kind: NormKind) -> None:
     x = torch.randn(5, 96) * 3 + 1
@@ -229,6 +254,41 @@ def test_rotary_of_some_channels_and_of_pairs(place, rope: float, norm: NormKind
     rotate(place, 96, 6, 2, rope, norm, rotary)
 
 
+@pytest.mark.parametrize(("rope", "rotary"), [(1, HALVES), (0.5, PAIRS), (0, HALVES)])
+def test_heads_that_are_normalised_last_and_queries_that_grow(place, rope: float, rotary: Rotary) -> None:
+    positions = torch.tensor([0, 3, 4, 5, 63, 64, 1_000_000])
+    growth = QueryGrowth(positions.to(place[0]), 0.3, 4)
+    assert growth.factors()[:3].tolist() == pytest.approx([1, 1, 1 + 0.3 * math.log(2)])
+    rotate(place, 16, 4, 2, rope, "rms", rotary, norms_last=True)
+    rotate(place, 16, 4, 2, rope, None, rotary, growth=growth)
+    rotate(place, 96, 4, 2, rope, "rms", rotary, norms_last=True, growth=growth)
+
+
+@torch.no_grad()
+def test_heads_are_normalised_last_as_hunyuan_does() -> None:
+    config = HunYuanDenseV1Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    own = HunYuanDenseV1Attention(config, 0)
+    for norm in (own.query_layernorm, own.key_layernorm):
+        torch.nn.init.normal_(norm.weight)
+    x, angles = torch.randn(1, 7, 64), (torch.rand(1, 7, 8) * 300).repeat(1, 1, 2)
+    waves, seen = (angles.cos(), angles.sin()), []
+
+    def see(_: Any, q: Tensor, k: Tensor, v: Tensor, *__: Any, **___: Any) -> tuple[Tensor, None]:
+        seen.extend(heads[0].transpose(0, 1) for heads in (q, k, v))
+        return q.transpose(1, 2), None
+
+    AttentionInterface.register("seen", see)
+    config._attn_implementation = "seen"
+    own(x, waves, None)
+    qkv = torch.cat([projection(x[0]) for projection in (own.q_proj, own.k_proj, own.v_proj)], 1)
+    norms = HeadNorms(own.query_layernorm.weight, own.key_layernorm.weight, config.rms_norm_eps)
+    pages = torch.zeros(2, 2, 4, 2, 16)
+    options: dict[str, Any] = {"heads": 4, "norms": norms, "norms_last": True, "backend": "reference"}
+    got = rotate_and_write(qkv, (waves[0][0], waves[1][0]), *pages, torch.arange(7), **options)
+    for actual, wanted in zip((got, *(x.flatten(0, 1)[:7] for x in pages)), seen, strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
 @pytest.mark.parametrize(("own", "rotary"), [(llama_rotary, HALVES), (glm_rotary, PAIRS), (cohere_rotary, DOUBLED)])
 def test_rotary_in_torch_is_that_of_transformers(own: Any, rotary: Rotary) -> None:
     q, k, angles = torch.randn(1, 4, 7, 16), torch.randn(1, 2, 7, 16), torch.rand(1, 7, 8) * 300
@@ -244,7 +304,16 @@ def test_rotary_in_torch_is_that_of_transformers(own: Any, rotary: Rotary) -> No
     torch.testing.assert_close(pages[0].flatten(0, 1)[:7], expected_k[0].transpose(0, 1))
 
 
-def rotate(place, head_dim: int, heads: int, kv_heads: int, rope: float, norm: NormKind | None, rotary: Rotary) -> None:
+def rotate(
+    place,
+    head_dim: int,
+    heads: int,
+    kv_heads: int,
+    rope: float,
+    norm: NormKind | None,
+    rotary: Rotary,
+    **more: Any,
+) -> None:
     """Hold the kernel to torch, with this part of the channels turned."""
     device, dtype = place
     tokens, page = 7, 4
@@ -259,7 +328,7 @@ def rotate(place, head_dim: int, heads: int, kv_heads: int, rope: float, norm: N
         # The angles' cosines are given in the model's dtype, as transformers does.
         waves = (angles.cos().to(qkv.dtype).to(dtype), angles.sin().to(qkv.dtype).to(dtype)) if rope else None
         own = norms and norms._replace(query=norms.query.to(dtype), key=norms.key.to(dtype))
-        options = {"heads": heads, "rotary": rotary, "norms": own, "backend": backend}
+        options = {"heads": heads, "rotary": rotary, "norms": own, "backend": backend} | more
         q = rotate_and_write(qkv.to(dtype), waves, pages[0], pages[1], slots, **options)
         return q, pages[0], pages[1]
 

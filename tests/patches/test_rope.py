@@ -11,7 +11,7 @@ from longreach_patches import UnsupportedModelError, load_model, patch
 from longreach_patches.rope import described, freeze
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PretrainedConfig
 
-from tests.patches.families.configs import random_model
+from tests.patches.families.configs import config_of, random_model
 from tests.patches.families.test_families import CHUNKS, greedy, greedy_over_pages
 
 SMALL: dict[str, Any] = {
@@ -63,6 +63,42 @@ def compared(config: PretrainedConfig, folder: Path, max_length: int | None) -> 
     expected, answer = greedy(eager, prompt)
     got, own_answer = greedy_over_pages(loaded.patched.model, prompt)
     return float((got - expected).abs().max() / expected.abs().max()), own_answer == answer
+
+
+def phimoe(scaled: bool) -> PretrainedConfig:
+    config = config_of("phimoe")
+    config.num_hidden_layers = 2
+    if scaled:
+        config.rope_parameters = {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 40,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [2.0 + 0.5 * i for i in range(8)],
+            "short_mscale": 1.25,
+            "long_mscale": 1.5,
+        }
+    return config
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("scaled", "length", "factors", "mscale"),
+    [(False, 512, None, 1.0), (True, 512, "long_factor", 1.5), (True, 40, "short_factor", 1.25)],
+)
+def test_phimoe_makes_no_frequencies_in_a_step(scaled: bool, length: int, factors: str | None, mscale: float) -> None:
+    """As in the model's published code: long factors with their scale, short ones with theirs."""
+    config = phimoe(scaled)
+    model = random_model(config, torch.float32)
+    freeze(model, length)
+    rotary = model.model.rotary_emb
+    rotary.rope_init_fn = None
+    positions = torch.tensor([[0, 1, 7, 300]])
+    cos, sin = rotary(torch.zeros(1, 1), positions)
+    divided = torch.tensor(config.rope_parameters[factors]) if factors else torch.ones(8)
+    angles = positions[0, :, None] / (divided * config.rope_parameters["rope_theta"] ** (torch.arange(8) / 8))
+    torch.testing.assert_close(cos[0], torch.cat((angles, angles), -1).cos() * mscale)
+    torch.testing.assert_close(sin[0], torch.cat((angles, angles), -1).sin() * mscale)
 
 
 @torch.no_grad()

@@ -290,7 +290,8 @@ class Mxfp4(Quantized):
 
     Attributes:
         packed: (.., N, K / 2) uint8, each two e2m1 numbers of neighbouring inputs, the first in the low bits.
-        scales: (.., N, K / 32) uint8, e8m0: the weight is number times 2^(scale - 127).
+        scales: (.., N, K / 32) uint8, e8m0: the weight is number times 2^(scale - 127). 255 is NaN, which makes all 32
+            weights NaN.
     """
 
     packed: Tensor

@@ -23,6 +23,7 @@ from longreach_kernels.linear.activation import Activation, After
 from longreach_kernels.linear.activation_kernel import finish
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import Fp8Blocks, Fp8Channels, Int4Groups, Weight
+from longreach_kernels.linear.fp8_products import GROUP, library_takes_fp8
 from longreach_kernels.linear.parts import dequantize
 from longreach_kernels.linear.quantize_kernel import Fp8Rows, rows_by_group, rows_by_token
 from longreach_kernels.linear.rows_kernel import (
@@ -33,8 +34,6 @@ from longreach_kernels.linear.rows_kernel import (
     kernel_weight,
     rows_linear,
 )
-
-_GROUP = 128
 
 
 def gpu_linear(x: Tensor, weight: Weight, after: After, *, gated_input: bool, invariant: bool) -> Tensor:
@@ -81,15 +80,7 @@ def library_product(x: Tensor, weight: Weight, packed: KernelWeight | None) -> T
 
 def _takes_fp8(x: Tensor, weight: Weight) -> bool:
     """Whether the matrix library multiplies FP8 of such sizes on such a GPU."""
-    arch = capability(x.device)
-    if isinstance(weight, Fp8Channels):
-        there = arch >= 89
-    elif isinstance(weight, Fp8Blocks):
-        there = 90 <= arch < 100 and weight.block == (_GROUP, _GROUP)
-    else:
-        return False
-    aligned = all(size % 16 == 0 for size in (*weight.shape, weight.values.stride(0)))
-    return there and aligned and x.dtype == torch.bfloat16
+    return library_takes_fp8(weight, x.dtype, capability(x.device))
 
 
 def takes_fp8_rows(x: Tensor, weight: Weight) -> bool:
@@ -130,7 +121,7 @@ def _by_channel(made: Fp8Rows, weight: Fp8Channels, dtype: torch.dtype) -> Tenso
 def _by_block(made: Fp8Rows, weight: Weight, dtype: torch.dtype) -> Tensor:
     """The library takes scales of the weight whose columns lie next to each other, in multiples of 4."""
     assert isinstance(weight, Fp8Blocks)
-    columns = cdiv(weight.shape[1], _GROUP)
+    columns = cdiv(weight.shape[1], GROUP)
     scales = weight.scales
     if columns % 4 or not scales.is_contiguous():
         scales = torch.nn.functional.pad(scales, (0, -columns % 4)).contiguous()

@@ -13,6 +13,7 @@ from longreach_kernels.backends.triton.config import capability, cdiv, launch, p
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
 from longreach_kernels.linear.dequantize_kernel import dequantized
 from longreach_kernels.linear.formats import FP8
+from longreach_kernels.linear.fp8_products import experts_take_fp8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
 from longreach_kernels.linear.rows_kernel import KernelWeight, kernel_weight
 from longreach_kernels.linear.unpack import HALF
@@ -35,7 +36,6 @@ from longreach_kernels.moe.tile_sizes import (
 
 # Tokens that are computed together, for their k results each take memory.
 MAX_TOKENS = 16384
-FP8_GROUP = 128  # inputs of a row that share a scale
 
 
 def experts_product(
@@ -110,9 +110,7 @@ class Call:
 
     def is_fp8(self, weight: Weight) -> bool:
         """Whether products with a weight are made in FP8."""
-        if capability(self.x.device) < 89 or self.x.dtype == torch.float32:
-            return False
-        return isinstance(weight, Fp8Channels) or (isinstance(weight, Fp8Blocks) and weight.block[1] == FP8_GROUP)
+        return experts_take_fp8(weight, self.x.dtype, capability(self.x.device))
 
     def add(self, out: Tensor, up: FewTile | ManyTile, down: FewTile | ManyTile, *, add: bool, scale: float) -> None:
         """out (T, C) = scale * the weighted sum of each token's results, or plus that if `add`."""

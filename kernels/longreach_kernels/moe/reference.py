@@ -31,7 +31,10 @@ def _route_token(logits: list[float], routing: Routing, correction: list[float])
         scores = [1 / (1 + math.exp(-one)) for one in logits]
     else:
         scores = logits
-    choice = [score + more for score, more in zip(scores, correction, strict=True)]
+    if routing.scores == "sigmoid" and routing.groups == 1 and not any(correction):
+        choice = logits
+    else:
+        choice = [score + more for score, more in zip(scores, correction, strict=True)]
     size = len(choice) // routing.groups
     best_groups = sorted(
         range(routing.groups),
@@ -42,10 +45,22 @@ def _route_token(logits: list[float], routing: Routing, correction: list[float])
     weights = [scores[expert] for expert in chosen]
     if routing.scores == "softmax_of_chosen":
         weights = _softmax(weights)
+    if routing.scores == "sparse_mixer":
+        weights = [_near(logits, chosen[:rank], expert, routing.jitter) for rank, expert in enumerate(chosen)]
     if routing.renormalise:
         total = max(sum(weights) + routing.epsilon, routing.least_sum)
         weights = [weight / total for weight in weights]
     return chosen, [weight * routing.factor for weight in weights]
+
+
+def _near(logits: list[float], before: list[int], expert: int, jitter: float) -> float:
+    """The weight of an expert among those near it, but for those that were chosen before."""
+    greatest, total = logits[expert], 0.0
+    for other, logit in enumerate(logits):
+        bound = max(abs(logit), greatest)
+        near = greatest == logit or (greatest - logit) / bound <= 2 * jitter
+        total += math.exp(logit - greatest) if near and other not in before else 0.0
+    return 1 / total
 
 
 def _softmax(logits: list[float]) -> list[float]:

@@ -49,11 +49,15 @@ def route_in_torch(logits: Tensor, routing: Routing, correction: Tensor | None =
     if routing.softcap is not None:
         logits = torch.tanh(logits / routing.softcap) * routing.softcap
     scores = _scores(logits, routing)
-    choice = scores if correction is None else scores + correction.to(scores.dtype)
+    by_logits = routing.scores == "sigmoid" and routing.groups == 1
+    if correction is not None:
+        choice = scores + correction.to(scores.dtype)
+    else:
+        choice = logits if by_logits else scores
     if routing.groups > 1:
         choice = choice.masked_fill(~_in_top_groups(choice, routing), -torch.inf)
     chosen = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
-    weights = scores.gather(1, chosen)
+    weights = _near(logits, chosen, routing) if routing.scores == "sparse_mixer" else scores.gather(1, chosen)
     if routing.scores == "softmax_of_chosen":
         weights = weights.softmax(1)
     if routing.renormalise:
@@ -65,6 +69,17 @@ def _scores(logits: Tensor, routing: Routing) -> Tensor:
     if routing.scores == "softmax":
         return logits.softmax(1)
     return logits.sigmoid() if routing.scores == "sigmoid" else logits
+
+
+def _near(logits: Tensor, chosen: Tensor, routing: Routing) -> Tensor:
+    """The weights (T, k) of chosen experts, each among those near it that are not chosen before it."""
+    left, weights = logits, []
+    for expert in chosen.split(1, 1):
+        greatest = logits.gather(1, expert)
+        far = (greatest - logits) / logits.abs().maximum(greatest) > 2 * routing.jitter
+        weights.append(1 / (left - greatest).exp().masked_fill(far, 0).sum(1, keepdim=True))
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.cat(weights, 1)
 
 
 def _in_top_groups(choice: Tensor, routing: Routing) -> Tensor:

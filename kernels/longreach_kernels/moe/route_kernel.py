@@ -40,6 +40,7 @@ def _route_kernel(
     TOP_GROUPS: tl.constexpr,
     TOP_2: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    JITTER: tl.constexpr,
 ):
     """Grid (T,). Groups and their experts are padded to powers of two each."""
     token = tl.program_id(0).to(tl.int64)
@@ -59,6 +60,8 @@ def _route_kernel(
     else:
         scores = logits
     choice = scores
+    if SCORES == "sigmoid" and GROUPS == 1 and Correction is None:
+        choice = logits
     if Correction is not None:
         choice += tl.load(Correction + expert, mask=inside, other=0.0).to(tl.float32)
     choice = tl.where(inside, choice, float("-inf"))
@@ -84,6 +87,11 @@ def _route_kernel(
     for rank in tl.static_range(TOP_K):
         _, number = _best(choice, numbers, E)
         weight = tl.sum(tl.where(numbers == number, scores, 0.0), 0)
+        if SCORES == "sparse_mixer":  # `weight` is the logit
+            bound = tl.maximum(tl.abs(scores), weight)
+            # Without a division: 0 / 0 is near, too.
+            near = (weight - scores <= 2.0 * JITTER * bound) & (choice > float("-inf"))
+            weight = 1.0 / tl.sum(tl.where(near, tl.exp(scores - weight), 0.0), 0)
         chosen = tl.where(ranks == rank, number, chosen)
         weights = tl.where(ranks == rank, weight, weights)
         choice = tl.where(numbers == number, float("-inf"), choice)
@@ -124,6 +132,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[
             TOP_GROUPS=routing.top_groups,
             TOP_2=routing.group_score == "top2",
             SOFTCAP=routing.softcap,
+            JITTER=routing.jitter,
             num_warps=1,
         )
     return chosen, weights

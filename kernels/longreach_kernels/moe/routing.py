@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Scores = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+Scores = Literal["softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]
 
 
@@ -14,12 +14,15 @@ class Routing:
     """From the E logits of a token to its k experts and their weights. All of it is computed in fp32.
 
     Experts are chosen by their scores, plus a correction where the model has one. A weight is the chosen expert's score
-    without the correction. Of equal scores the lower expert comes first.
+    without the correction. Of equal scores the lower expert comes first. Sigmoids of large logits are equal, so without
+    a correction and groups the logits choose.
 
     Attributes:
         top_k: experts of a token.
-        scores: "softmax" over all experts (Qwen, Mixtral), "sigmoid" (DeepSeek-V3, GLM, MiniMax), or
-            "softmax_of_chosen", which chooses by logits and takes the softmax over the chosen (gpt-oss, Granite).
+        scores: "softmax" over all experts (Qwen, Mixtral), "sigmoid" (DeepSeek-V3, GLM, MiniMax),
+            "softmax_of_chosen", which chooses by logits and takes the softmax over the chosen (gpt-oss, Granite), or
+            "sparse_mixer" (Liu et al. 2023, Phi-3.5-MoE): one expert after another is chosen by its logit, and weighed
+            by the softmax over the experts that are left and are near it, see `jitter`.
         renormalise: whether weights are divided by their sum.
         epsilon: what is added to that sum.
         least_sum: the least that weights are divided by (ERNIE's `moe_norm_min`).
@@ -27,6 +30,8 @@ class Routing:
         groups: equal runs of experts, of which a token uses `top_groups` (DeepSeek-V3, section 2.1.2).
         group_score: a group's score: that of its best expert, or the sum of its best two.
         softcap: logits become softcap * tanh(logits / softcap) first; None for no bound.
+        jitter: an expert with logit s is near one with the greatest logit m if (m - s) / max(abs(s), m) is at most
+            twice this.
     """
 
     top_k: int
@@ -39,10 +44,13 @@ class Routing:
     top_groups: int = 1
     group_score: GroupScore = "top2"
     softcap: float | None = None
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.scores not in ("softmax", "sigmoid", "softmax_of_chosen"):
-            raise ValueError(f"scores: {self.scores!r} is not one of 'softmax', 'sigmoid', 'softmax_of_chosen'")
+        if self.scores not in (known := get_args(Scores)):
+            raise ValueError(f"scores: {self.scores!r} is not one of {', '.join(map(repr, known))}")
+        if self.scores == "sparse_mixer" and self.groups > 1:
+            raise ValueError(f"groups: a sparse mixer has none, got {self.groups}")
         if self.group_score not in ("max", "top2"):
             raise ValueError(f"group_score: {self.group_score!r} is neither 'max' nor 'top2'")
         if self.top_k < 1:

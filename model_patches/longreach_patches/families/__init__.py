@@ -1,7 +1,7 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, NormKind, Rotary
+from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, NormKind, OutputGate, Rotary
 from longreach_patches.families.read import (
     HeadShape,
     attention_layers,
@@ -28,6 +28,7 @@ __all__ = [
     "LayerParts",
     "Mixture",
     "NormKind",
+    "OutputGate",
     "Rotary",
     "attention_layers",
     "expert_inner",

@@ -79,6 +79,18 @@ def rotary_where_windowed_if_any(config: PretrainedConfig) -> list[bool]:
     return rotary_where_windowed(config) if config.sliding_window else [True] * config.num_hidden_layers
 
 
+def rotary_where_based(config: PretrainedConfig) -> list[bool]:
+    """Of Granite with windows: each layer has a base of its own, and 0 stands for none."""
+    return [bool(base) for base in config.layer_rope_theta]
+
+
+def rotary_of_cohere2_moe(config: PretrainedConfig) -> list[bool]:
+    """In windowed layers, and in those without experts where none of these has a window by the config."""
+    forced = getattr(config, "prefix_dense_sliding_window_pattern", None) == 1
+    windowed = rotary_where_windowed(config)
+    return [turns or (forced and kind == "dense") for turns, kind in zip(windowed, config.mlp_layer_types, strict=True)]
+
+
 def sources_where_marked(config: PretrainedConfig) -> list[int]:
     """Of Gemma 3n and 4: a layer that is marked "reuse" reads what the layer of its kind stores that is marked so.
 

@@ -6,11 +6,12 @@ activation, how many experts a token has. The channels that are turned are as ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-# x / rms(x) * weight; the same with 1 + weight; (x - mean(x)) / deviation(x) * weight.
-NormKind = Literal["rms", "rms_plus_one", "layer"]
+# x / rms(x) * weight; the same with 1 + weight; (x - mean(x)) / deviation(x) * weight + bias; that with 1 + weight.
+# Norms without a weight or a bias have 1 and 0 for them.
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,19 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class OutputGate:
+    """What attention's result is multiplied by before it is projected back: a number for each channel or each head.
+
+    Attributes:
+        projection: the attention module's projection of the layer's normalised input to it.
+        activation: the function of what that gives.
+    """
+
+    projection: str
+    activation: Literal["sigmoid", "softplus"]
+
+
+@dataclass(frozen=True)
 class Mixture:
     """A mixture of experts (Shazeer et al. 2017) in place of an MLP: the names in its module, and how tokens choose.
 
@@ -40,15 +54,22 @@ class Mixture:
 
     Attributes:
         router: the module with the weight (E, C), and maybe the bias (E,), of the logits.
+        logits: the router's linear module that has these, if it does not have them itself.
         experts: the module with the weights of all experts.
-        scores: what a token's logits become: a softmax of all, a sigmoid of each, or a softmax of the chosen ones.
+        scores: what a token's logits become, see `longreach_kernels.moe.Routing`.
+        scores_by: the attribute that says "softmax", of the chosen ones, or "sigmoid", in place of `scores`.
+        softcap: the attribute that has the bound of the logits, or 0.
+        jitter: the attribute that has how near to the greatest a logit counts in a sparse mixer.
         correction: the path of what is added to the scores for the choice alone.
         groups: attributes of the number of groups of experts, and of the groups that a token chooses from.
         renormalise: whether the weights of a token's experts are divided by their sum; or the attribute that says it.
         epsilon: what is added to that sum.
         least_sum: the attribute that has the least that the sum counts as.
         factor: the attribute that has the factor of the weights.
+        sum_factor: the path of the factor of what the experts give together.
         shared: the gated MLP that all tokens go through, if the mixture has one.
+        beside: the same, where it is the layer's and not the mixture's.
+        halved: the path of what is "average" where half of what experts and shared MLP give together is added.
         shared_gate: the projection (1, C) whose sigmoid is the factor of what that gives.
         clamped: attributes of the experts' module that have alpha and the limit of a clamped SwiGLU; None where the
             module has an activation.
@@ -56,15 +77,22 @@ class Mixture:
     """
 
     router: str = "gate"
+    logits: str | None = None
     experts: str = "experts"
-    scores: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"] = "softmax"
+    scores_by: str | None = None
+    softcap: str | None = None
+    jitter: str | None = None
     correction: str | None = None
     groups: tuple[str, str] | None = None
     renormalise: bool | str = True
     epsilon: float = 0.0
     least_sum: str | None = None
     factor: str | None = None
+    sum_factor: str | None = None
     shared: str | None = None
+    beside: str | None = None
+    halved: str | None = None
     shared_gate: str | None = None
     clamped: tuple[str, str] | None = None
     transposed: bool = False
@@ -104,15 +132,22 @@ class LayerParts:
     """How the layers of a family are made. The defaults are those of Llama.
 
     Attributes:
-        norm: the kind of all norms of a layer.
+        norm: the kind of all norms of a layer. Where a checkpoint may have RMSNorms for LayerNorms, the modules say so.
+        epsilon: of norms that do not say it.
         attention_norms: names of the norms of what goes into attention, and of what it adds to the residual stream;
             None where there is none.
         mlp_norms: likewise, of the MLP.
         parallel: attention and MLP read the same normalised stream, and `mlp_norms` has no first one.
-        qk_norm: whether queries and keys are normalised before they are turned: each head, or all heads together.
+        qk_norm: whether queries and keys are normalised: each head before it is turned or after, or all heads together.
+        qk_norms: names of the norms of queries and of keys.
         rotary: how they are turned.
+        query_growth: whether queries grow with their positions, as the config's `rope_parameters` say (Llama 4).
         qkv: the projections to queries, keys and values, in this order; one name where the checkpoint has them joined.
-        gate_up: those to gates and to what they gate, likewise.
+        output: the projection of attention back to the residual stream.
+        output_gate: what attention's result is multiplied by before that.
+        gate_up: those to gates and to what they gate, likewise; the one to inner channels where there are no gates.
+        gated: whether there are.
+        down: the projection of the MLP back.
         activation: the name of the MLP's activation.
         multiplier: the layer's attribute that has the factor of all that is added to the residual stream.
         softcap: the attention module's attribute that has the bound of its scores.
@@ -123,13 +158,20 @@ class LayerParts:
     """
 
     norm: NormKind = "rms"
+    epsilon: float | None = None
     attention_norms: tuple[str | None, str | None] = ("input_layernorm", None)
     mlp_norms: tuple[str | None, str | None] = ("post_attention_layernorm", None)
     parallel: bool = False
-    qk_norm: Literal["head", "whole"] | None = None
+    qk_norm: Literal["head", "turned_head", "whole"] | None = None
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     rotary: Rotary = Rotary()
+    query_growth: bool = False
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    output_gate: OutputGate | None = None
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    gated: bool = True
+    down: str = "down_proj"
     activation: str = "act_fn"
     multiplier: str | None = None
     softcap: str | None = None
@@ -143,99 +185,6 @@ class LayerParts:
         """What keeps several ranks from computing a layer together; None if nothing does."""
         if self.qk_norm == "whole":
             return "norms over all heads"
-        if len(self.qkv) == 1 or len(self.gate_up) == 1:
+        if len(self.qkv) == 1 or (self.gated and len(self.gate_up) == 1):
             return "projections that are joined on the disk"
         return None
-
-
-LLAMA = LayerParts()
-QWEN3 = replace(LLAMA, qk_norm="head")
-GEMMA = replace(LLAMA, norm="rms_plus_one")
-GEMMA2 = replace(
-    GEMMA,
-    attention_norms=("input_layernorm", "post_attention_layernorm"),
-    mlp_norms=("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    softcap="attn_logit_softcapping",
-)
-# Its modules have the attribute of the bound, too, and do not use it.
-GEMMA3 = replace(GEMMA2, qk_norm="head", softcap=None)
-VAULTGEMMA = replace(GEMMA2, attention_norms=("input_layernorm", None), mlp_norms=("pre_feedforward_layernorm", None))
-GRANITE = replace(LLAMA, multiplier="residual_multiplier")
-# Of its second norms some configs have none; an Identity stands for them.
-HYPERCLOVAX = replace(
-    GRANITE,
-    attention_norms=("input_layernorm", "post_norm1"),
-    mlp_norms=("post_attention_layernorm", "post_norm2"),
-)
-# The stream itself goes into attention and MLP; what they add to it is normalised.
-EXAONE4 = replace(
-    LLAMA,
-    attention_norms=(None, "post_attention_layernorm"),
-    mlp_norms=(None, "post_feedforward_layernorm"),
-    qk_norm="head",
-)
-OLMO2 = replace(EXAONE4, qk_norm="whole")
-HELIUM = replace(LLAMA, rotary=Rotary(pairs=True))
-PHI3 = replace(LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn")
-GLM = replace(HELIUM, gate_up=("gate_up_proj",), activation="activation_fn")
-GLM4 = replace(
-    GLM,
-    attention_norms=("input_layernorm", "post_self_attn_layernorm"),
-    mlp_norms=("post_attention_layernorm", "post_mlp_layernorm"),
-)
-COHERE2 = replace(LLAMA, norm="layer", mlp_norms=(None, None), parallel=True, rotary=Rotary(pairs=True, doubled=True))
-
-# Mixtures of experts, in some layers or in all.
-_SOFTMAX = Mixture(renormalise="norm_topk_prob")
-_CORRECTED = Mixture(scores="sigmoid", correction="e_score_correction_bias")
-_GROUPED = replace(
-    _CORRECTED,
-    correction="gate.e_score_correction_bias",
-    groups=("num_group", "topk_group"),
-    renormalise="norm_topk_prob",
-    epsilon=1e-20,
-    factor="routed_scaling_factor",
-    shared="shared_experts",
-)
-MIXTRAL = replace(LLAMA, mixture=Mixture())
-QWEN2_MOE = replace(LLAMA, mixture=replace(_SOFTMAX, shared="shared_expert", shared_gate="shared_expert_gate"))
-QWEN3_MOE = replace(QWEN3, mixture=_SOFTMAX)
-OLMOE = replace(LLAMA, qk_norm="whole", clip="clip_qkv", mixture=_SOFTMAX)
-FLEX_OLMO = replace(OLMO2, mixture=_SOFTMAX)
-MINIMAX_M2 = replace(LLAMA, qk_norm="whole", mixture=_CORRECTED)
-HY_V3 = replace(
-    QWEN3, mixture=replace(_CORRECTED, epsilon=1e-20, factor="router_scaling_factor", shared="shared_experts")
-)
-SOLAR_OPEN = replace(LLAMA, mixture=_GROUPED)
-# GLM 4.5 Air has no norms of heads; GLM 4.5 has them.
-GLM4_MOE = replace(QWEN3, mixture=_GROUPED)
-ERNIE4_5_MOE = replace(
-    HELIUM,
-    mixture=Mixture(
-        correction="gate.moe_statics.e_score_correction_bias", least_sum="norm_min", shared="shared_experts"
-    ),
-)
-GRANITEMOE = replace(
-    GRANITE, mlp="block_sparse_moe", mixture=Mixture(router="router", scores="softmax_of_chosen", renormalise=False)
-)
-GPT_OSS = replace(
-    LLAMA,
-    rotary=Rotary(single=True),
-    sinks="sinks",
-    mixture=Mixture(
-        router="router", scores="softmax_of_chosen", renormalise=False, clamped=("alpha", "limit"), transposed=True
-    ),
-)
-
-# Layers with a recurrent state.
-QWEN3_5_DELTA = DeltaParts()
-QWEN3_NEXT_DELTA = DeltaParts(qkv=("in_proj_qkvz",), beta="in_proj_ba", by_key_head=True)
-OLMO_DELTA = DeltaParts(
-    qkv=("q_proj", "k_proj", "v_proj"),
-    gate="g_proj",
-    beta="b_proj",
-    decay="a_proj",
-    doubled="allow_neg_eigval",
-    norm="o_norm",
-    out="o_proj",
-)

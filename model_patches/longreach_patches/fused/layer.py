@@ -11,23 +11,23 @@ them with some of the heads. In a short step every rank has all tokens, and comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
-from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
 
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts
-from longreach_patches.fused.activation import BY_MODULE, Activation, gated_activation
 from longreach_patches.fused.experts import experts_of
+from longreach_patches.fused.mlp import Choice, Mlp
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.norm import Norm, normalize, normalize_all_heads
+from longreach_patches.fused.output_gate import gate_heads
 from longreach_patches.fused.project import Products
 from longreach_patches.fused.residual import Residual
 from longreach_patches.fused.rotary import rotate_and_write
@@ -36,15 +36,12 @@ from longreach_patches.fused.weights import (
     LayerWeights,
     Projection,
     in_blocks,
-    projection_of,
     separated,
     share_of,
     whole_weights,
 )
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.policy_step import step_attention
-
-Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # as `Router.__call__`
 
 
 class FusedLayer:
@@ -97,15 +94,17 @@ class FusedLayer:
         if modules.sinks is not None:
             self._sinks = modules.sinks.detach().chunk(layout.context_size)[layout.context_rank]
         self._clip = modules.clip
-        self._heads = attention.o_proj.in_features // attention.head_dim // layout.context_size
+        self._growth = modules.growth
+        width = getattr(attention, parts.output).in_features
+        self._heads = width // attention.head_dim // layout.context_size
         self._rotary = rotary
         self._head_norms = modules.head_norms
         self._norms = modules.norms
         self._residual = Residual(self._products, modules.multiplier)
+        self._mlp = Mlp.of(modules, parts, self._products)
+        self._mlp_module = modules.shared
         self.router: Router | None = None
         self.experts: nn.Module | None = None
-        self._mlp = modules.mlp
-        self._shared_gate: Projection | None = None
         experts = None
         if modules.mixture is not None:
             mixture = parts.mixture
@@ -113,24 +112,24 @@ class FusedLayer:
             self.router = router_of(modules.mixture, mixture, self._backend, self._invariant)
             self.experts = cast("nn.Module", getattr(modules.mixture, mixture.experts))
             experts = experts_of(self.experts, mixture)
-            if mixture.shared is not None:
-                self._mlp = getattr(modules.mixture, mixture.shared)
-            if mixture.shared_gate is not None:
-                self._shared_gate = projection_of(getattr(modules.mixture, mixture.shared_gate))
         self.choose: Choice | None = self.router
-        self._whole = whole_weights(attention, self._mlp, layout, parts, experts)
+        self._whole = whole_weights(attention, modules.shared, layout, parts, experts)
         self._share = share_of(self._whole, layout)
-        self._act_fn = cast("Callable[[Tensor], Tensor]", getattr(self._mlp, parts.activation, None))
-        self._activation: Activation | None = BY_MODULE.get(type(self._act_fn).__name__)
 
-    def __call__(self, hidden: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, positions: Tensor | None = None
+    ) -> Tensor:
         """Add this layer to the residual stream `hidden` (1, n, C), in place; returns it.
 
         The n tokens are all T of the step, or this rank's (`RankLayout.token_sizes`). `rope` are the cosines and sines
-        (1, T, R) of all positions. The last layer returns the R rows that are wanted, (1, R, C), if the step says so.
+        (1, T, R) of all positions, and `positions` (1, T) these, for families whose queries grow with them. The last
+        layer returns the R rows that are wanted, (1, R, C), if the step says so.
         """
         sizes = self._layout.token_sizes(step.slots.shape[0])
         weights = self._share if sizes is None else self._whole
+        if self._growth is not None:
+            assert positions is not None, "its queries grow with their positions"
+            self._growth = self._growth._replace(positions=positions[0])
         stream, shared, added = self._attend(hidden[0], rope, step, weights, sizes)
         if added is not None:
             norm, projection = self._norms.before_mlp, weights.gate_up
@@ -138,10 +137,9 @@ class FusedLayer:
             assert projection is not None
             gate_up = self._products.normed(stream, norm, projection, added, self._residual.multiplier)
             del added
-            assert weights.down is not None
-            self._residual.add_product(stream, gate_up, weights, weights.down, self._norms.after_mlp, self._activation)
+            self._mlp.add_gated(stream, gate_up, weights, self._norms.after_mlp)
         elif len(stream):
-            self._transform(stream, shared, weights)
+            self._mlp.add(stream, shared, weights, self._norms, self.choose)
         return stream[None]
 
     @property
@@ -157,10 +155,10 @@ class FusedLayer:
             if ranks > 1:  # else they are views of the joined
                 joined: list[tuple[Projection | None, Any, tuple[str, ...]]] = [
                     (self._whole.qkv, self._attention, self._parts.qkv),
-                    (self._whole.gate_up, self._mlp, self._parts.gate_up),
+                    (self._whole.gate_up, self._mlp_module, self._parts.gate_up),
                 ]
                 for projection, module, names in joined:
-                    if projection is not None:
+                    if projection is not None and len(names) > 1:
                         parts = [getattr(module, name) for name in names]
                         stack.enter_context(separated(projection, ranks, *parts))
             yield
@@ -176,13 +174,15 @@ class FusedLayer:
         """Add attention to `stream`, or to a copy of its wanted rows; returns what it was added to, and what the MLP
         reads of the same rows, if attention reads that, too. Where the kernel of the MLP's norm adds it, attention's
         product is returned last."""
-        norm, shared = self._norms.before_attention, None
-        if sizes is None and not self._parts.parallel and self._products.joins_norm(stream, norm, weights.qkv):
+        norm, shared, gate = self._norms.before_attention, None, None
+        alone = not self._parts.parallel and weights.gate is None
+        if sizes is None and alone and self._products.joins_norm(stream, norm, weights.qkv):
             assert norm is not None
             qkv = self._products.normed(stream, norm, weights.qkv)
         else:
             x = self._normalized(stream, norm)
             qkv = self._products(x, weights.qkv) if sizes is None else self._own_heads(x, weights.qkv, sizes)
+            gate = None if weights.gate is None else self._products(x, weights.gate)
             shared = x if self._parts.parallel else None
             del x
         kv_scales = step.pages.scales[self._index]
@@ -192,7 +192,7 @@ class FusedLayer:
         if self._is_last and step.wanted is not None:
             rows = step.wanted.rows
             stream, q = stream[rows], q[rows]
-            shared = shared if shared is None else shared[rows]
+            shared, gate = (x if x is None else x[rows] for x in (shared, gate))
             if not len(rows):
                 return stream, shared, None
             step = step.of_wanted()
@@ -207,6 +207,9 @@ class FusedLayer:
         out = step_attention(q, self._index, step, call, self._backend)
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
+        if gate is not None:
+            assert self._parts.output_gate is not None
+            out = gate_heads(out, gate, self._parts.output_gate)
         if self._mlp_adds(stream, weights):
             return stream, None, self._products(out.flatten(1), weights.output)
         self._residual.add_product(stream, out.flatten(1), weights, weights.output, self._norms.after_attention)
@@ -216,7 +219,7 @@ class FusedLayer:
         """Whether the kernel of the MLP's norm adds attention's product to the stream, and quantises its result."""
         if weights.gate_up is None or weights.down is None or weights.experts is not None or self._parts.parallel:
             return False
-        if self._norms.after_attention is not None or weights.sum_over is not None or self._activation is None:
+        if self._norms.after_attention is not None or weights.sum_over is not None or self._mlp.activation is None:
             return False
         joins = self._products.joins_norm(stream, self._norms.before_mlp, weights.gate_up)
         return joins and self._products.gates_late(stream, weights.down)
@@ -235,7 +238,9 @@ class FusedLayer:
             step.slots_of(self._index),
             heads=self._heads,
             rotary=self._parts.rotary,
-            norms=self._head_norms if self._parts.qk_norm == "head" else None,
+            norms=self._head_norms if self._parts.qk_norm != "whole" else None,
+            norms_last=self._parts.qk_norm == "turned_head",
+            growth=self._growth,
             kv_scales=step.pages.scales[self._index],
             backend=self._backend,
         )
@@ -253,61 +258,5 @@ class FusedLayer:
                 place.add_(block.bias)
         return packed_to_heads(send, sizes, self._layout.context_group)
 
-    def _transform(self, stream: Tensor, shared: Tensor | None, weights: LayerWeights) -> None:
-        """Add the MLP to `stream`."""
-        x = self._normalized(stream, self._norms.before_mlp) if shared is None else shared
-        norm = self._norms.after_mlp
-        if weights.experts is not None:
-            # The experts' sum goes where the MLP's does: to the stream, or to what is normalised first.
-            total = self._sum_of_experts(x, weights.experts, self._residual.begin(stream, weights, norm))
-            if weights.gate_up is None or weights.down is None:
-                self._residual.finish(stream, total, weights, norm)
-                return
-        else:
-            total = None
-        assert weights.gate_up is not None
-        assert weights.down is not None
-        factor = None if self._shared_gate is None else self._products(x, self._shared_gate).sigmoid_()
-        inner, gate = None, None
-        if weights.blocks == 1 and self._activation is not None:
-            if factor is None and self._products.gates_late(x, weights.down):
-                gate = self._activation
-            else:
-                inner = self._products.gated(x, weights.gate_up, self._activation)
-        if inner is None:
-            inner = self._products(x, weights.gate_up)
-            del x
-            if gate is None:
-                # Within a block gates come before what they gate; their products are in the channels' own order.
-                by_block = inner.view(-1, inner.shape[1] // weights.blocks)
-                inner = self._activate(by_block).view(stream.shape[0], -1)
-                del by_block
-        if factor is not None:
-            inner.mul_(factor)
-        if total is None:
-            self._residual.add_product(stream, inner, weights, weights.down, norm, gate)
-            return
-        self._products.add(total, inner, weights.down, self._residual.multiplier if norm is None else 1.0, gate)
-        self._residual.finish(stream, total, weights, norm)
-
-    def _sum_of_experts(self, x: Tensor, experts: Experts, to: Tensor | None) -> Tensor:
-        """What the chosen experts make of x, added to `to` with the layer's multiplier, or alone."""
-        assert self.choose is not None
-        return experts_product(
-            x,
-            *self.choose(x),
-            experts,
-            add_to=to,
-            scale=1.0 if to is None else self._residual.multiplier,
-            backend=self._backend,
-            batch_invariant=self._invariant,
-        )
-
     def _normalized(self, x: Tensor, norm: Norm | None) -> Tensor:
         return x if norm is None else normalize(x, norm, self._backend)
-
-    def _activate(self, gate_up: Tensor) -> Tensor:
-        if self._activation is not None:
-            return gated_activation(gate_up, self._activation, self._backend)
-        gate, up = gate_up.chunk(2, -1)
-        return self._act_fn(gate) * up

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts, Mixture
 from longreach_patches.fused.norm import HeadNorms, Norm
+from longreach_patches.fused.rotary import QueryGrowth
 
 
 class Norms(NamedTuple):
@@ -24,22 +26,31 @@ class LayerModules(NamedTuple):
     """What a fused layer takes from a layer of the model.
 
     Attributes:
-        mlp: a gated MLP; or `mixture`, the module of a mixture of experts.
+        mlp: an MLP; or `mixture`, the module of a mixture of experts.
+        beside: the MLP beside a mixture that is not its own.
         multiplier: of what is added to the residual stream.
         softcap: bound of attention's scores.
         sinks: a learned logit for each head, (H,).
         clip: bound of queries, keys and values.
+        growth: of queries, with no positions yet; see `QueryGrowth`.
     """
 
     attention: Any
     mlp: Any | None
     mixture: Any | None
+    beside: Any | None
     norms: Norms
     head_norms: HeadNorms | None
     multiplier: float
     softcap: float | None
     sinks: Tensor | None
     clip: float | None
+    growth: QueryGrowth | None
+
+    @property
+    def shared(self) -> Any | None:
+        """The MLP of a layer, or that of all tokens in a layer with experts; None where there are experts alone."""
+        return self.mlp if self.mixture is None else self.beside
 
 
 def modules_of(layer: Any, parts: LayerParts) -> LayerModules:
@@ -49,27 +60,33 @@ def modules_of(layer: Any, parts: LayerParts) -> LayerModules:
         UnsupportedModelError: it has other parts than its family's row says; the message names both.
     """
     norms = [*parts.attention_norms, *parts.mlp_norms]
-    _check(layer, layer, {"self_attn", parts.mlp, *(name for name in norms if name is not None)})
     attention, mlp = layer.self_attn, getattr(layer, parts.mlp)
-    # A config may leave norms of heads out.
-    qk_norms = {"q_norm", "k_norm"} if parts.qk_norm and hasattr(attention, "q_norm") else set()
-    sinks = {parts.sinks} if parts.sinks is not None else set()
-    _check(layer, attention, {*parts.qkv, "o_proj", *qk_norms}, sinks)
     mixture = parts.mixture if parts.mixture is not None and hasattr(mlp, parts.mixture.experts) else None
+    beside = None if mixture is None else _beside(layer, mlp, mixture)
+    own = {mixture.beside} if mixture is not None and beside is not None and mixture.beside else set()
+    _check(layer, layer, {"self_attn", parts.mlp, *own, *(name for name in norms if name is not None)})
+    # A config may leave norms of heads out.
+    qk_norms = set(parts.qk_norms) if parts.qk_norm and hasattr(attention, parts.qk_norms[0]) else set()
+    sinks = {parts.sinks} if parts.sinks is not None else set()
+    gate = {parts.output_gate.projection} if parts.output_gate is not None else set()
+    _check(layer, attention, {*parts.qkv, parts.output, *gate, *qk_norms}, sinks)
     if mixture is not None:
         _check_mixture(layer, mlp, mixture)
-    else:
-        _check(layer, mlp, {*parts.gate_up, "down_proj", parts.activation})
+    for one in (mlp if mixture is None else None, beside):
+        if one is not None:
+            _check(layer, one, {*parts.gate_up, parts.down, parts.activation})
     return LayerModules(
         attention=attention,
         mlp=mlp if mixture is None else None,
         mixture=None if mixture is None else mlp,
+        beside=beside,
         norms=Norms(*(_norm(name and getattr(layer, name), parts) for name in norms)),
         head_norms=_head_norms(attention, parts) if qk_norms else None,
         multiplier=1.0 if parts.multiplier is None else float(getattr(layer, parts.multiplier)),
         softcap=None if parts.softcap is None else getattr(attention, parts.softcap),
         sinks=None if parts.sinks is None else getattr(attention, parts.sinks),
         clip=None if parts.clip is None else getattr(attention.config, parts.clip),
+        growth=_growth(attention.config) if parts.query_growth else None,
     )
 
 
@@ -78,6 +95,19 @@ def at_path(module: Any, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name)
     return module
+
+
+def _beside(layer: Any, module: Any, mixture: Mixture) -> Any | None:
+    """What all tokens of a layer with experts go through, in the mixture or beside it, if the checkpoint has it."""
+    if mixture.beside is not None:
+        return getattr(layer, mixture.beside)
+    return None if mixture.shared is None else getattr(module, mixture.shared, None)
+
+
+def _growth(config: Any) -> QueryGrowth | None:
+    values = config.rope_parameters
+    beta, original = values.get("llama_4_scaling_beta"), values.get("original_max_position_embeddings")
+    return QueryGrowth(torch.empty(0, dtype=torch.int64), float(beta), int(original)) if beta else None
 
 
 def _check_mixture(layer: nn.Module, module: Any, mixture: Mixture) -> None:
@@ -102,12 +132,15 @@ def _check(layer: nn.Module, module: nn.Module, expected: set[Any], tensors: set
 def _norm(module: Any | None, parts: LayerParts) -> Norm | None:
     if module is None or isinstance(module, nn.Identity):
         return None
-    return Norm(module.weight, _epsilon(module), parts.norm)
+    # LayerNorms may be RMSNorms in some checkpoints of a family.
+    kind = "rms" if parts.norm == "layer" and "RMSNorm" in type(module).__name__ else parts.norm
+    epsilon = parts.epsilon if parts.epsilon is not None else _epsilon(module)
+    return Norm(getattr(module, "weight", None), epsilon, kind, getattr(module, "bias", None))
 
 
 def _head_norms(attention: Any, parts: LayerParts) -> HeadNorms:
-    assert parts.norm != "layer", "queries and keys are normalised by RMSNorms"
-    q_norm, k_norm = attention.q_norm, attention.k_norm
+    assert parts.norm in ("rms", "rms_plus_one"), "queries and keys are normalised by RMSNorms"
+    q_norm, k_norm = (getattr(attention, name) for name in parts.qk_norms)
     return HeadNorms(q_norm.weight, k_norm.weight, _epsilon(q_norm), parts.norm)
 
 

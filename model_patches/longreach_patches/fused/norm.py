@@ -1,5 +1,5 @@
-"""RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016) without a bias, for steps that need no gradient: for
-few rows a third of the time of torch's, and what is added to a residual stream is added in the same kernel.
+"""RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016), for steps that need no gradient: for few rows a
+third of the time of torch's, and what is added to a residual stream is added in the same kernel.
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ from longreach_patches.fused.dispatch import uses_triton
 
 
 class Norm(NamedTuple):
-    """A weight (C,), what is added to the mean of squares, and what is computed with them."""
+    """A weight (C,), what is added to the mean of squares, and what is computed with them.
 
-    weight: Tensor
+    A LayerNorm may have a bias (C,), or no weight.
+    """
+
+    weight: Tensor | None
     epsilon: float
     kind: NormKind = "rms"
+    bias: Tensor | None = None
+
+    @property
+    def centred(self) -> bool:
+        """Whether the mean is taken off."""
+        return self.kind in ("layer", "layer_plus_one")
 
 
 class HeadNorms(NamedTuple):
@@ -61,11 +70,13 @@ def normalize_all_heads(qkv: Tensor, norms: HeadNorms, backend: str = "auto") ->
 
 def eager_norm(x: Tensor, norm: Norm) -> Tensor:
     """The norm over the last dim of x, in torch."""
-    weight, epsilon, kind = norm
-    if kind == "layer":
-        return torch.nn.functional.layer_norm(x, weight.shape, weight, eps=epsilon)
-    if kind == "rms":
-        return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)
-    # In 16 bits 1 + weight would lose what the weight has.
+    weight, bias, shape = norm.weight, norm.bias, x.shape[-1:]
     wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.nn.functional.rms_norm(x.to(wide), weight.shape, 1 + weight.to(wide), epsilon).to(x.dtype)
+    if weight is not None and norm.kind in ("rms_plus_one", "layer_plus_one"):
+        # In 16 bits 1 + weight would lose what the weight has.
+        x_wide, weight, bias = x.to(wide), 1 + weight.to(wide), None if bias is None else bias.to(wide)
+    else:
+        x_wide = x
+    if norm.centred:
+        return torch.nn.functional.layer_norm(x_wide, shape, weight, bias, norm.epsilon).to(x.dtype)
+    return torch.nn.functional.rms_norm(x_wide, shape, weight, norm.epsilon).to(x.dtype)

@@ -18,6 +18,7 @@ from longreach_patches.fused.norm import HeadNorms, Norm
 def _norm_kernel(
     X,
     Weight,
+    Bias,
     Out,
     epsilon,
     WIDTH: tl.constexpr,
@@ -32,13 +33,16 @@ def _norm_kernel(
     offs = tl.arange(0, BLOCK)
     inside = offs < WIDTH
     x = tl.load(X + row * WIDTH + offs, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(Weight + offs, mask=inside, other=0.0).to(tl.float32)
-    if PLUS_ONE:
-        weight += 1.0
     if CENTER:
         x = tl.where(inside, x - tl.sum(x, 0) / WIDTH, 0.0)
-    factor = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + epsilon)
-    out = x * factor * weight
+    out = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + epsilon)
+    if Weight is not None:
+        weight = tl.load(Weight + offs, mask=inside, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            weight += 1.0
+        out *= weight
+    if Bias is not None:
+        out += tl.load(Bias + offs, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         out = out * SCALE + tl.load(Out + row * WIDTH + offs, mask=inside, other=0.0).to(tl.float32)
     tl.store(Out + row * WIDTH + offs, out.to(Out.dtype.element_ty), mask=inside)
@@ -83,12 +87,13 @@ def normalize(x: Tensor, norm: Norm, add_to: Tensor | None, scale: float) -> Ten
             (rows,),
             x,
             norm.weight,
+            norm.bias,
             out,
             norm.epsilon,
             WIDTH=width,
             BLOCK=block,
-            PLUS_ONE=norm.kind == "rms_plus_one",
-            CENTER=norm.kind == "layer",
+            PLUS_ONE=norm.kind in ("rms_plus_one", "layer_plus_one"),
+            CENTER=norm.centred,
             ADD=add_to is not None,
             SCALE=scale,
             num_warps=_warps(block),

@@ -53,7 +53,7 @@ class Products:
     def joins_norm(self, x: Tensor, norm: Norm | None, projection: Projection) -> bool:
         """Whether `normed` quantises the norm of rows x in the norm's kernel."""
         weight = projection.weight
-        if norm is None or norm.kind == "layer" or projection.others or isinstance(weight, Tensor):
+        if norm is None or norm.centred or projection.others or isinstance(weight, Tensor):
             return False
         if self.batch_invariant or not uses_triton(x, self.backend):
             return False

@@ -3,6 +3,8 @@
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from longreach_kernels.backends.triton.config import cdiv, launch
@@ -10,8 +12,37 @@ from torch import Tensor
 
 from longreach_patches.families import Rotary
 from longreach_patches.fused.norm import HeadNorms
+from longreach_patches.fused.rotary import QueryGrowth
 
 _HEADS = 8  # of a program
+
+
+class ByHead(NamedTuple):
+    """What is done to heads beside turning them: how many queries there are, and as in `rotary.rotate_and_write`."""
+
+    heads: int
+    norms: HeadNorms | None
+    norms_last: bool
+    growth: QueryGrowth | None
+
+
+@triton.jit
+def _normed(x1, x2, QNorm, KNorm, first, second, fits, is_query, is_value, epsilon, DIM, PLUS_ONE: tl.constexpr):
+    """Heads in two halves, queries and keys of them normalised; `first` and `second` are the channels of the halves."""
+    mean = (tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / DIM
+    factor = tl.where(is_value, 1.0, tl.rsqrt(mean + epsilon)[:, None])
+    q1 = tl.load(QNorm + first, mask=fits, other=0.0).to(tl.float32)[None, :]
+    q2 = tl.load(QNorm + second, mask=fits, other=0.0).to(tl.float32)[None, :]
+    k1 = tl.load(KNorm + first, mask=fits, other=0.0).to(tl.float32)[None, :]
+    k2 = tl.load(KNorm + second, mask=fits, other=0.0).to(tl.float32)[None, :]
+    if PLUS_ONE:
+        q1 += 1.0
+        q2 += 1.0
+        k1 += 1.0
+        k2 += 1.0
+    x1 *= factor * tl.where(is_query, q1, tl.where(is_value, 1.0, k1))
+    x2 *= factor * tl.where(is_query, q2, tl.where(is_value, 1.0, k2))
+    return x1, x2
 
 
 @triton.jit
@@ -22,12 +53,15 @@ def _rotate_kernel(
     Slots,
     QNorm,
     KNorm,
+    Positions,
     KScale,
     VScale,
     Q,
     KPages,
     VPages,
     epsilon,
+    beta,
+    original,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -38,6 +72,7 @@ def _rotate_kernel(
     DOUBLED: tl.constexpr,
     SINGLE: tl.constexpr,
     NORM: tl.constexpr,
+    NORM_LAST: tl.constexpr,
     PLUS_ONE: tl.constexpr,
     KV_SCALES: tl.constexpr,
 ):
@@ -63,20 +98,8 @@ def _rotate_kernel(
     x2 = tl.load(row + offs2, mask=inside, other=0.0).to(tl.float32)
     is_query = heads[:, None] < HEADS
     is_value = heads[:, None] >= HEADS + KV_HEADS
-    if NORM:
-        mean = (tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)) / HEAD_DIM
-        factor = tl.where(is_value, 1.0, tl.rsqrt(mean + epsilon)[:, None])
-        q1 = tl.load(QNorm + first, mask=fits, other=0.0).to(tl.float32)[None, :]
-        q2 = tl.load(QNorm + second, mask=fits, other=0.0).to(tl.float32)[None, :]
-        k1 = tl.load(KNorm + first, mask=fits, other=0.0).to(tl.float32)[None, :]
-        k2 = tl.load(KNorm + second, mask=fits, other=0.0).to(tl.float32)[None, :]
-        if PLUS_ONE:
-            q1 += 1.0
-            q2 += 1.0
-            k1 += 1.0
-            k2 += 1.0
-        x1 *= factor * tl.where(is_query, q1, tl.where(is_value, 1.0, k1))
-        x2 *= factor * tl.where(is_query, q2, tl.where(is_value, 1.0, k2))
+    if NORM and not NORM_LAST:
+        x1, x2 = _normed(x1, x2, QNorm, KNorm, first, second, fits, is_query, is_value, epsilon, HEAD_DIM, PLUS_ONE)
     if ROTARY_DIM > 0:  # a row of cosines and sines has each of them twice, if not SINGLE
         WAVES: tl.constexpr = TURNED if SINGLE else ROTARY_DIM
         waves = 2 * places if DOUBLED else places
@@ -87,6 +110,13 @@ def _rotate_kernel(
         rotated2 = x2 * cos + x1 * sin
         x1 = tl.where(is_value, x1, rotated1)
         x2 = tl.where(is_value, x2, rotated2)
+    if NORM and NORM_LAST:
+        x1, x2 = _normed(x1, x2, QNorm, KNorm, first, second, fits, is_query, is_value, epsilon, HEAD_DIM, PLUS_ONE)
+    if Positions is not None:
+        past = tl.load(Positions + token) // original
+        growth = tl.where(is_query, 1.0 + beta * tl.log(1.0 + past.to(tl.float32)), 1.0)
+        x1 *= growth
+        x2 *= growth
     q = Q + token * (HEADS * HEAD_DIM)
     tl.store(q + offs1, x1.to(Q.dtype.element_ty), mask=inside & is_query)
     tl.store(q + offs2, x2.to(Q.dtype.element_ty), mask=inside & is_query)
@@ -119,12 +149,12 @@ def rotate_and_write(
     k_pages: Tensor,
     v_pages: Tensor,
     slots: Tensor,
-    heads: int,
+    by_head: ByHead,
     rotary: Rotary,
-    norms: HeadNorms | None,
     kv_scales: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """As `rotary.rotate_and_write`."""
+    heads, norms, norms_last, growth = by_head
     kv_heads, head_dim = k_pages.shape[2:]
     tokens = qkv.shape[0]
     q = qkv.new_empty(tokens, heads, head_dim)
@@ -136,11 +166,14 @@ def rotate_and_write(
             *(rope or (None, None)),
             slots,
             *((norms.query, norms.key) if norms else (None, None)),
+            None if growth is None else growth.positions,
             *(kv_scales or (None, None)),
             q,
             k_pages,
             v_pages,
             norms.epsilon if norms else 0.0,
+            0.0 if growth is None else growth.beta,
+            1 if growth is None else growth.original,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -151,6 +184,7 @@ def rotate_and_write(
             DOUBLED=rotary.doubled,
             SINGLE=rotary.single,
             NORM=norms is not None,
+            NORM_LAST=norms_last,
             PLUS_ONE=norms is not None and norms.kind == "rms_plus_one",
             KV_SCALES=kv_scales is not None,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from longreach_kernels.moe import Routing, route
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from longreach_patches.families import Mixture
 from longreach_patches.fused.dispatch import MAX_ROWS, uses_triton
 from longreach_patches.fused.modules import at_path
+
+# What routers say of their scores in `Mixture.scores_by`.
+_SCORES: dict[str, Literal["softmax_of_chosen", "sigmoid"]] = {"softmax": "softmax_of_chosen", "sigmoid": "sigmoid"}
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,24 @@ class Router:
 def router_of(module: Any, mixture: Mixture, backend: str, batch_invariant: bool) -> Router:
     """The router of a mixture's module, with the numbers that its modules have."""
     own = getattr(module, mixture.router)
+    linear = own if mixture.logits is None else getattr(own, mixture.logits)
+    scores = mixture.scores
+    if mixture.scores_by is not None:
+        scores = _SCORES[getattr(own, mixture.scores_by)]
     correction = None if mixture.correction is None else at_path(module, mixture.correction)
     groups, top_groups = (1, 1) if mixture.groups is None else (getattr(own, name) for name in mixture.groups)
     renormalise = mixture.renormalise
+    softcap = None if mixture.softcap is None else float(getattr(own, mixture.softcap))
     return Router(
-        weight=own.weight,
-        bias=getattr(own, "bias", None),
+        weight=linear.weight,
+        bias=getattr(linear, "bias", None),
         correction=None if correction is None else correction.detach().float().flatten(),
         routing=Routing(
             top_k=own.top_k,
-            scores=mixture.scores,
+            scores=scores,
             renormalise=bool(getattr(own, renormalise)) if isinstance(renormalise, str) else renormalise,
+            softcap=softcap if softcap and softcap > 0 else None,
+            jitter=0.0 if mixture.jitter is None else float(getattr(own, mixture.jitter)),
             epsilon=mixture.epsilon,
             least_sum=0.0 if mixture.least_sum is None else float(getattr(own, mixture.least_sum)),
             factor=1.0 if mixture.factor is None else float(getattr(own, mixture.factor)),

@@ -43,12 +43,15 @@ def check_shares(model: PreTrainedModel, layout: RankLayout) -> None:
 def _projections(layer: Any, parts: LayerParts) -> Iterator[tuple[str, Any, Any, int]]:
     """The linear modules of a layer with their names, what a rank takes of each, and in which dimension."""
     modules = modules_of(layer, parts)
-    found: list[tuple[str, Any, tuple[str, ...], str]] = [("self_attn", modules.attention, parts.qkv, "o_proj")]
-    if modules.mlp is not None:
-        found.append((parts.mlp, modules.mlp, parts.gate_up, "down_proj"))
-    shared = parts.mixture and parts.mixture.shared
-    if modules.mixture is not None and shared and getattr(modules.mixture, shared, None) is not None:
-        found.append((f"{parts.mlp}.{shared}", getattr(modules.mixture, shared), parts.gate_up, "down_proj"))
+    gate = () if parts.output_gate is None else (parts.output_gate.projection,)
+    found: list[tuple[str, Any, tuple[str, ...], str]] = [
+        ("self_attn", modules.attention, (*parts.qkv, *gate), parts.output)
+    ]
+    if modules.shared is not None:
+        mixture, path = parts.mixture, parts.mlp
+        if modules.mixture is not None and mixture is not None:
+            path = mixture.beside or f"{parts.mlp}.{mixture.shared}"
+        found.append((path, modules.shared, parts.gate_up, parts.down))
     for name, module, first, last in found:
         yield from ((f"{name}.{each}", getattr(module, each), take_outputs, 0) for each in first)
         yield f"{name}.{last}", getattr(module, last), take_inputs, 1

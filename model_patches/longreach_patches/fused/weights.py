@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.parts import LLAMA, LayerParts
+from longreach_patches.families.layers import LLAMA
+from longreach_patches.families.parts import LayerParts
 from longreach_patches.fused.experts import share_of_experts
 from longreach_patches.layout import RankLayout
 
@@ -53,8 +54,9 @@ class LayerWeights:
     Attributes:
         qkv: joined projections to queries, keys and values.
         output: the projection of attention back to the residual stream.
-        gate_up: joined projections to gates and to what they gate, of the MLP or of what a mixture has beside its
-            experts; None where it has none.
+        gate: the projection to the gate of attention's result, if there is one.
+        gate_up: joined projections to gates and to what they gate, or the one to inner channels, of the MLP or of what
+            is beside experts; None where nothing is.
         down: the projection of these back; None where `gate_up` is.
         experts: those of a mixture, or this rank's; None where the MLP is none.
         blocks: ranks whose rows these have, each a block in which the joined follow one another.
@@ -64,6 +66,7 @@ class LayerWeights:
 
     qkv: Projection
     output: Projection
+    gate: Projection | None
     gate_up: Projection | None
     down: Projection | None
     experts: Experts | None
@@ -82,9 +85,10 @@ def whole_weights(
     """
     return LayerWeights(
         qkv=joined(layout.context_size, *(getattr(attention, name) for name in parts.qkv)),
-        output=projection_of(attention.o_proj),
+        output=projection_of(getattr(attention, parts.output)),
+        gate=parts.output_gate and projection_of(getattr(attention, parts.output_gate.projection)),
         gate_up=mlp and joined(layout.context_size, *(getattr(mlp, name) for name in parts.gate_up)),
-        down=mlp and projection_of(mlp.down_proj),
+        down=mlp and projection_of(getattr(mlp, parts.down)),
         experts=experts,
         blocks=layout.context_size,
         sum_over=layout.tensor_group if layout.tensor_size > 1 else None,
@@ -99,6 +103,7 @@ def share_of(whole: LayerWeights, layout: RankLayout) -> LayerWeights:
     return LayerWeights(
         qkv=in_blocks(whole.qkv, layout.context_size)[layout.context_rank],
         output=some_inputs(whole.output, layout),
+        gate=whole.gate and in_blocks(whole.gate, layout.context_size)[layout.context_rank],
         gate_up=whole.gate_up and in_blocks(whole.gate_up, layout.context_size)[layout.context_rank],
         down=whole.down and some_inputs(whole.down, layout),
         experts=whole.experts and share_of_experts(whole.experts, layout),
@@ -157,10 +162,10 @@ def separated(whole: Projection, ranks: int, *projections: Any) -> Iterator[None
 
 def joined(ranks: int, *projections: Any) -> Projection:
     """One projection in place of several of the same input, rank by rank. Nothing is held twice: with one rank their
-    own weights become views of it, with several, where their rows do not follow each other, they become empty. What is
-    joined on the disk is used as it is, as are projections whose formats cannot be joined."""
+    own weights become views of it, with several, where their rows do not follow each other, they become empty. One
+    alone is used as it is, as are projections whose formats cannot be joined. On several ranks nothing may be joined in
+    it on the disk (`LayerParts.whole`)."""
     if len(projections) == 1:
-        assert ranks == 1, "joined rows do not lie rank by rank; see LayerParts.whole"
         return projection_of(projections[0])
     weights = [weight_of(projection) for projection in projections]
     with _refused(ranks):

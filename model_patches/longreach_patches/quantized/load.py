@@ -20,6 +20,7 @@ from longreach_patches.quantized.files import ExpertTensors, Located, Tensors, i
 from longreach_patches.quantized.layouts import Layout
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, is_experts
 from longreach_patches.quantized.place import Placed, declared, place
+from longreach_patches.quantized.scales import check_scales
 from longreach_patches.quantized.scheme import Scheme
 
 _BIAS = "bias"
@@ -136,11 +137,16 @@ class Reading:
             names = " or ".join(layout.roles[missing[0]])
             raise ModelLoadError(f"{where}: {name} has no {names}, which {layout.name} needs")
         try:
-            return layout.read(found, shape)
+            weight = layout.read(found, shape)
         except torch.OutOfMemoryError:
             raise
         except (ValueError, RuntimeError) as error:  # of a format, or of tensors that cannot be reshaped
             raise ModelLoadError(f"{where}: {name} is not {layout.name}: {error}") from error
+        try:
+            check_scales(weight, self.model.dtype)
+        except ValueError as error:
+            raise ModelLoadError(f"{where}: {name}: {error}") from error
+        return weight
 
 
 def read(source: Path, config: PretrainedConfig, scheme: Scheme, dtype: torch.dtype, wrapped: bool) -> Reading:

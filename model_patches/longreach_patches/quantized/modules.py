@@ -8,8 +8,6 @@ from typing import Any, Self, cast
 
 import torch
 from longreach_kernels.linear import (
-    Fp8Blocks,
-    Fp8Channels,
     Int4Groups,
     Quantized,
     Weight,
@@ -18,6 +16,7 @@ from longreach_kernels.linear import (
     take_inputs,
     take_outputs,
 )
+from longreach_kernels.linear.fp8_products import experts_take_fp8, library_takes_fp8
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
 
@@ -191,24 +190,34 @@ def bytes_of(model: nn.Module) -> int:
     return values + sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
 
 
-def scratch_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+def scratch_bytes(model: nn.Module, dtype: torch.dtype, arch: int) -> int:
     """The most that a product of many rows dequantises at once: projections of a module that share an input, since
-    they may be joined, or all experts. FP8 is dequantised where activations are not bf16."""
+    they may be joined, or all experts. FP8 is dequantised where a GPU of compute capability `arch` (90 for 9.0) has no
+    product of it. The model may be on the meta device."""
     widest = 0
     for module in model.modules():
         if isinstance(module, QuantizedExperts):
-            wide = [x.shape.numel() for x in weights_of(module) if not (_is_fp8(x) and dtype == torch.bfloat16)]
-            widest = max([widest, *wide])
-        by_inputs: dict[int, int] = {}
+            widest = max(
+                [widest, *(x.shape.numel() for x in weights_of(module) if not experts_take_fp8(x, dtype, arch))]
+            )
+        by_inputs: dict[int, list[Weight]] = {}
         for child in module.children():
-            if isinstance(child, QuantizedLinear) and not (_is_fp8(child.weight_value) and dtype == torch.bfloat16):
-                by_inputs[child.in_features] = by_inputs.get(child.in_features, 0) + child.out_features
-        widest = max([widest, *(inputs * outputs for inputs, outputs in by_inputs.items())])
+            if isinstance(child, QuantizedLinear):
+                by_inputs.setdefault(child.in_features, []).append(child.weight_value)
+        widest = max([widest, *(_dequantised(weights, dtype, arch) for weights in by_inputs.values())])
     return widest * dtype.itemsize
 
 
-def _is_fp8(weight: Weight) -> bool:
-    return isinstance(weight, Fp8Blocks | Fp8Channels)
+def _dequantised(weights: list[Weight], dtype: torch.dtype, arch: int) -> int:
+    """Numbers of projections with the same input that are dequantised: of each alone, or joined."""
+    alone = [x.shape.numel() for x in weights if not library_takes_fp8(x, dtype, arch)]
+    if not alone and len(weights) > 1:
+        try:
+            joined = join_outputs(weights)
+        except ValueError:  # of several forms: they are computed one after another
+            return 0
+        return 0 if library_takes_fp8(joined, dtype, arch) else joined.shape.numel()
+    return sum(alone)
 
 
 def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> Weight:

@@ -66,6 +66,7 @@ def routes() -> None:
     for experts, routing in ((24, Routing(4, "sigmoid", True, groups=4, top_groups=2)), (128, Routing(8))):
         route(torch.empty(2, experts), routing, torch.empty(experts), backend="triton")
     route(torch.empty(2, 32, dtype=_HALF), Routing(4, "softmax_of_chosen", softcap=3.0), backend="triton")
+    route(torch.empty(2, 16), Routing(2, "sparse_mixer", jitter=0.01), backend="triton")
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {

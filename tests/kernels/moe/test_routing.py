@@ -17,6 +17,8 @@ ROUTINGS = {
     "deepseek": Routing(3, groups=4, top_groups=3, group_score="max", factor=16.0),
     "ernie": Routing(3, renormalise=True, least_sum=0.7),
     "laguna": Routing(3, "sigmoid", renormalise=True, softcap=1.5),
+    "cohere": Routing(3, "sigmoid"),
+    "phi": Routing(2, "sparse_mixer", jitter=0.3),
 }
 
 

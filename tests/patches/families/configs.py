@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 import torch
+from longreach_patches import FAMILIES
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 WINDOW = 13
@@ -94,11 +95,16 @@ _LONG: dict[str, Any] = {
 
 # What is odd in a family, or in one of several configs of a family; `model_type` where it is not the name.
 ODD: dict[str, dict[str, Any]] = {
-    "afmoe": _THREE_OF_FOUR,
+    "afmoe": _THREE_OF_FOUR | {"route_scale": 1.7},
     "apertus": {"hidden_act": "xielu"},
+    "arcee": {"attention_bias": True, "mlp_bias": True},
     "cohere": {"logit_scale": 0.3, "use_qk_norm": True},
     "cohere2": _THREE_OF_FOUR | {"logit_scale": 0.3},
-    "cohere2_moe": _THREE_OF_FOUR,
+    "cohere2_moe": _THREE_OF_FOUR | {"shared_expert_combination_strategy": "average", "first_k_dense_replace": 2},
+    "cohere2_moe-softmax": _THREE_OF_FOUR
+    | {"model_type": "cohere2_moe", "expert_selection_fn": "softmax", "num_shared_experts": 0, "rms_norm_eps": 1e-5},
+    "cohere2_moe-sums": _THREE_OF_FOUR
+    | {"model_type": "cohere2_moe", "shared_expert_combination_strategy": "sum", "norm_topk_prob": False},
     "exaone4": _THREE_OF_FOUR,
     "exaone4-full": {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4},
     "exaone_moe": _THREE_OF_FOUR,
@@ -123,19 +129,26 @@ ODD: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.25}},
     "gpt_oss": _THREE_OF_FOUR | {"swiglu_limit": 1.5},
     "granite": _MULTIPLIERS,
-    "granite_swa": _MULTIPLIERS | _THREE_OF_FOUR,
+    "granite_swa": _MULTIPLIERS | _THREE_OF_FOUR | {"layer_rope_theta": [1e4, 0, 2e4, 1e4]},
     "granitemoe": _MULTIPLIERS,
-    "granitemoe_swa": _MULTIPLIERS | _THREE_OF_FOUR,
+    "granitemoe_swa": _MULTIPLIERS | _THREE_OF_FOUR | {"layer_rope_theta": [1e4, 2e4, 1e4, 0]},
     "granitemoeshared": _MULTIPLIERS,
+    "granitemoeshared-alone": {"model_type": "granitemoeshared", "shared_intermediate_size": 0} | _MULTIPLIERS,
     "hy_v3": {"router_scaling_factor": 1.7},
     "hyperclovax": _MULTIPLIERS,
     "hyperclovax-post-norm": {"model_type": "hyperclovax", "use_post_norm": True} | _MULTIPLIERS,
-    "laguna": _THREE_OF_FOUR,
+    "laguna": _THREE_OF_FOUR | {"moe_routed_scaling_factor": 1.7, "moe_router_logit_softcapping": 1.5},
+    "laguna-channels": _THREE_OF_FOUR
+    | {"model_type": "laguna", "gating": "per-element", "num_attention_heads_per_layer": [4, 8, 4, 8]},
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mellum": _THREE_OF_FOUR,
     "minimax_m2": {"rotary_dim": 8},
     "ministral": _THREE_OF_FOUR,
     "ministral3": {"rope_parameters": _LONG},
+    "ministral3-soon": {
+        "model_type": "ministral3",
+        "rope_parameters": _LONG | {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
+    },
     "mistral": {"sliding_window": WINDOW},
     "mixtral": {"sliding_window": WINDOW},
     "olmo3": _THREE_OF_FOUR,
@@ -145,7 +158,7 @@ ODD: dict[str, dict[str, Any]] = {
     "olmo": {"clip_qkv": 0.5},
     "phi": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.5}},
     "phi3": {"sliding_window": WINDOW, "rope_parameters": _BASE | {"partial_rotary_factor": 0.75}},
-    "phimoe": {"sliding_window": WINDOW},
+    "phimoe": {"sliding_window": WINDOW, "router_jitter_noise": 0.2},
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "qwen2_moe": {"norm_topk_prob": True, "decoder_sparse_step": 2},
     "qwen2_moe-sums": {"model_type": "qwen2_moe", "norm_topk_prob": False, "qkv_bias": False},
@@ -165,6 +178,15 @@ ODD: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": WINDOW},
     "vaultgemma": _THREE_OF_FOUR | _GEMMA,
 }
+
+
+def is_known(name: str) -> bool:
+    """Whether this version of transformers has the family of a name, as our rows have it."""
+    model_type = ODD.get(name, {}).get("model_type", name)
+    if model_type not in CONFIG_MAPPING:
+        return False
+    # Its layers share keys, and older versions do not say which.
+    return FAMILIES[model_type].sources is None or hasattr(config_of(name), "kv_sharing_modes")
 
 
 def config_of(name: str) -> PretrainedConfig:
@@ -200,3 +222,7 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]
+
+
+# All families and odd configs that this version of transformers has.
+NAMES = sorted(name for name in {*FAMILIES, *ODD} if is_known(name))

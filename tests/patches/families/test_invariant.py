@@ -15,8 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.kernels.rowwise import rowwise
-from tests.patches.families.configs import config_of, random_model
-from tests.patches.families.test_families import NAMES
+from tests.patches.families.configs import NAMES, config_of, random_model
 from tests.patches.test_pages import PagedSequences
 
 
@@ -68,7 +67,7 @@ def test_norms_that_sum_row_by_row_are_those_of_the_model(name: str) -> None:
                 assert (got - wanted).abs().max() / wanted.abs().max() < limit
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", [name for name in NAMES if name in FAMILIES])
 def test_families_can_be_invariant_and_experts_without_fused_layers_are_refused_by_name(name: str) -> None:
     model = without_weights(name)
     if any(key.endswith("experts") for key, _ in model.named_modules()) and not FAMILIES[name].fused:
@@ -87,8 +86,8 @@ def test_families_can_be_invariant_and_experts_without_fused_layers_are_refused_
 
 
 def test_a_model_with_experts_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    config_of("laguna").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="of this laguna model, a LagunaExperts, multiplies with weights of its own"):
+    config_of("gemma4_text-experts").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="of this gemma4_text model, a Gemma4TextExperts, multiplies with weights of"):
         load_model(str(tmp_path), device="cpu", backend="triton", batch_invariant=True)
 
 

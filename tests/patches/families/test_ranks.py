@@ -16,8 +16,8 @@ from longreach_patches.tensor_parallel import is_fully_cut, split_weights, whole
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from tests.pairwise import daily
+from tests.patches.families.configs import NAMES as EVERY
 from tests.patches.families.configs import config_of, random_model
-from tests.patches.families.test_families import NAMES as EVERY
 from tests.patches.rank_threads import on_ranks
 from tests.patches.test_pages import PagedSequences
 

@@ -4,6 +4,7 @@ wrong with a broken one."""
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ from longreach_patches import (
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tests.patches.families.configs import config_of, random_model
 from tests.patches.quantized import writers
-from tests.patches.quantized.test_layouts import BLOCKS, FLOAT, GPTQ, INT4, TOKEN, compressed
+from tests.patches.quantized.test_layouts import BLOCKS, FLOAT, GPTQ, INT4, LAYOUTS, TOKEN, compressed
 
 IDS = torch.arange(3, 40)[None]
 
@@ -69,25 +70,7 @@ def kinds(loaded: LoadedModel) -> dict[str, type]:
 @torch.no_grad()
 def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     """Experts in blocks, transposed against transformers' own, gates and ups by turns, with biases."""
-    model = random_model(config_of("gpt_oss"), torch.float32)
-    whole, meant = tmp_path / "whole", {}
-    model.save_pretrained(whole)
-    stored = {}
-    for name, tensor in load_file(whole / "model.safetensors").items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            stored[name] = meant[name] = tensor
-            continue
-        each = [writers.mxfp4(expert.T.contiguous()) for expert in tensor]
-        blocks = torch.stack([written["weight_packed"] for written, _ in each])
-        stored[f"{name}_blocks"] = blocks.unflatten(-1, (-1, 16)).contiguous()
-        stored[f"{name}_scales"] = torch.stack([written["weight_scale"] for written, _ in each])
-        meant[name] = torch.stack([value.T for _, value in each]).contiguous()
-    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-    save_file(meant, whole / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text((whole / "config.json").read_text())
-    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    edit_config(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": left_out})
-    eager = AutoModelForCausalLM.from_pretrained(whole, attn_implementation="eager", dtype=torch.float32)
+    eager = writers.write_gpt_oss(tmp_path, random_model(config_of("gpt_oss"), torch.float32))
     loaded = same(tmp_path, eager)
     assert set(kinds(loaded).values()) == {Mxfp4}
     assert len(kinds(loaded)) == 4
@@ -279,6 +262,44 @@ def test_what_is_wrong_is_named(tmp_path: Path, family: str, change: Callable[[A
     assert str(tmp_path) in str(caught.value)
 
 
+def test_scales_of_mxfp4_may_be_as_large_as_the_dtype_takes(tmp_path: Path) -> None:
+    """The standard's largest and its NaN, 255, which transformers reads as 2^128."""
+    writers.write_gpt_oss(tmp_path, random_model(config_of("gpt_oss"), torch.float32))
+    name = "model.layers.2.mlp.experts.down_proj_scales"
+
+    def load(scale: int, dtype: str) -> LoadedModel:
+        edit(tmp_path, lambda tensors: operator.setitem(tensors[name], (1, 2), scale))
+        return load_model(str(tmp_path), device="cpu", dtype=dtype)
+
+    for scale, dtype in ((132, "float16"), (191, "bfloat16"), (252, "float32"), (0, "float16")):
+        module = load(scale, dtype).patched.model.get_submodule("model.layers.2.mlp.experts")
+        assert isinstance(module, QuantizedExperts)
+        assert module.down.dequantize(torch.float64)[1, 2].isfinite().all()
+    for scale, dtype, said in (
+        (133, "float16", r"a scale is 2\^6, and weights in float16 have scales of up to 2\^5; take --dtype bfloat16"),
+        (192, "bfloat16", r"a scale is 2\^65, and weights in bfloat16 .* 2\^64; the file is damaged"),
+        (253, "float32", r"a scale is 2\^126, "),
+        (255, "float32", r"3 of \d+ scales are 255, which is NaN in e8m0; the file is damaged"),
+    ):
+        with pytest.raises(ModelLoadError, match=rf"safetensors: model.layers.2.mlp.experts.down_proj: {said}"):
+            load(scale, dtype)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("layout", ["fp8", "float-quantized by channel", "pack-quantized", "gptq", "awq"])
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, layout: str, value: float) -> None:
+    writer, declared, _ = LAYOUTS[layout]
+    writers.write(tmp_path, random_model(config_of("llama"), torch.float32), writer, declared)
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        [name] = [name for name in tensors if name.startswith(f"{Q}.") and "scale" in name]
+        tensors[name].view(-1)[0] = value
+
+    edit(tmp_path, spoil)
+    with pytest.raises(ModelLoadError, match=rf"{Q}: 1 of \d+ scales are infinite or NaN"):
+        load_model(str(tmp_path), device="cpu")
+
+
 def test_quantised_tensors_that_no_config_declares_are_refused_with_the_cure(tmp_path: Path) -> None:
     written(tmp_path)
     edit_config(tmp_path, quantization_config=None)
@@ -312,8 +333,38 @@ def test_a_step_is_planned_with_the_weights_that_a_product_dequantises(tmp_path:
         "fp8": {"quantization": "fp8"},
         "16 bits": {},
     }.items():
-        footprint = Footprint.of(load_config(str(tmp_path), **options), torch.bfloat16, 16)
+        footprint = Footprint.of(load_config(str(tmp_path), **options), torch.bfloat16, 16, arch=90)
         scratch[name] = footprint.scratch_bytes
         assert footprint.step_bytes(100, 1) == 100 * footprint.token_bytes + scratch[name]
     # Gates and ups are joined: 64 inputs, 2 times 96 outputs, and queries, keys, values and their way back are as wide.
     assert scratch == {"int4": 64 * 2 * 96 * 2, "fp8": 0, "16 bits": 0}
+
+
+EVERY_GPU = (0, 80, 86, 89, 90, 100, 120)  # 0 stands for CPUs and for GPUs that are not known
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "inner", "dequantising"),
+    [
+        ("llama", "fp8", 128, (0, 80, 86)),
+        ("llama", "fp8_blocks", 128, (0, 80, 86, 89, 100, 120)),
+        ("llama", "fp8_blocks", 96, EVERY_GPU),  # joined, its blocks have 32 outputs
+        ("llama", "fp8", 104, EVERY_GPU),  # no multiple of 16
+        ("mixtral", "fp8", 104, (0, 80, 86)),
+        ("mixtral", "fp8_blocks", 104, (0, 80, 86, 89, 100, 120)),  # from 8.9 on, attention's alone
+    ],
+)
+def test_fp8_weights_are_dequantised_where_a_gpu_has_no_product_of_them(
+    tmp_path: Path, family: str, kind: str, inner: int, dequantising: tuple[int, ...]
+) -> None:
+    config = config_of(family)
+    config.hidden_size, config.num_key_value_heads, config.intermediate_size = 128, 4, inner
+    config.head_dim = 32
+    config.save_pretrained(tmp_path)
+    read = load_config(str(tmp_path), quantization=kind)
+    needed = {arch: Footprint.of(read, torch.bfloat16, 16, arch=arch).scratch_bytes for arch in EVERY_GPU}
+    assert tuple(arch for arch, scratch in needed.items() if scratch) == dequantising
+    attention = 4 * 128 * 128  # as wide as the residual stream
+    experts = 4 if family == "mixtral" else 1
+    assert needed[0] == 2 * max(experts * 128 * 2 * inner, attention)
+    assert Footprint.of(read, torch.float32, 16, arch=90).scratch_bytes == 2 * needed[0], "the library takes bf16"

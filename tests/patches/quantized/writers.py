@@ -185,3 +185,26 @@ def write(
     config = json.loads((meant_directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
     return AutoModelForCausalLM.from_pretrained(meant_directory, attn_implementation="eager", dtype=torch.float32)
+
+
+def write_gpt_oss(directory: Path, model: PreTrainedModel) -> PreTrainedModel:
+    """As `write`, with experts in MXFP4 as OpenAI publishes them."""
+    meant_directory = directory / "meant"
+    model.save_pretrained(meant_directory)
+    stored, meant = {}, {}
+    for name, tensor in load_file(meant_directory / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = meant[name] = tensor
+            continue
+        each = [mxfp4(expert.T.contiguous()) for expert in tensor]
+        blocks = torch.stack([written["weight_packed"] for written, _ in each])
+        stored[f"{name}_blocks"] = blocks.unflatten(-1, (-1, 16)).contiguous()
+        stored[f"{name}_scales"] = torch.stack([written["weight_scale"] for written, _ in each])
+        meant[name] = torch.stack([value.T for _, value in each]).contiguous()
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    save_file(meant, meant_directory / "model.safetensors", {"format": "pt"})
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = json.loads((meant_directory / "config.json").read_text())
+    declared = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": declared}))
+    return AutoModelForCausalLM.from_pretrained(meant_directory, attn_implementation="eager", dtype=torch.float32)

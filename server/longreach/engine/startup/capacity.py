@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from longreach_kernels import Mask
 from longreach_patches import Footprint, RankLayout, chosen_layers, rope
 from transformers import PretrainedConfig
@@ -34,6 +35,14 @@ _GPU_MATMUL_BYTES = 64 << 20
 _LINK_BYTES_PER_SECOND = 20e9
 # The part of the bound on inter-token delay that bringing pages back may take; those they replace may take as much.
 _LINK_SHARE = 0.5
+
+
+def arch_of(device: torch.device) -> int:
+    """A GPU's compute capability as one number (90 for 9.0); 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def default_batched_tokens(on_gpu: bool, context_size: int = 1) -> int:

@@ -116,7 +116,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     bounded = capacity.bounded_layers(config, own, layout)
     if brings_kv_scales(loaded.config) and loaded.kv_scales is None and not config.random_weights:
         logger.warning("the checkpoint declares scales of keys and values and has none: they are measured at the start")
-    planned = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded)
+    arch = capacity.arch_of(loaded.device)
+    planned = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded, arch)
     footprint = dataclasses.replace(planned, weight_bytes=loaded.weight_bytes)
     policies = LayerPolicies(
         own,
