@@ -10,6 +10,7 @@ Shape suffixes: T tokens of all sequences together, Hk key heads, Hv value heads
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +24,7 @@ from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import DeltaParts, family_of, state_layers
 from longreach_patches.quantized.modules import QuantizedLinear
 
+MIXER = "longreach_mixer"  # on modules that are patched
 _EPSILON = 1e-6  # of the norm of queries and keys, in transformers' forward and in flash-linear-attention's kernels
 
 
@@ -52,7 +54,9 @@ def patch_mixers(model: PreTrainedModel, backend: str) -> list[nn.Module]:
             raise UnsupportedModelError(f"layer {index} has no {parts.module}, which its family's row says it has")
         _check(module, parts, index)
         mixers.append(module)
-        cast("Any", module).forward = functools.partial(_forward, module, Mixer(place, parts, backend))
+        mixer = Mixer(place, parts, backend)
+        setattr(module, MIXER, mixer)
+        cast("Any", module).forward = functools.partial(_forward, module, mixer)
     return mixers
 
 
@@ -60,6 +64,7 @@ def restore(mixers: list[nn.Module]) -> None:
     """Let modules that `patch_mixers` returned compute as before."""
     for module in mixers:
         del module.forward
+        delattr(module, MIXER)
 
 
 def _check(module: nn.Module, parts: DeltaParts, index: int) -> None:
@@ -79,8 +84,8 @@ def _check(module: nn.Module, parts: DeltaParts, index: int) -> None:
         )
 
 
-class _Inputs(NamedTuple):
-    """What the projections make of a step's tokens: `qkv` (T, C), `gate` (T, Hv, Dv), `beta` and `decay` (T, Hv)."""
+class Inputs(NamedTuple):
+    """What projections make of a step's tokens: `qkv` (T, C), `gate` (T, Hv, Dv), `beta` and `decay` (T, Hv)."""
 
     qkv: Tensor
     gate: Tensor
@@ -99,10 +104,19 @@ def _forward(
     """The module's forward: with a `paged_step`, over slots, (1, T, hidden_size) to (1, T, hidden_size)."""
     if paged_step is None:
         return type(module).forward(module, hidden_states, *args, **kwargs)
-    states, parts, has = paged_step.states, mixer.parts, cast("Any", module)
+    inputs = _project(module, mixer.parts, hidden_states.squeeze(0))
+    return getattr(module, mixer.parts.out)(mix(module, mixer, inputs, paged_step)).unsqueeze(0)
+
+
+def mix(module: nn.Module, mixer: Mixer, inputs: Inputs, step: PagedStep) -> Tensor:
+    """What a mixer makes of a step's projections, up to its last one: (T, Hv Dv). States go to their slots.
+
+    Raises:
+        UnsupportedModelError: the step has no states.
+    """
+    states, parts, has = step.states, mixer.parts, cast("Any", module)
     if states is None:
         raise UnsupportedModelError("this model's layers keep states: give the PagedStep its `states`")
-    inputs = _project(module, parts, hidden_states.squeeze(0))
     mixed = short_convolution(
         inputs.qkv,
         getattr(module, parts.convolution).weight.squeeze(1),
@@ -134,22 +148,30 @@ def _forward(
         backend=mixer.backend,
     )
     norm = getattr(module, parts.norm)
-    out = gated_norm(out, inputs.gate, norm.weight, norm.variance_epsilon, backend=mixer.backend)
-    return getattr(module, parts.out)(out.flatten(1)).unsqueeze(0)
+    return gated_norm(out, inputs.gate, norm.weight, norm.variance_epsilon, backend=mixer.backend).flatten(1)
 
 
-def _project(module: nn.Module, parts: DeltaParts, x: Tensor) -> _Inputs:
+def _project(module: nn.Module, parts: DeltaParts, x: Tensor) -> Inputs:
+    names = parts.qkv if parts.by_key_head else (*parts.qkv, parts.gate)
+    numbers = (parts.beta,) if parts.by_key_head else (parts.beta, parts.decay)
+    return split(module, parts, *([getattr(module, name)(x) for name in of] for of in (names, numbers)))
+
+
+def split(module: nn.Module, parts: DeltaParts, wide: Sequence[Tensor], numbers: Sequence[Tensor]) -> Inputs:
+    """The inputs of a mixer, from what its projections give: `wide` those to queries, keys, values and gates, `numbers`
+    those to what is replaced and to decays; each in a tensor or several, of T rows."""
     has = cast("Any", module)
-    projected = [getattr(module, name)(x) for name in parts.qkv]
     if not parts.by_key_head:
-        qkv = projected[0] if len(projected) == 1 else torch.cat(projected, 1)
-        gate = getattr(module, parts.gate)(x).unflatten(1, (-1, has.head_v_dim))
-        return _Inputs(qkv, gate, getattr(module, parts.beta)(x), getattr(module, parts.decay)(x))
-    [joined], key_heads = projected, has.num_k_heads
+        width = 2 * has.key_dim + has.value_dim
+        first, gate = wide[:-1] or [wide[0][:, :width]], wide[-1][:, -has.value_dim :]
+        beta, decay = numbers if len(numbers) == 2 else numbers[0].chunk(2, 1)
+        qkv = first[0] if len(first) == 1 else torch.cat(list(first), 1)
+        return Inputs(qkv, gate.unflatten(1, (-1, has.head_v_dim)), beta, decay)
+    key_heads = has.num_k_heads
     shared = has.num_v_heads // key_heads  # value heads of a key head
-    wide = shared * has.head_v_dim
-    pieces = joined.unflatten(1, (key_heads, -1)).split([has.head_k_dim, has.head_k_dim, wide, wide], 2)
-    beta, decay = getattr(module, parts.beta)(x).unflatten(1, (key_heads, -1)).split([shared, shared], 2)
+    values = shared * has.head_v_dim
+    pieces = wide[0].unflatten(1, (key_heads, -1)).split([has.head_k_dim, has.head_k_dim, values, values], 2)
+    beta, decay = numbers[0].unflatten(1, (key_heads, -1)).split([shared, shared], 2)
     qkv = torch.cat([piece.flatten(1) for piece in pieces[:3]], 1)
     gate = pieces[3].unflatten(2, (shared, has.head_v_dim)).flatten(1, 2)
-    return _Inputs(qkv, gate, beta.flatten(1), decay.flatten(1))
+    return Inputs(qkv, gate, beta.flatten(1), decay.flatten(1))

@@ -29,7 +29,7 @@ from longreach_patches.families import (
     layer_sources,
     rotary_layers,
 )
-from longreach_patches.fused import FusedLayer
+from longreach_patches.fused import DeltaLayer, FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.rank_heads import RankHeads
 from longreach_patches.tensor_parallel import is_cut
@@ -89,9 +89,15 @@ class PatchedModel:
                 f"layers of the family {self.model.config.model_type!r} are not fused; its own forward computes steps"
             )
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
-        rotary = rotary_layers(self.model.config)
-        for layer, turns in zip(layers, rotary, strict=True) if not self._layers else ():
-            fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=layer is layers[-1])
+        rotary = dict(zip(attention_layers(self.model.config), rotary_layers(self.model.config), strict=True))
+        delta = family_of(self.model.config).delta
+        for index, layer in enumerate(layers if not self._layers else ()):
+            is_last = layer is layers[-1]
+            if (turns := rotary.get(index)) is not None:
+                fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=is_last)
+            else:
+                assert delta is not None
+                fused = DeltaLayer(layer, parts, delta.module, layout, is_last=is_last)
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)

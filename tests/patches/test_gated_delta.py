@@ -14,6 +14,7 @@ from longreach_patches import (
     StateShape,
     StateStore,
     UnsupportedModelError,
+    check_agreement,
     check_layout,
     load_config,
     load_model,
@@ -50,6 +51,25 @@ def test_sequences_that_advance_together_have_what_each_has_alone(name: str) -> 
         got = PagedSequences(model, sequences()).steps(SCHEDULE)
     for actual, wanted, limit in zip(got, expected, limits, strict=True):
         assert relative(actual, wanted[: len(actual)]) < limit
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in HYBRIDS if FAMILIES[name].fused])
+def test_fused_layers_give_the_rows_that_are_wanted(name: str) -> None:
+    """The last layer has a state in these configs, and attends in the published ones."""
+    for last in ("linear_attention", "full_attention"):
+        config = config_of(name)
+        config.layer_types = ["linear_attention", "full_attention", "linear_attention", last]
+        model = random_model(config, torch.float32)
+        expected = [model(ids[None]).logits[0] for ids in sequences()]
+        handle = patch(model, "cpu")
+        handle.fuse_layers()
+        check_agreement(handle)
+        run = PagedSequences(model, sequences())
+        run.step([30, 3, 5])
+        got = run.step([25, 1, 9], last=[2, 1, 0])
+        assert relative(got[0], expected[0][53:55]) < 5e-5
+        assert relative(got[1], expected[1][3:4]) < 5e-5
 
 
 @torch.no_grad()

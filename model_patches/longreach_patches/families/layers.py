@@ -146,7 +146,11 @@ PHIMOE = replace(
     mixture=Mixture(router="router", scores="sparse_mixer", jitter="router_jitter_noise", renormalise=False),
 )
 
-# Layers with a recurrent state.
+# Layers with a recurrent state, and those between them.
+QWEN3_5 = replace(QWEN3, norm="rms_plus_one", gated_queries=True)
+_SHARED = Mixture(shared="shared_expert", shared_gate="shared_expert_gate")
+QWEN3_5_MOE = replace(QWEN3_5, mixture=_SHARED)
+QWEN3_NEXT = replace(QWEN3_5, mixture=replace(_SHARED, renormalise="norm_topk_prob"))
 QWEN3_5_DELTA = DeltaParts()
 QWEN3_NEXT_DELTA = DeltaParts(qkv=("in_proj_qkvz",), beta="in_proj_ba", by_key_head=True)
 OLMO_DELTA = DeltaParts(

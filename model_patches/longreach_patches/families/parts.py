@@ -145,6 +145,8 @@ class LayerParts:
         qkv: the projections to queries, keys and values, in this order; one name where the checkpoint has them joined.
         output: the projection of attention back to the residual stream.
         output_gate: what attention's result is multiplied by before that.
+        gated_queries: whether the projection to queries has such gates, too, each head's behind its query; what counts
+            is their sigmoid.
         gate_up: those to gates and to what they gate, likewise; the one to inner channels where there are no gates.
         gated: whether there are.
         down: the projection of the MLP back.
@@ -169,6 +171,7 @@ class LayerParts:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
     output_gate: OutputGate | None = None
+    gated_queries: bool = False
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     gated: bool = True
     down: str = "down_proj"

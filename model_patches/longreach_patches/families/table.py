@@ -103,9 +103,21 @@ _EXPERTS = (
 # With a recurrent state in most layers.
 _HYBRID = (
     Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, delta=layers.OLMO_DELTA),
-    Family("qwen3_next", ("Qwen/Qwen3-Next-80B-A3B-Instruct",), no_windows, delta=layers.QWEN3_NEXT_DELTA),
-    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, delta=layers.QWEN3_5_DELTA),
-    Family("qwen3_5_moe_text", ("Qwen/Qwen3.5-35B-A3B",), no_windows, delta=layers.QWEN3_5_DELTA),
+    Family(
+        "qwen3_next",
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct",),
+        no_windows,
+        parts=layers.QWEN3_NEXT,
+        delta=layers.QWEN3_NEXT_DELTA,
+    ),
+    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, parts=layers.QWEN3_5, delta=layers.QWEN3_5_DELTA),
+    Family(
+        "qwen3_5_moe_text",
+        ("Qwen/Qwen3.5-35B-A3B",),
+        no_windows,
+        parts=layers.QWEN3_5_MOE,
+        delta=layers.QWEN3_5_DELTA,
+    ),
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED, *_DENSE, *_EXPERTS, *_HYBRID)}
