@@ -196,22 +196,23 @@ class Scheduler:
         for request in requests:
             if request.seq_slot < 0:
                 continue  # preempted
-            if request.redo > left:
+            wanted = 1 + request.redo
+            if wanted > left + 1:
                 continue  # in the next step
             if not self.allocator.reserve(request, len(request.tokens)):
                 if self._in_flight:
                     return None
                 if not self._make_place(request, now):
                     continue
-            if (most := self.allocator.longest_chunk(request)) < request.wanted:
+            if (most := self.allocator.longest_chunk(request)) < wanted:
                 continue  # until the step in flight is settled, which leaves pages behind
             drafts = ()
             if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
                 reserved = self.allocator.reserved_tokens(request) - len(request.tokens)
-                drafts = request.draft(min(room, left - request.redo, reserved, most - request.wanted))
+                drafts = request.draft(min(room, left + 1 - wanted, reserved, most - wanted))
             room -= len(drafts)
-            left -= request.redo + len(drafts)
-            chunks.append(self._chunk(request, request.wanted + len(drafts), drafts))
+            left -= wanted - 1 + len(drafts)
+            chunks.append(self._chunk(request, wanted + len(drafts), drafts))
         return chunks
 
     def _make_place(self, request: Request, now: float) -> bool:
