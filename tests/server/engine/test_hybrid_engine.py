@@ -16,6 +16,9 @@ from tests.patches.families.configs import config_of, random_model
 from tests.server.engine.driving import build, drain, spec
 
 PAGE = 16
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+# On a GPU steps overlap, and short ones replay graphs.
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +50,10 @@ def text(seed: int, length: int) -> list[int]:
     return torch.randint(5, 500, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_a_second_question_and_a_next_turn_read_what_is_new(model_dir: Path, plain) -> None:
-    engine, started = build(model_dir, max_batched_tokens=512, kv_cache_bytes=64 << 20)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_second_question_and_a_next_turn_read_what_is_new(model_dir: Path, plain, device: str) -> None:
+    how = {"device": device, "dtype": "float32"}
+    engine, started = build(model_dir, max_batched_tokens=512, kv_cache_bytes=64 << 20, **how)
     assert started.state_slots > 16
     document = text(1, 1500)
     prompts = {"first": document + text(2, 9), "second": document + text(3, 20)}
@@ -70,13 +75,18 @@ def test_a_second_question_and_a_next_turn_read_what_is_new(model_dir: Path, pla
     assert usage.state_copies > 1
 
 
-def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_answers(model_dir: Path, plain) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_answers(
+    model_dir: Path, plain, device: str
+) -> None:
     page_bytes = build(model_dir)[1].page_bytes
     shape = StateShape.of(config_of("qwen3_next"), torch.float32)
     assert shape is not None
     room = 24 * page_bytes + 14 * shape.bytes_per_slot
     engine, _ = build(
         model_dir,
+        device=device,
+        dtype="float32",
         max_batched_tokens=40,
         max_num_seqs=4,
         kv_cache_bytes=room,

@@ -133,6 +133,16 @@ def test_a_question_that_comes_while_the_document_is_read_has_all_of_it_shared()
     assert bench.cached["second"] == 30080
 
 
+def test_a_shorter_question_waits_for_who_reads_the_document() -> None:
+    bench, document = Bench(step=1024), text(6016, 1)
+    bench.send("first", document + text(500, 2))
+    bench.step()
+    bench.send("second", document + text(50, 3))  # it would come first: it has less to read
+    bench.drain()
+    assert bench.cached["second"] == 6016
+    assert bench.runner.computed_tokens < 6016 + 500 + 50 + 2 * PAGE
+
+
 def test_copies_of_a_short_prompt_read_it_once() -> None:
     bench, prompt = Bench(), text(900, 1)
     for name in "abcd":

@@ -236,9 +236,9 @@ def _states(chunks: Sequence[Chunk]) -> tuple[Int64 | None, Int64 | None]:
 
     Each chunk is one sequence: tokens that are computed as sequences of their own would have to wait for each other.
     """
-    slots = [chunk.state for chunk in chunks if chunk.state is not None]
-    if not slots:
+    if chunks[0].state is None:
         return None, None
+    slots = [chunk.state for chunk in chunks if chunk.state is not None]
     assert all(chunk.num_sequences == 1 for chunk in chunks), "a state is read by one sequence of a chunk"
     reads, writes = np.array(slots, np.int64).reshape(len(chunks), 2).T
     return np.ascontiguousarray(reads), np.ascontiguousarray(writes)

@@ -351,10 +351,16 @@ class PageAllocator:
         for table, first in zip(hold.tables, hold.first, strict=True):
             pool.mark_clean(table[first:sound])
             pool.mark_unclean(table[max(first, sound) :])
-        pages = hold.held(self._all)
+        # What windows have dropped and is worth keeping ages from now on, as the pages that were held until now.
+        kept = {
+            page: place
+            for place, page, digest in hold.kept
+            if pool.cache.digest_of(page) == digest and not pool.holders(page)
+        }
+        pages = hold.in_order([(place, page) for page, place in kept.items()])
         if keep_until is not None:
             pool.cache.retain(pages, keep_until)
-        pool.free(pages, hold.reserved, hold.held(self.groups.windowed))
+        pool.free(pages, hold.reserved, hold.held(self.groups.windowed), kept)
         hold.clear(len(self._all))
         if self.states is not None:
             self.states.free(request, keep_until)
@@ -519,7 +525,10 @@ class PageAllocator:
                 page, table[place] = table[place], DROPPED
                 if request.known <= request.prompt_tokens:
                     pool.mark_unclean([page])  # no answer has been drawn that depends on it
-                pool.drop(page, worth=is_worth_keeping(self.groups, request, group, place))
+                worth = is_worth_keeping(self.groups, request, group, place)
+                if worth and (digest := pool.cache.digest_of(page)) is not None:
+                    hold.kept.append((place, page, digest))
+                pool.drop(page, worth=worth)
                 hold.reserves[group] += 1
             hold.first[group] = max(before, self.groups.first(group, border))
 

@@ -192,13 +192,14 @@ class PagePool:
         else:
             self.cache.pass_by(page)
 
-    def free(self, pages: list[int], reserved: int, backed: Collection[int] = ()) -> None:
-        """Take back a request's pages, in the order of its sequence, and what it had reserved beside them; those that
-        are `backed` are windows'."""
+    def free(self, pages: list[int], reserved: int, backed: Collection[int] = (), idle: Collection[int] = ()) -> None:
+        """Take back a request's pages, in the order of its sequence, and what it had reserved beside them. Those that
+        are `backed` are windows'; those that are `idle` are so already, and become so again beside the others."""
         assert 0 <= reserved <= self._reserved, (reserved, self._reserved)
         self._reserved -= reserved
         for page in pages:
-            self._holders[page] -= 1
+            if page not in idle:
+                self._holders[page] -= 1
         released = sum(self._holders[page] > 0 for page in backed)
         self._kept_back -= released
         self._reserved -= released

@@ -127,6 +127,8 @@ class PrefixCache:
     def free(self, pages: list[int]) -> None:
         """Cached pages, in the order of their sequence, become idle."""
         fresh = [page for page in pages if page not in self._keep_until and page not in self._reused]
+        for page in pages:
+            self._leave_queues(page)
         for page in fresh[self._request_limit :]:
             self._probation[page] = None
             self._probation.move_to_end(page, last=False)
@@ -198,5 +200,8 @@ class PrefixCache:
 
     def _leave_queue(self, page: int) -> None:
         self._keep_until.pop(page, None)
+        self._leave_queues(page)
+
+    def _leave_queues(self, page: int) -> None:
         for queue in (self._passed, self._probation, self._protected, self._retained):
             queue.pop(page, None)

@@ -21,6 +21,8 @@ class PageHold:
         promised: pages of tokens that the request may grow to, without being refused.
         settled: the border, in pages, before which all is settled.
         answering: whether all tokens that were given are settled, so that chunks are short.
+        kept: cached pages that windows have dropped and that are worth keeping: the page of tokens, the id, and what
+            the cache knows it by.
         turns: borders, in pages, that somebody has returned to: where the cache ended for this request.
         digests: of its full pages, as far as they have been asked for; none without a prefix cache.
         cached_tokens: how many of its prompt's tokens were in the prefix cache before it was first preempted.
@@ -34,6 +36,7 @@ class PageHold:
     promised: int = 0
     settled: int = 0
     answering: bool = False
+    kept: list[tuple[int, int, bytes]] = field(default_factory=list)
     turns: tuple[int, ...] = ()
     digests: list[bytes] = field(default_factory=list)
     cached_tokens: int = 0
@@ -46,6 +49,7 @@ class PageHold:
         self.first = [0] * num_groups
         self.reserves = [0] * num_groups
         self.promised, self.settled, self.answering, self.turns = 0, 0, False, ()
+        self.kept = []
         self.cached_until = self.chain_until = 0
 
     @property
@@ -63,9 +67,18 @@ class PageHold:
         return sum(self.reserves)
 
     def held(self, groups: tuple[int, ...]) -> list[int]:
-        """The ids that these groups hold, in the order of the request's tokens."""
+        """The ids that these groups hold, group by group."""
         if len(groups) == 1:
             return self.tables[groups[0]][self.first[groups[0]] :]
-        num_pages = len(self.pages)
-        rows = ((page, group) for page in range(num_pages) for group in groups if page >= self.first[group])
-        return [self.tables[group][page] for page, group in rows]
+        return [page for group in groups for page in self.tables[group][self.first[group] :]]
+
+    def in_order(self, kept: list[tuple[int, int]]) -> list[int]:
+        """The ids that all groups hold, in the order of the request's tokens, among others `kept` of some places."""
+        if len(self.tables) == 1 and not kept:
+            return self.tables[0][self.first[0] :]
+        places = kept + [
+            (place, table[place])
+            for table, first in zip(self.tables, self.first, strict=True)
+            for place in range(first, len(table))
+        ]
+        return [page for _, page in sorted(places, key=lambda found: found[0])]

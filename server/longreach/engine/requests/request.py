@@ -162,7 +162,7 @@ class Request:
     @property
     def is_answering(self) -> bool:
         """Whether its next step computes the token that was drawn last, and what has to be computed again before it."""
-        return self.wanted == 1 + self.redo
+        return len(self.tokens) - self.computed == 1 + self.redo
 
     @property
     def is_complete(self) -> bool:

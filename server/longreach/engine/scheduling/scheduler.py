@@ -196,22 +196,23 @@ class Scheduler:
         for request in requests:
             if request.seq_slot < 0:
                 continue  # preempted
-            if request.redo > left:
+            wanted = 1 + request.redo
+            if wanted > left + 1:
                 continue  # in the next step
             if not self.allocator.reserve(request, len(request.tokens)):
                 if self._in_flight:
                     return None
                 if not self._make_place(request, now):
                     continue
-            if (most := self.allocator.longest_chunk(request)) < request.wanted:
+            if (most := self.allocator.longest_chunk(request)) < wanted:
                 continue  # until the step in flight is settled, which leaves pages behind
             drafts = ()
             if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
                 reserved = self.allocator.reserved_tokens(request) - len(request.tokens)
-                drafts = request.draft(min(room, left - request.redo, reserved, most - request.wanted))
+                drafts = request.draft(min(room, left + 1 - wanted, reserved, most - wanted))
             room -= len(drafts)
-            left -= request.redo + len(drafts)
-            chunks.append(self._chunk(request, request.wanted + len(drafts), drafts))
+            left -= wanted - 1 + len(drafts)
+            chunks.append(self._chunk(request, wanted + len(drafts), drafts))
         return chunks
 
     def _make_place(self, request: Request, now: float) -> bool:
@@ -272,7 +273,9 @@ class Scheduler:
         requests.sort(key=lambda r: rank(r, cached_until[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
         in_flight = self._digests_in_flight()
-        readers = [chunk for plan in self._in_flight for chunk in plan.chunks if self._reads(chunk)]
+        readers: list[Chunk] = []  # see `PageAllocator.awaits`
+        if self._states is not None:
+            readers += (chunk for plan in self._in_flight for chunk in plan.chunks if self._leaves_copies(chunk))
         for request in requests:
             if left.is_spent:
                 break
@@ -290,7 +293,8 @@ class Scheduler:
             if length:
                 chunks.append(self._chunk(request, length))
                 in_flight.update(self.allocator.digests(request, start, start + length))
-                readers += filter(self._reads, chunks[-1:])
+                if self._states is not None and self._leaves_copies(chunks[-1]):
+                    readers.append(chunks[-1])
                 left.take(request, start, length, cost)
             if fills_step:
                 break
@@ -306,8 +310,8 @@ class Scheduler:
             for digest in self.allocator.digests(chunk.request, chunk.start, chunk.end)
         }
 
-    def _reads(self, chunk: Chunk) -> bool:
-        """Whether a chunk's request is here and is going to leave copies of its state, see `PageAllocator.awaits`."""
+    def _leaves_copies(self, chunk: Chunk) -> bool:
+        """Whether a chunk's request is here and is going to leave copies of its state in its prompt."""
         request = chunk.request
         return self.running.get(request.id) is request and any(at >= chunk.end for at in request.states.borders)
 
