@@ -33,6 +33,8 @@ _ALLOCATOR = "server/longreach/engine/kv_cache/allocator.py"
 _PAGE_POOL = "server/longreach/engine/kv_cache/page_pool.py"
 _PREFIX_CACHE = "server/longreach/engine/kv_cache/prefix_cache.py"
 _SCHEDULER = "server/longreach/engine/scheduling/scheduler.py"
+_STATES = "server/longreach/engine/kv_cache/state_allocator.py"
+_STATE_POOL = "server/longreach/engine/kv_cache/state_pool.py"
 _PRIORITY = "server/longreach/engine/scheduling/priority.py"
 _ADMISSION = "server/longreach/engine/admission.py"
 _SAMPLER = "server/longreach/engine/sampling/sampler.py"
@@ -160,8 +162,8 @@ FAULTS = (
     Fault(
         "pages of a request that was cancelled leak",
         _ALLOCATOR,
-        "        pool.free(hold.pages, hold.reserved)\n",
-        "        pool.free(hold.pages[:-1], hold.reserved)\n",
+        "        pool.free(pages, hold.reserved, ",
+        "        pool.free(pages[:-1], hold.reserved, ",
         (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
     ),
     Fault(
@@ -184,6 +186,62 @@ FAULTS = (
         "digest = hashlib.sha256(previous)",
         "digest = hashlib.sha256(self._root(salt, policy))",
         (f"{_ENGINE}/test_prefix_cache.py",),
+    ),
+    Fault(
+        "a step writes to the slot of a state that it reads",
+        _STATES,
+        "        return StateSlots(hold.state.slot, hold.next)\n",
+        "        return StateSlots(hold.next, hold.next)\n",
+        (f"{_ENGINE}/test_state_prefixes.py",),
+    ),
+    Fault(
+        "drafts that do not stand stay in the state",
+        _STATES,
+        "        if hold.state.at == end:\n",
+        "        if True:\n",
+        (f"{_ENGINE}/test_state_prefixes.py", f"{_ENGINE}/test_histories.py"),
+    ),
+    Fault(
+        "a copy of a state is taken for one of the next border",
+        _STATES,
+        "request.hold.digests[depth - 1]\n        is_new",
+        "request.hold.digests[min(depth, len(request.hold.digests) - 1)]\n        is_new",
+        (f"{_ENGINE}/test_state_prefixes.py", f"{_ENGINE}/test_histories.py"),
+    ),
+    Fault(
+        "copies of states that may be wrong stay",
+        _STATES,
+        "        for digest in request.hold.digests[: -(-last // self._size)]:\n",
+        "        for digest in ():\n",
+        (f"{_ENGINE}/test_state_prefixes.py::test_nobody_starts_from_what_a_failed_request_has_left",),
+    ),
+    Fault(
+        "a prefix is used up to a border without a copy of the state",
+        _ALLOCATOR,
+        "            if found is None:\n                return start\n",
+        "            if found is None:\n                return border\n",
+        (f"{_ENGINE}/test_state_prefixes.py", f"{_ENGINE}/test_histories.py"),
+    ),
+    Fault(
+        "a request reads what another is about to leave a copy of",
+        _ALLOCATOR,
+        "        if ahead is request or end < start:\n",
+        "        if True:\n",
+        (f"{_ENGINE}/test_state_prefixes.py::test_a_shorter_question_waits_for_who_reads_the_document",),
+    ),
+    Fault(
+        "a copy that a request starts from is evicted",
+        _STATE_POOL,
+        "            self._idle.leave(slot)\n        copy.pins += 1\n",
+        "            pass\n        copy.pins += 1\n",
+        (f"{_ENGINE}/test_state_pool.py",),
+    ),
+    Fault(
+        "a page of an answer leaves no copy of the state",
+        _STATES,
+        "        if at >= request.prompt_tokens:\n            # Copies",
+        "        if at >= request.prompt_tokens:\n            return False\n            # Copies",
+        (f"{_ENGINE}/test_state_prefixes.py::test_a_conversation_of_ten_turns_reads_what_is_new",),
     ),
     Fault(
         "a stop string across two pieces is lost",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -39,6 +39,13 @@ class DecodeNeeds(NamedTuple):
     by_length: bool
 
 
+class PageTables(TypedDict):
+    """Those fields of `PagedBatch` that say where keys lie."""
+
+    page_table: Tensor
+    other_tables: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class PagedBatch:
     """Sequences of one step. All tensors int32, contiguous, on the device of the queries.
@@ -57,6 +64,8 @@ class PagedBatch:
             the prefill kernel. With ``max_seqlen_q == 1`` every sequence is a decode.
         known_lengths: queries and keys of each sequence, where the caller has them on the host: masks without a closed
             form then need not wait for the device. Believed.
+        other_tables: (groups - 1, B, max_pages) the page tables of other groups of layers, where layers do not all have
+            their keys in the same pages; see `of_group`.
 
     Raises:
         ValueError: a tensor has the wrong dtype or shape, or a bound is impossible.
@@ -69,6 +78,7 @@ class PagedBatch:
     max_context_len: int
     num_decodes: int = 0
     known_lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    other_tables: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, dims in (("cu_seqlens_q", 1), ("context_lens", 1), ("page_table", 2)):
@@ -85,6 +95,12 @@ class PagedBatch:
             )
         if self.page_table.shape[0] != size:
             raise ValueError(f"page_table: {size} context_lens need {size} rows, got {self.page_table.shape[0]}")
+        others = self.other_tables
+        if others is not None and (others.dtype != torch.int32 or others.shape[1:] != self.page_table.shape):
+            raise ValueError(
+                f"other_tables: needs int32 of shape (groups - 1, {', '.join(map(str, self.page_table.shape))}), "
+                f"got {others.dtype} {tuple(others.shape)}"
+            )
         if self.max_seqlen_q < 1:
             raise ValueError(f"max_seqlen_q: must be at least 1, got {self.max_seqlen_q}")
         if self.max_context_len < 0:
@@ -101,6 +117,23 @@ class PagedBatch:
     def decodes(self) -> int:
         """Number of leading sequences that are decodes."""
         return self.size if self.max_seqlen_q == 1 else self.num_decodes
+
+    def of_group(self, index: int) -> PagedBatch:
+        """The batch with the page table of a group of layers: 0 is `page_table`'s. Without `other_tables` all are."""
+        return self if index == 0 or self.other_tables is None else self._by_group[index - 1]
+
+    @cached_property
+    def _by_group(self) -> tuple[PagedBatch, ...]:
+        assert self.other_tables is not None
+        return tuple(replace(self, page_table=table, other_tables=None) for table in self.other_tables)
+
+    def tables_of(self, sequences: slice | Tensor) -> PageTables:
+        """The page tables of some of the sequences."""
+        others = self.other_tables
+        if others is not None:
+            # Slices stay views, whose contents a captured step replaces. What an index makes may have any strides.
+            others = others[:, sequences] if isinstance(sequences, slice) else others.index_select(1, sequences)
+        return PageTables(page_table=self.page_table[sequences], other_tables=others)
 
     @cached_property
     def host_lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

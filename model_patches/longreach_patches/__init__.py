@@ -2,9 +2,15 @@
 
 from longreach_patches.agreement import check_agreement, compared_tokens, compute_both
 from longreach_patches.batch_invariant import check_ranks
+from longreach_patches.cache.groups import LayerGroup
+from longreach_patches.cache.pages import KVPages
+from longreach_patches.cache.scales import KVScales, resolve_kv_dtype
+from longreach_patches.cache.shape import LayerPages, PageShape
+from longreach_patches.cache.states import NO_SLOT, StateShape, StateStep, StateStore
+from longreach_patches.cache.step import PagedStep, WantedRows
 from longreach_patches.checkpoint import check_files_if_any
 from longreach_patches.errors import ModelLoadError, PatchError, UnsupportedModelError
-from longreach_patches.families import FAMILIES, head_shape, layer_masks, rotary_layers
+from longreach_patches.families import FAMILIES, attention_layers, head_shape, layer_masks, rotary_layers, state_layers
 from longreach_patches.footprint import Footprint
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.loader import (
@@ -13,15 +19,6 @@ from longreach_patches.loader import (
     load_model,
     resolve_device,
     resolve_dtype,
-)
-from longreach_patches.pages import (
-    KVPages,
-    KVScales,
-    LayerPages,
-    PagedStep,
-    PageShape,
-    WantedRows,
-    resolve_kv_dtype,
 )
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.policy_step import (
@@ -39,12 +36,14 @@ from longreach_patches.weight_sources import check_split
 
 __all__ = [
     "FAMILIES",
+    "NO_SLOT",
     "SINGLE",
     "BlockBudget",
     "Footprint",
     "GroupMeasurements",
     "KVPages",
     "KVScales",
+    "LayerGroup",
     "LayerPages",
     "LoadedModel",
     "MassSample",
@@ -54,11 +53,15 @@ __all__ = [
     "PatchError",
     "PatchedModel",
     "RankLayout",
+    "StateShape",
+    "StateStep",
+    "StateStore",
     "StepGroup",
     "StepMeasurements",
     "TileChoice",
     "UnsupportedModelError",
     "WantedRows",
+    "attention_layers",
     "brings_kv_scales",
     "check_agreement",
     "check_files_if_any",
@@ -79,4 +82,5 @@ __all__ = [
     "resolve_kv_dtype",
     "rotary_layers",
     "scheme_of",
+    "state_layers",
 ]

@@ -19,11 +19,14 @@ import torch
 from longreach_kernels import PagedBatch
 from torch import Tensor, distributed, nn
 
+from longreach_patches.cache.pages import KVPages
+from longreach_patches.cache.shape import PageShape
+from longreach_patches.cache.states import StateShape, StateStep, StateStore
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.experts import check_experts
 from longreach_patches.fused import FusedLayer, Router
 from longreach_patches.layout import RankLayout
-from longreach_patches.pages import KVPages, PagedStep, PageShape
 from longreach_patches.patch import PatchedModel
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 
@@ -227,4 +230,6 @@ def _step(patched: PatchedModel, positions: Tensor, layout: RankLayout) -> Paged
         max_seqlen_q=count,
         max_context_len=count,
     )
-    return PagedStep(pages, batch, positions)
+    of_states = StateShape.of(patched.model.config, patched.model.dtype)
+    states = None if of_states is None else StateStep.nowhere(StateStore(of_states, 1, device), batch)
+    return PagedStep(pages, batch, positions, states=states)

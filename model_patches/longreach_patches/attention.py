@@ -20,9 +20,9 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from longreach_patches.cache.step import PagedStep, step_behind
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerMask
-from longreach_patches.pages import PagedStep, step_behind
 from longreach_patches.policy_step import step_attention
 from longreach_patches.rank_heads import RankHeads
 
@@ -36,9 +36,11 @@ _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks", "attentio
 class LayerAttention:
     """What one attention module computes, and with which kernels; `patch` puts it on the module.
 
-    `ranks` says how one of several ranks comes to its heads; None if there is one.
+    `index` is its place among the layers that attend, by which pages are found. `ranks` says how one of several ranks
+    comes to its heads; None if there is one.
     """
 
+    index: int
     mask: LayerMask
     backend: Backend
     batch_invariant: bool = False
@@ -119,8 +121,7 @@ def longreach_attention(
     if paged_step is not None:
         if paged_step.wanted is not None:
             raise UnsupportedModelError("rows of a step can be left out of fused layers only; call fuse_layers() first")
-        index: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-        return _paged(call, backend, index, query, key, value, paged_step, layer.ranks), None
+        return _paged(call, backend, layer.index, query, key, value, paged_step, layer.ranks), None
     if layer.ranks is not None:
         raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
     if attention_mask is None and _side_by_side(query, key):
@@ -177,8 +178,9 @@ def _paged(
     kv_scales = step.pages.scales[layer_index]
     k_scale, v_scale = kv_scales or (None, None)
     if step.pages.keeps(layer_index):  # else these are the keys and values of an earlier layer, which has written them
-        write_pages(k_thd, v_thd, k_pages, v_pages, step.slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
-        step.pages.bound_keys(layer_index, step.slots, backend)
+        slots = step.slots_of(layer_index)
+        write_pages(k_thd, v_thd, k_pages, v_pages, slots, k_scale=k_scale, v_scale=v_scale, backend=backend)
+        step.pages.bound_keys(layer_index, slots, backend)
     out = step_attention(q_thd, layer_index, step, replace(call, kv_scales=kv_scales), backend)
     return (out if ranks is None else ranks.back(out)).unsqueeze(0)
 

@@ -26,6 +26,11 @@ _SIZES = (
     "num_key_value_heads",
     "head_dim",
     "max_position_embeddings",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
 )
 _LARGEST = 2**31 - 1
 _MOST_LAYERS = 1024
@@ -62,7 +67,7 @@ def named(model: str) -> Iterator[None]:
 
 
 def check_values(model: str, raw: Mapping[str, Any]) -> None:
-    """Check the values of a config.json that every family has.
+    """Check the values of a config.json that every family has, and the sizes of states.
 
     Raises:
         ModelLoadError: one is of no use; the message names the field, what it is and what it may be.

@@ -8,12 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longreach_patches import quantized
+from longreach_patches.cache.shape import PageShape
+from longreach_patches.cache.states import StateShape
 from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
-from longreach_patches.pages import PageShape
 from longreach_patches.policy_step import SELECTION_BYTES
 from longreach_patches.tensor_parallel import is_fully_cut, split_weights
+
+_CHUNK = 64  # tokens, between which a long prompt's states are kept
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,11 @@ class Footprint:
 
     Attributes:
         weight_bytes: parameters (tied ones once) and buffers.
-        pages: what a token and a page take in the KV cache.
+        pages: what a token and a page take in the KV cache, layers with windows apart from the others.
         token_bytes: activations of one token at the peak of a decoder layer.
         row_bytes: of one row of logits that a token is drawn from.
         scratch_bytes: of a quantised weight that a product dequantises.
+        states: what a sequence takes in the layers that keep a state; None for a model whose layers all attend.
     """
 
     weight_bytes: int
@@ -33,6 +37,7 @@ class Footprint:
     token_bytes: int
     row_bytes: int
     scratch_bytes: int = 0
+    states: StateShape | None = None
 
     @classmethod
     def of(
@@ -60,7 +65,7 @@ class Footprint:
             quantized.place_declared(model)
             split_weights(model, layout)
             check_shares(model, layout)
-        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded)
+        pages = PageShape.of(config, kv_dtype or dtype, page_size, layout, bounded, divided=True)
         # What is whole on every rank has activations of all channels and heads there.
         parts = layout.tensor_size if is_fully_cut(model) else 1
         hidden, inner, experts = config.hidden_size, widest_inner(config) // parts, _experts(config, dtype, parts)
@@ -77,6 +82,7 @@ class Footprint:
         ranks = layout.context_size
         hidden, inner, experts = -(-hidden // ranks), -(-inner // ranks), -(-experts // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
+        states = StateShape.of(config, dtype)
         parts = family_of(config).parts
         # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
         copies = 2 if parts is not None and parts.parallel else 1
@@ -88,6 +94,7 @@ class Footprint:
         )
         if parts is not None and parts.output_gate is not None:  # as it is projected, and what is made of it
             attention += 2 * queries
+        attention = max(attention + _gates(config, queries), hidden + _mixer(states))
         around = _around_layers(config, dtype)
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.
@@ -99,6 +106,7 @@ class Footprint:
             token_bytes=max(layer + max(mlp, attention), around) * dtype.itemsize + 8,  # and its position, int64
             row_bytes=row,
             scratch_bytes=quantized.scratch_bytes(model, dtype, arch),
+            states=states,
         )
 
     def step_bytes(self, num_tokens: int, num_rows: int) -> int:
@@ -127,6 +135,25 @@ def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
     logits = _number_of_experts(config) * torch.float32.itemsize // dtype.itemsize
     in_8_bits = 0 if quantized.scheme_of(config) is None else -(-count * inner // dtype.itemsize)
     return copies * config.hidden_size + count * (inner + config.hidden_size) + in_8_bits + logits
+
+
+def _gates(config: PretrainedConfig, queries: int) -> int:
+    """What gates of attention's result take for a token beside it: as they are projected, and laid out anew. The Qwens
+    with states have them; what other families project beside queries is less than their MLP."""
+    return 3 * queries if family_of(config).delta is not None else 0
+
+
+def _mixer(states: StateShape | None) -> int:
+    """What a layer with a state takes for a token at its peak, in numbers of the model's dtype: the projections, the
+    convolution's inputs and results, the gates and the result; and in fp32 decays and what chunks make of keys and
+    values, among them the states between chunks of 64 tokens."""
+    if states is None:
+        return 0
+    wide = torch.float32.itemsize // states.dtype.itemsize
+    values = states.heads * states.value_dim
+    between = states.heads * states.key_dim * states.value_dim // _CHUNK
+    of_chunks = states.heads * (2 * states.key_dim + 2 * states.value_dim + _CHUNK + 8) + between
+    return 3 * states.channels + 3 * values + wide * of_chunks
 
 
 def _number_of_experts(config: PretrainedConfig) -> int:

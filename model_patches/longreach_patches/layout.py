@@ -104,6 +104,11 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
             f"{layout.flags}: layers of the family {config.model_type!r} may read each other's keys or differ in their "
             "heads, which are not split over ranks; use size 1"
         )
+    if family_of(config).delta is not None and layout.context_size > 1:
+        raise ValueError(
+            f"{layout.flags}: layers of the family {config.model_type!r} keep a state that goes from each token to the "
+            "next, so that a step's tokens are not split over ranks; leave --context-parallel-size out"
+        )
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
     by_layer: list[int] = getattr(config, "num_attention_heads_per_layer", None) or []  # of Laguna

@@ -17,13 +17,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longreach_patches import batch_invariant as invariance
-from longreach_patches import experts, norms, rope
+from longreach_patches import experts, gated_delta, norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import Family, LayerMask, family_of, layer_masks, layer_sources, rotary_layers
-from longreach_patches.fused import FusedLayer
+from longreach_patches.families import (
+    LayerMask,
+    attention_layers,
+    family_of,
+    layer_masks,
+    layer_sources,
+    rotary_layers,
+)
+from longreach_patches.fused import DeltaLayer, FusedLayer
 from longreach_patches.layout import SINGLE, RankLayout
-from longreach_patches.pages import PagedStep
 from longreach_patches.rank_heads import RankHeads
 from longreach_patches.tensor_parallel import is_cut
 
@@ -33,7 +40,7 @@ class PatchedModel:
 
     Attributes:
         model: the model that was patched, in place.
-        masks: the mask of every decoder layer.
+        masks: the mask of every layer that attends.
         backend: the kernels in use, with the reason they were chosen.
         batch_invariant: whether a token's results depend on what is computed along with it.
         fused_layers: what computes steps over KV pages in place of the model's own layers; empty if they do.
@@ -54,8 +61,9 @@ class PatchedModel:
         self.batch_invariant = batch_invariant
         self._modules = modules
         self._previous: str | None = model.config._attn_implementation
-        for module, mask in zip(modules, masks, strict=True):
-            setattr(module, LAYER_ATTRIBUTE, LayerAttention(mask, backend, batch_invariant))
+        for index, (module, mask) in enumerate(zip(modules, masks, strict=True)):
+            setattr(module, LAYER_ATTRIBUTE, LayerAttention(index, mask, backend, batch_invariant))
+        self._mixers = gated_delta.patch_mixers(model, backend.name)
         model.set_attn_implementation(NAME)
         self._norms = norms.fuse(model) if fuse_norms and not batch_invariant else []
         self._invariant = invariance.make_invariant(model, backend.name) if batch_invariant else []
@@ -81,9 +89,15 @@ class PatchedModel:
                 f"layers of the family {self.model.config.model_type!r} are not fused; its own forward computes steps"
             )
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
-        rotary = rotary_layers(self.model.config)
-        for layer, turns in zip(layers, rotary, strict=True) if not self._layers else ():
-            fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=layer is layers[-1])
+        rotary = dict(zip(attention_layers(self.model.config), rotary_layers(self.model.config), strict=True))
+        delta = family_of(self.model.config).delta
+        for index, layer in enumerate(layers if not self._layers else ()):
+            is_last = layer is layers[-1]
+            if (turns := rotary.get(index)) is not None:
+                fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=is_last)
+            else:
+                assert delta is not None
+                fused = DeltaLayer(layer, parts, delta.module, layout, is_last=is_last)
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)
@@ -133,6 +147,7 @@ class PatchedModel:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
         invariance.restore(self._invariant)
+        gated_delta.restore(self._mixers)
         experts.restore(self.model, self._previous_experts)
         self._previous_experts = None
         for layer in self._layers:
@@ -173,13 +188,7 @@ def patch(
         ValueError: the backend cannot run on the model's device or dtype, or is not batch invariant.
     """
     masks = layer_masks(model.config)
-    family = family_of(model.config)
-    modules = _attention_modules(model, family)
-    if len(modules) != len(masks):
-        raise UnsupportedModelError(
-            f"expected {len(masks)} attention modules in {type(model).__name__}, found {len(modules)}; "
-            "pass the whole causal language model"
-        )
+    modules = _attention_modules(model)
     _check_sources(modules, layer_sources(model.config))
     if any(hasattr(module, LAYER_ATTRIBUTE) for module in modules):
         raise UnsupportedModelError(
@@ -214,17 +223,24 @@ def _layer_forward(
         return type(layer).forward(layer, hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
 
 
-def _attention_modules(model: PreTrainedModel, family: Family) -> list[nn.Module]:
+def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The modules that call the attention interface, first layer to last."""
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise UnsupportedModelError(f"{type(model).__name__} has no list of decoder layers where one was expected")
-    modules = [cast("nn.Module", getattr(layer, family.attention)) for layer in layers]
-    if [module.layer_idx for module in modules] != list(range(len(modules))):
+    config = model.config
+    if len(layers) != config.num_hidden_layers:
         raise UnsupportedModelError(
-            f"the attention modules of {type(model).__name__} do not number their layers 0 to n-1"
+            f"expected {config.num_hidden_layers} layers in {type(model).__name__}, found {len(layers)}; "
+            "pass the whole causal language model"
         )
-    return modules
+    name, attending = family_of(config).attention, attention_layers(config)
+    modules = [getattr(layers[index], name, None) for index in attending]
+    if [getattr(module, "layer_idx", None) for module in modules] != list(attending):
+        raise UnsupportedModelError(
+            f"the attention modules of {type(model).__name__} do not number their layers as its config does"
+        )
+    return cast("list[nn.Module]", modules)
 
 
 def _check_sources(modules: list[nn.Module], sources: tuple[int, ...]) -> None:

@@ -32,7 +32,7 @@ from longreach_kernels.sparse import (
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from longreach_patches.pages import PagedStep
+    from longreach_patches.cache.step import PagedStep
 
 # What choosing blocks may take of memory at once: for each query head about so many bytes a block (its logit, the
 # weight of what is skipped, and what is made on the way).
@@ -98,7 +98,7 @@ class BlockBudget:
                 PagedBatch(
                     whole.cu_seqlens_q[: run.stop - start + 1],
                     whole.context_lens[run],
-                    whole.page_table[run],
+                    **whole.tables_of(run),
                     max_seqlen_q=1,
                     max_context_len=whole.max_context_len,
                 ),
@@ -147,13 +147,13 @@ StepMeasurements = tuple[GroupMeasurements, ...]  # of a step's groups, in order
 class GroupRecord:
     """What the layers of a step note about one group, each in its turn; lists of what `GroupMeasurements` has together.
 
-    `plans` are what layers make for those after them, by the shapes of queries and pages.
+    `plans` are what layers make for those after them, by the shapes of queries and pages and the group of layers.
     """
 
     kept: list[Tensor] = field(default_factory=list)
     visited: list[Tensor] = field(default_factory=list)
     missed: list[Tensor] = field(default_factory=list)
-    plans: dict[tuple[torch.Size, torch.Size], TilePlan] = field(default_factory=dict)
+    plans: dict[tuple[torch.Size, torch.Size, int], TilePlan] = field(default_factory=dict)
 
     def measured(self) -> GroupMeasurements:
         """What has been measured in all layers together."""
@@ -211,8 +211,9 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
         (T, Hq, D), contiguous.
     """
     pages = step.pages.keys[layer_index], step.pages.values[layer_index]
+    of_layer = step.pages.shape.group_of[layer_index]
     if not step.groups:
-        return paged_attention_call(q, *pages, step.batch, call, backend)[0]
+        return paged_attention_call(q, *pages, step.batch.of_group(of_layer), call, backend)[0]
     parts = []
     for index, group in enumerate(step.groups):
         record = step.record.of_group(index)
@@ -221,28 +222,28 @@ def step_attention(q: Tensor, layer_index: int, step: PagedStep, call: Attention
             out, lse, missed = _within_budget(queries, layer_index, step, group.budget, call, backend)
             record.missed.append(missed)
             if group.sample is not None:
-                record.kept.append(_kept(queries, lse, pages, group.sample, call, backend))
+                record.kept.append(_kept(queries, lse, layer_index, step, group.sample, call, backend))
             parts.append(out)
             continue
         mask = call.mask if group.masks is None else group.masks[layer_index]
         lists = None
         if group.choice is not None and layer_index in group.choice.estimators:
-            lists = _choose(queries, pages[0], layer_index, group, group.choice, record, call, backend)
+            lists = _choose(queries, layer_index, step, group, group.choice, record, call, backend)
             if lists is None and group.sample is not None:
                 record.kept.append(queries.new_ones((len(group.sample.rows), q.shape[1]), dtype=torch.float32))
         is_own = lists is None and mask == call.mask
         seen = call if is_own else replace(call, mask=mask, lists=lists)
-        out, lse = paged_attention_call(queries, *pages, group.batch, seen, backend)
+        out, lse = paged_attention_call(queries, *pages, group.batch.of_group(of_layer), seen, backend)
         if group.sample is not None and not is_own:
-            record.kept.append(_kept(queries, lse, pages, group.sample, call, backend))
+            record.kept.append(_kept(queries, lse, layer_index, step, group.sample, call, backend))
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _choose(
     q: Tensor,
-    k_pages: Tensor,
     layer_index: int,
+    step: PagedStep,
     group: StepGroup,
     choice: TileChoice,
     record: GroupRecord,
@@ -250,17 +251,18 @@ def _choose(
     backend: str,
 ) -> TileLists | None:
     """The lists of what is chosen; None where everything is kept, for which there are faster kernels."""
-    shapes = q.shape, k_pages.shape
-    if shapes not in record.plans:
-        record.plans[shapes] = plan_tiles(
+    k_pages, of_layer = step.pages.keys[layer_index], step.pages.shape.group_of[layer_index]
+    kind = q.shape, k_pages.shape, of_layer
+    if kind not in record.plans:
+        record.plans[kind] = plan_tiles(
             q,
             k_pages,
-            group.batch,
+            group.batch.of_group(of_layer),
             prompt_lens=choice.prompt_lens,
             dense_below=choice.dense_below,
             backend=backend,
         )
-    plan = record.plans[shapes]
+    plan = record.plans[kind]
     if plan.all_kept:
         tiles = plan.frame.tiles
         kept = plan.visible.sum(1, dtype=torch.int32) * plan.frame.heads
@@ -291,8 +293,10 @@ def _within_budget(
     bounds = step.pages.bounds[layer_index]
     assert bounds is not None, f"layer {layer_index} keeps no bounds"
     k_scale, v_scale = call.kv_scales or (None, None)
+    of_layer = step.pages.shape.group_of[layer_index]
     found = []
-    for rows, batch in budget.parts:
+    for rows, part in budget.parts:
+        batch = part.of_group(of_layer)
         of_choice = {"scale": call.scale, "softcap": call.softcap, "k_scale": k_scale, "backend": backend}
         choice = select_blocks(q[rows], bounds, batch, budget=budget.tokens, **of_choice)
         out, lse = block_attention(
@@ -304,8 +308,16 @@ def _within_budget(
 
 
 def _kept(
-    q: Tensor, lse: Tensor, pages: tuple[Tensor, Tensor], sample: MassSample, call: AttentionCall, backend: str
+    q: Tensor,
+    lse: Tensor,
+    layer_index: int,
+    step: PagedStep,
+    sample: MassSample,
+    call: AttentionCall,
+    backend: str,
 ) -> Tensor:
     """The part of the dense softmax's mass on the keys that were seen, exactly."""
-    _, dense = paged_attention_call(q[sample.rows], *pages, sample.batch, call, backend)
+    pages = step.pages.keys[layer_index], step.pages.values[layer_index]
+    batch = sample.batch.of_group(step.pages.shape.group_of[layer_index])
+    _, dense = paged_attention_call(q[sample.rows], *pages, batch, call, backend)
     return kept_share(lse[sample.rows], dense)

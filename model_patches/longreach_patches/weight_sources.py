@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from longreach_patches import quantized, wrapper
+from longreach_patches.cache.scales import KVScales
 from longreach_patches.checkpoint import check_files
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.errors import ModelLoadError
 from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import RankLayout
-from longreach_patches.pages import KVScales
 from longreach_patches.quantized.place import Placed
 from longreach_patches.tensor_parallel import layer_cuts, split_head, split_weights, whole_bytes
 

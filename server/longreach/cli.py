@@ -78,6 +78,7 @@ _ENGINE_SETTINGS = (
     "page_bounds",
     "attention_dense_layers",
     "kv_cache_memory",
+    "state_cache_bytes",
     "gpu_memory_utilization",
     "cuda_graphs",
     "batch_invariant",
@@ -250,6 +251,7 @@ def warmup(**flags: Any) -> None:
     "attention_dense_layers",
     "kv_cache_memory",
     "kv_offload_bytes",
+    "state_cache_bytes",
     "gpu_memory_utilization",
 )
 def plan(

@@ -188,6 +188,9 @@ class Settings(BaseSettings):
         le=2**44,
         description="Host memory for evicted KV pages: 64GiB or a number of bytes; 0 drops them.",
     )
+    state_cache_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
+        None, ge=0, le=2**44, description="Memory on each device for copies of recurrent states: 2GiB, auto; 0: none."
+    )
     gpu_memory_utilization: Real = Field(
         0.9, gt=0, le=1, description="Fraction of the GPU's memory that weights, workspace and KV pages may take."
     )
@@ -368,6 +371,7 @@ class Settings(BaseSettings):
             page_bounds=self.page_bounds,
             kv_cache_bytes=self.kv_cache_memory,
             kv_offload_bytes=self.kv_offload_bytes,
+            state_cache_bytes=self.state_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=self.cuda_graphs,
             random_weights=self.random_weights,

@@ -259,6 +259,14 @@ class _EngineCollector:
         for state, count in (("used", stats.used_host_pages), ("free", free)):
             places.add_metric((*self._names, state), count)
         yield places
+        if stats.state_slots:  # of models that keep recurrent states
+            slots = GaugeMetricFamily(
+                "longreach:state_slots", "Slots for recurrent states by state.", labels=(*_LABELS, "state")
+            )
+            held = stats.state_slots - stats.free_state_slots - stats.state_copies
+            for state, count in (("held", held), ("cached", stats.state_copies), ("free", stats.free_state_slots)):
+                slots.add_metric((*self._names, state), count)
+            yield slots
         for name, text, count in (
             ("vllm:kv_offload_store_bytes", "Bytes of KV pages copied to host memory.", stats.stored_pages),
             ("vllm:kv_offload_load_bytes", "Bytes of KV pages copied back from host memory.", stats.restored_pages),
@@ -280,7 +288,7 @@ class _EngineCollector:
         weights.add_metric(self._names, said)
         yield weights
         config = InfoMetricFamily("vllm:cache_config", "The KV cache.", labels=_LABELS)
-        size = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.kv_tokens // info.page_size)}
+        size = {"block_size": str(info.page_size), "num_gpu_blocks": str(stats.pages)}
         config.add_metric(self._names, size)
         yield config
 

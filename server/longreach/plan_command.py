@@ -29,6 +29,7 @@ from rich.table import Table
 from transformers import PretrainedConfig
 
 from longreach import gguf_source, hub
+from longreach.engine.kv_cache.state_allocator import SLOTS_PER_REQUEST
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.capacity import (
     Capacity,
@@ -57,7 +58,10 @@ class Row:
     """One way to serve the model, on `gpus` devices; `context_parallel_size` of them have the same weights. Sizes are
     bytes on each device; `problem` says why nothing fits.
 
-    `host_kv_tokens` are what host memory keeps of the tokens that are evicted.
+    `kv_bytes_per_request` is what the longest request takes of the KV cache, on each device; `windows` says whether
+    some layers keep a window only, so that how many tokens fit depends on the length of requests. `host_kv_tokens` are
+    what host memory keeps of the tokens that are evicted; `state_bytes` what a slot for recurrent states takes, of a
+    model that keeps some.
     """
 
     device: str
@@ -68,9 +72,12 @@ class Row:
     step_bytes: int
     kv_bytes_per_token: int
     capacity: Capacity | None
+    kv_bytes_per_request: int = 0
+    windows: bool = False
     host_kv_tokens: int = 0
     problem: str | None = None
     context_parallel_size: int = 1
+    state_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON has it."""
@@ -80,6 +87,7 @@ class Row:
             "kv_tokens": 0 if fits is None else fits.kv_tokens,
             "max_model_len": 0 if fits is None else fits.max_model_len,
             "concurrency": 0.0 if fits is None else round(fits.concurrency, 2),
+            "state_slots": 0 if fits is None else fits.state_slots,
         }
 
 
@@ -129,10 +137,24 @@ class Forecast:
         console.print(
             "Sizes are those on each device. longest: tokens of prompt and answer; at once: how many of those."
         )
+        for row in self.rows[:1]:
+            if row.windows:
+                console.print(
+                    "KV/token is of all layers. Layers with windows keep their windows only: KV tokens are those of "
+                    "requests of the longest length, and fewer fit in shorter ones."
+                )
         if any(row.context_parallel_size > 1 for row in self.rows):
             console.print("(m x n): the weights in m parts, each on n devices that share long steps by tokens.")
         if self.note is not None:
             console.print(self.note, highlight=False)
+        for row in {(r.gpus, r.memory_bytes): r for r in self.rows if r.capacity and r.capacity.state_slots}.values():
+            fits = row.capacity
+            assert fits is not None
+            console.print(
+                f"{row.gpus} {row.device} of {readable(row.memory_bytes)}: {fits.state_slots} slots of "
+                f"{readable(row.state_bytes)} for recurrent states; a running request has {SLOTS_PER_REQUEST}, the "
+                "others are copies that later requests start from."
+            )
         for row in {row.kv_dtype: row for row in self.rows if row.host_kv_tokens}.values():
             console.print(f"Host memory keeps {row.host_kv_tokens:,} tokens ({row.kv_dtype}) that are evicted.")
         for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
@@ -239,9 +261,12 @@ def _row(
         step_bytes=demand.step_bytes,
         kv_bytes_per_token=demand.token_bytes,
         capacity=capacity,
-        host_kv_tokens=slots * config.page_size,
+        kv_bytes_per_request=0 if capacity is None else demand.request_bytes(capacity.max_model_len),
+        windows=bool(demand.groups.windowed),
+        host_kv_tokens=slots // len(demand.groups.windows) * config.page_size,
         problem=problem,
         context_parallel_size=layout.context_size,
+        state_bytes=0 if demand.states is None else demand.states.slot_bytes,
     )
 
 

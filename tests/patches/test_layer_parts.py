@@ -24,7 +24,7 @@ from tests.patches.test_pages import PagedSequences
 MIXTURES = ("qwen2_moe", "glm4_moe-groups", "ernie4_5_moe", "gpt_oss", "olmoe", "granitemoe_swa", "afmoe", "laguna")
 MIXTURES = (*MIXTURES, "cohere2_moe", "hunyuan_v1_moe", "phimoe")
 DENSE = ("gemma3_text", "gemma2", "phi3", "granite", "olmo3", "glm4", "cohere2", "exaone4", "ministral3", "apertus")
-NAMES = (*DENSE, "nemotron", "starcoder2", "olmo", *MIXTURES)
+NAMES = (*DENSE, "nemotron", "starcoder2", "olmo", "qwen3_next", *MIXTURES)
 BY_LAYER = ("layer_types", "mlp_layer_types", "layer_rope_theta", "num_attention_heads_per_layer")
 LENGTHS = (45, 21, 30)
 

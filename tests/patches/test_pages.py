@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 import torch
 from longreach_kernels import PagedBatch
+from longreach_kernels.delta import StateBatch
 from longreach_patches import (
+    NO_SLOT,
     SINGLE,
     KVPages,
     KVScales,
@@ -15,6 +17,9 @@ from longreach_patches import (
     PagedStep,
     PageShape,
     RankLayout,
+    StateShape,
+    StateStep,
+    StateStore,
     WantedRows,
     attention,
     patch,
@@ -40,6 +45,11 @@ class PagedSequences:
         self.table = order.view(len(sequences), per_sequence).to(torch.int32)
         shape = PageShape.of(model.config, model.dtype, PAGE, layout)
         self.pages = KVPages(shape, len(order), torch.device("cpu"))
+        # Of each sequence two slots for its states: a step reads one and writes the other.
+        of_states = StateShape.of(model.config, model.dtype)
+        self.states = None if of_states is None else StateStore(of_states, 2 * len(sequences), torch.device("cpu"))
+        slots = torch.randperm(2 * len(sequences), generator=torch.Generator().manual_seed(2))
+        self.state_slots = slots.view(len(sequences), 2)
 
     def step(self, lengths: list[int], last: list[int] | None = None) -> list[torch.Tensor]:
         """Compute `lengths[b]` more tokens of each sequence in one forward pass; their logits, or with `last` those of
@@ -56,7 +66,13 @@ class PagedSequences:
             max_seqlen_q=int(counts.max()),
             max_context_len=max(end for *_, end in taking),
         )
-        step = PagedStep(self.pages, batch, slots, wanted=None if last is None else _wanted(batch, last))
+        step = PagedStep(
+            self.pages,
+            batch,
+            slots,
+            wanted=None if last is None else _wanted(batch, last),
+            states=self._states_of(taking, batch),
+        )
         ids = torch.cat([self.sequences[b][start:end] for b, start, end in taking])
         logits = self.model(
             ids[None],
@@ -68,6 +84,17 @@ class PagedSequences:
         for b, _, end in taking:
             self.done[b] = end
         return list(logits.split(counts.tolist() if last is None else last))
+
+    def _states_of(self, taking: list[tuple[int, int, int]], batch: PagedBatch) -> StateStep | None:
+        if self.states is None:
+            return None
+        read, write = self.state_slots[[b for b, *_ in taking]].t().contiguous()
+        read = torch.where(torch.tensor([start == 0 for _, start, _ in taking]), NO_SLOT, read)
+        for b, *_ in taking:
+            self.state_slots[b] = self.state_slots[b].flip(0)
+        alone = [end - start == 1 for _, start, end in taking]
+        decodes = alone.index(False) if False in alone else len(alone)
+        return StateStep(self.states, StateBatch(batch.cu_seqlens_q, read, write, batch.max_seqlen_q, decodes))
 
     def steps(self, schedule: list[list[int]]) -> list[torch.Tensor]:
         """Take a step for each of `schedule`; all logits of each sequence."""

@@ -147,7 +147,7 @@ def test_sequences_side_by_side_are_not_copied(monkeypatch: pytest.MonkeyPatch) 
         return ragged_attention(*tensors, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     monkeypatch.setattr(attention_module, "ragged_attention", spy)
-    layer = attention_module.LayerAttention(Window(5), resolve_backend("cpu", torch.device("cpu"), torch.float64))
+    layer = attention_module.LayerAttention(0, Window(5), resolve_backend("cpu", torch.device("cpu"), torch.float64))
     module = torch.nn.Module()
     setattr(module, attention_module.LAYER_ATTRIBUTE, layer)
     q, k, v = (torch.randn(3, 20, heads, 8, dtype=torch.float64).transpose(1, 2) for heads in (4, 2, 2))

@@ -74,6 +74,7 @@ FLAGS = [
     "--speculate",
     "--ssl-certfile",
     "--ssl-keyfile",
+    "--state-cache-bytes",
     "--step-timeout",
     "--tensor-parallel-size",
     "--tokenizer",

@@ -86,6 +86,7 @@ def test_defaults_can_be_given_as_they_are_shown() -> None:
         ("max_encoding_bytes", "64MiB"),
         ("max_model_len", "auto"),
         ("kv_offload_bytes", "0"),
+        ("state_cache_bytes", "auto"),
         ("api_key", None),
         ("ssl_certfile", None),
         ("served_model_name", None),

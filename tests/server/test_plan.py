@@ -57,6 +57,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (config_of("gemma4_text"), {}),
         (config_of("gemma4_text"), {"kv_cache_dtype": "fp8", "page_bounds": True, "kv_cache_memory": 4_000_000}),
         (config_of("gemma3n_text"), {"page_size": 16}),
+        (config_of("qwen3_next"), {}),
+        (config_of("olmo_hybrid"), {"kv_cache_memory": 4_000_000, "state_cache_bytes": 200_000}),
         (
             Qwen3Config(hidden_size=128, intermediate_size=256, head_dim=48, max_position_embeddings=700, **SMALL),
             {"kv_cache_memory": 2_500_000, "page_size": 256},
@@ -78,6 +80,7 @@ def test_the_engine_reports_what_was_planned(config: Any, options: dict[str, Any
         EngineConfig(model=str(model), device="cpu", random_weights=config is not None, **settings)
     )
     assert (row["kv_tokens"], row["max_model_len"]) == (started.kv_tokens, started.max_model_len)
+    assert (row["state_slots"], row["state_bytes"]) == (started.state_slots, started.state_bytes)
     loaded = engine._runner._loaded.patched.model  # type: ignore[attr-defined]
     tensors = [*loaded.parameters(), *loaded.buffers()]
     assert row["weight_bytes"] == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -166,7 +169,8 @@ def test_host_memory_is_planned_in_tokens(llama: Path) -> None:
     [row] = plan(EMBEDDED_MODEL, "--device", "cpu", "--kv-offload-bytes", "64MiB")["rows"]
     engine, started = build_engine(EngineConfig(model=str(EMBEDDED_MODEL), device="cpu", kv_offload_bytes=64 << 20))
     assert row["host_kv_tokens"] == started.host_kv_tokens > 0
-    assert engine.stats.host_pages * started.page_size == started.host_kv_tokens
+    pages = engine.stats.host_pages // started.page_groups
+    assert pages * started.page_size == started.host_kv_tokens
 
 
 def test_context_parallel_ranks_have_whole_weights_and_their_part_of_the_pages(llama: Path) -> None:

@@ -1,9 +1,10 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.parts import LayerParts, Mixture, NormKind, OutputGate, Rotary
+from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, NormKind, OutputGate, Rotary
 from longreach_patches.families.read import (
     HeadShape,
+    attention_layers,
     expert_inner,
     experts_per_token,
     family_of,
@@ -12,6 +13,7 @@ from longreach_patches.families.read import (
     layer_masks,
     layer_sources,
     rotary_layers,
+    state_layers,
     widest_inner,
 )
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
@@ -19,6 +21,7 @@ from longreach_patches.families.table import FAMILIES, LEFT_OUT
 __all__ = [
     "FAMILIES",
     "LEFT_OUT",
+    "DeltaParts",
     "Family",
     "HeadShape",
     "LayerMask",
@@ -27,6 +30,7 @@ __all__ = [
     "NormKind",
     "OutputGate",
     "Rotary",
+    "attention_layers",
     "expert_inner",
     "experts_per_token",
     "family_of",
@@ -35,5 +39,6 @@ __all__ = [
     "layer_masks",
     "layer_sources",
     "rotary_layers",
+    "state_layers",
     "widest_inner",
 ]

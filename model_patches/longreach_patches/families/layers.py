@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from longreach_patches.families.parts import LayerParts, Mixture, OutputGate, Rotary
+from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, OutputGate, Rotary
 
 LLAMA = LayerParts()
 QWEN3 = replace(LLAMA, qk_norm="head")
@@ -144,4 +144,21 @@ PHIMOE = replace(
     LLAMA,
     norm="layer",
     mixture=Mixture(router="router", scores="sparse_mixer", jitter="router_jitter_noise", renormalise=False),
+)
+
+# Layers with a recurrent state, and those between them.
+QWEN3_5 = replace(QWEN3, norm="rms_plus_one", gated_queries=True)
+_SHARED = Mixture(shared="shared_expert", shared_gate="shared_expert_gate")
+QWEN3_5_MOE = replace(QWEN3_5, mixture=_SHARED)
+QWEN3_NEXT = replace(QWEN3_5, mixture=replace(_SHARED, renormalise="norm_topk_prob"))
+QWEN3_5_DELTA = DeltaParts()
+QWEN3_NEXT_DELTA = DeltaParts(qkv=("in_proj_qkvz",), beta="in_proj_ba", by_key_head=True)
+OLMO_DELTA = DeltaParts(
+    qkv=("q_proj", "k_proj", "v_proj"),
+    gate="g_proj",
+    beta="b_proj",
+    decay="a_proj",
+    doubled="allow_neg_eigval",
+    norm="o_norm",
+    out="o_proj",
 )

@@ -99,6 +99,35 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class DeltaParts:
+    """A gated delta rule (Yang et al. 2024) behind a short convolution, in place of attention: the names in its module.
+
+    The recurrence's queries, keys and values are what the convolution makes of projections of the layer's input. Two
+    more projections are a number each for a value head: its decay, and how much of a key's old value is replaced.
+
+    Attributes:
+        module: the name that a layer has for it.
+        qkv: the projections to queries, keys and values, in this order, or one that has all of them.
+        gate, beta, decay: those to the gates of the result, to what is replaced, and to the decay.
+        by_key_head: whether `qkv` has the gates too, and `beta` the decays; then what belongs to a key head lies
+            together in each of the two: query, key, values and gates, and the numbers of its value heads.
+        doubled: the attribute that says whether what is replaced goes up to 2, not 1.
+        convolution, norm, out: the module of the convolution, of the result's norm, and the last projection.
+    """
+
+    module: str = "linear_attn"
+    qkv: tuple[str, ...] = ("in_proj_qkv",)
+    gate: str = "in_proj_z"
+    beta: str = "in_proj_b"
+    decay: str = "in_proj_a"
+    by_key_head: bool = False
+    doubled: str | None = None
+    convolution: str = "conv1d"
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+@dataclass(frozen=True)
 class LayerParts:
     """How the layers of a family are made. The defaults are those of Llama.
 
@@ -116,6 +145,8 @@ class LayerParts:
         qkv: the projections to queries, keys and values, in this order; one name where the checkpoint has them joined.
         output: the projection of attention back to the residual stream.
         output_gate: what attention's result is multiplied by before that.
+        gated_queries: whether the projection to queries has such gates, too, each head's behind its query; what counts
+            is their sigmoid.
         gate_up: those to gates and to what they gate, likewise; the one to inner channels where there are no gates.
         gated: whether there are.
         down: the projection of the MLP back.
@@ -140,6 +171,7 @@ class LayerParts:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
     output_gate: OutputGate | None = None
+    gated_queries: bool = False
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     gated: bool = True
     down: str = "down_proj"

@@ -8,7 +8,7 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.family import Family, LayerMask
+from longreach_patches.families.family import Family, LayerMask, recurrent_layers
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
 # Names that configs have for the experts that a token goes to, and for an expert's inner channels.
@@ -44,8 +44,33 @@ def family_of(config: PretrainedConfig) -> Family:
     )
 
 
+def state_layers(config: PretrainedConfig) -> tuple[int, ...]:
+    """The decoder layers that keep a recurrent state in place of keys and values, by their numbers.
+
+    Raises:
+        UnsupportedModelError: the family is not in the table, or a layer is of a kind that it does not have.
+    """
+    return () if family_of(config).delta is None else tuple(recurrent_layers(config))
+
+
+def attention_layers(config: PretrainedConfig) -> tuple[int, ...]:
+    """The decoder layers that attend, by their numbers: all but `state_layers`. What is said of attention, keys and
+    values has an entry for each of these, in this order, and none for the others.
+
+    Raises:
+        UnsupportedModelError: as of `state_layers`, or no layer attends.
+    """
+    recurrent = set(state_layers(config))
+    layers = tuple(index for index in range(config.num_hidden_layers) if index not in recurrent)
+    if not layers:
+        raise UnsupportedModelError(
+            f"no layer of this {config.model_type} config attends: models without any keys and values are not served"
+        )
+    return layers
+
+
 def layer_masks(config: PretrainedConfig) -> tuple[LayerMask, ...]:
-    """The mask of every decoder layer, first to last, as the config asks for it.
+    """The mask of each of `attention_layers`, as the config asks for it.
 
     Raises:
         UnsupportedModelError: the family is not in the table, or the config asks for something no family here has.
@@ -53,41 +78,51 @@ def layer_masks(config: PretrainedConfig) -> tuple[LayerMask, ...]:
     family = family_of(config)
     _refuse_what_no_family_has(config)
     _refuse_layers_that_differ(config, family)
-    return tuple(Causal() if window is None else Window(window) for window in family.windows(config))
+    windows = family.windows(config)
+    found = [windows[index] for index in attention_layers(config)]
+    return tuple(Causal() if window is None else Window(window) for window in found)
 
 
 def rotary_layers(config: PretrainedConfig) -> tuple[bool, ...]:
-    """Whether each decoder layer, first to last, turns its queries and keys by their positions.
+    """Whether each of `attention_layers` turns its queries and keys by their positions.
 
     Raises:
         UnsupportedModelError: the family is not in the table.
     """
     rotary = family_of(config).rotary
-    return (True,) * config.num_hidden_layers if rotary is None else tuple(rotary(config))
+    layers = attention_layers(config)
+    if rotary is None:
+        return (True,) * len(layers)
+    turned = rotary(config)
+    return tuple(turned[index] for index in layers)
 
 
 def head_shape(config: PretrainedConfig) -> HeadShape:
     """The heads of every layer, or where layers differ those of the layers that see everything."""
     shapes = head_shapes(config)
     windows = family_of(config).windows(config)
-    return next((shape for shape, window in zip(shapes, windows, strict=True) if window is None), shapes[0])
+    found = zip(shapes, attention_layers(config), strict=True)
+    return next((shape for shape, layer in found if windows[layer] is None), shapes[0])
 
 
 def head_shapes(config: PretrainedConfig) -> tuple[HeadShape, ...]:
-    """The heads of each decoder layer, first to last."""
+    """The heads of each of `attention_layers`."""
+    layers = attention_layers(config)
     if not config.is_heterogeneous:
-        return (_heads_of(config),) * config.num_hidden_layers
-    return tuple(_heads_of(layer) for layer in config.per_layer_config)
+        return (_heads_of(config),) * len(layers)
+    by_layer = config.per_layer_config
+    return tuple(_heads_of(by_layer[index]) for index in layers)
 
 
 def layer_sources(config: PretrainedConfig) -> tuple[int, ...]:
-    """For each decoder layer, first to last, the layer whose keys and values it reads: itself, or an earlier one.
+    """For each of `attention_layers` the one whose keys and values it reads: itself, or an earlier one. Both are places
+    among these.
 
     Raises:
         UnsupportedModelError: the family is not in the table.
     """
     sources = family_of(config).sources
-    return tuple(range(config.num_hidden_layers)) if sources is None else tuple(sources(config))
+    return tuple(range(len(attention_layers(config)))) if sources is None else tuple(sources(config))
 
 
 def _heads_of(config: PretrainedConfig) -> HeadShape:

@@ -100,11 +100,31 @@ _EXPERTS = (
     Family("solar_open", ("upstage/Solar-Open-100B",), no_windows, parts=layers.SOLAR_OPEN),
 )
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED, *_DENSE, *_EXPERTS)}
+# With a recurrent state in most layers.
+_HYBRID = (
+    Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, delta=layers.OLMO_DELTA),
+    Family(
+        "qwen3_next",
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct",),
+        no_windows,
+        parts=layers.QWEN3_NEXT,
+        delta=layers.QWEN3_NEXT_DELTA,
+    ),
+    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, parts=layers.QWEN3_5, delta=layers.QWEN3_5_DELTA),
+    Family(
+        "qwen3_5_moe_text",
+        ("Qwen/Qwen3.5-35B-A3B",),
+        no_windows,
+        parts=layers.QWEN3_5_MOE,
+        delta=layers.QWEN3_5_DELTA,
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED, *_DENSE, *_EXPERTS, *_HYBRID)}
 
 # What is known and not served, and what that would take.
 _LATENT = "multi-head latent attention (keys and values of different head dims)"
-_STATE = "a recurrent state in some layers"
+_STATE = "layers with a recurrent state of another kind than the gated delta rule's"
 _BIAS = "position biases (ALiBi or learned ones) in attention"
 _POSITIONS = "learned positions at the input"
 LEFT_OUT: dict[str, str] = {
@@ -136,10 +156,6 @@ LEFT_OUT: dict[str, str] = {
             "mamba2",
             "minimax",
             "nemotron_h",
-            "olmo_hybrid",
-            "qwen3_5_text",
-            "qwen3_5_moe_text",
-            "qwen3_next",
         ),
         _STATE,
     ),

@@ -8,9 +8,10 @@ launched, so that a CPU needs no Triton.
 """
 
 from longreach_patches.fused.activation import gated_activation
+from longreach_patches.fused.delta_layer import DeltaLayer
 from longreach_patches.fused.layer import FusedLayer
 from longreach_patches.fused.norm import normalize
 from longreach_patches.fused.rotary import rotate_and_write
 from longreach_patches.fused.router import Router
 
-__all__ = ["FusedLayer", "Router", "gated_activation", "normalize", "rotate_and_write"]
+__all__ = ["DeltaLayer", "FusedLayer", "Router", "gated_activation", "normalize", "rotate_and_write"]

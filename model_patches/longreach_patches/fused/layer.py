@@ -18,18 +18,20 @@ from typing import Any, cast
 import torch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
+from longreach_kernels.moe import Experts
 from torch import Tensor, nn
 
+from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts
 from longreach_patches.fused.experts import experts_of
 from longreach_patches.fused.mlp import Choice, Mlp
-from longreach_patches.fused.modules import modules_of
+from longreach_patches.fused.modules import LayerModules, modules_of
 from longreach_patches.fused.norm import Norm, normalize, normalize_all_heads
 from longreach_patches.fused.output_gate import gate_heads
 from longreach_patches.fused.project import Products
 from longreach_patches.fused.residual import Residual
-from longreach_patches.fused.rotary import rotate_and_write
+from longreach_patches.fused.rotary import QueryGrowth, rotate_and_write
 from longreach_patches.fused.router import Router, router_of
 from longreach_patches.fused.weights import (
     LayerWeights,
@@ -40,7 +42,6 @@ from longreach_patches.fused.weights import (
     whole_weights,
 )
 from longreach_patches.layout import SINGLE, RankLayout
-from longreach_patches.pages import PagedStep
 from longreach_patches.policy_step import step_attention
 
 
@@ -78,16 +79,12 @@ class FusedLayer:
             raise UnsupportedModelError(f"{type(layer).__name__} has {parts.whole}, which are not split over ranks")
         modules = modules_of(layer, parts)
         attention = modules.attention
-        self.is_part = layout.size > 1
-        self.in_use = True
+        of_layer = attention.longreach_attention
         self._attention = attention
-        self._parts = parts
-        self._layout = layout
-        self._backend = cast("str", attention.longreach_attention.backend.name)
-        self._invariant = cast("bool", attention.longreach_attention.batch_invariant)
-        self._products = Products(self._backend, self._invariant)
-        self._index = cast("int", attention.layer_idx)
-        self._is_last = is_last
+        experts = self._begin(
+            modules, parts, layout, Products(of_layer.backend.name, of_layer.batch_invariant), is_last
+        )
+        self._index = cast("int", of_layer.index)
         self._scale = cast("float", attention.scaling)
         self._softcap = modules.softcap
         self._sinks = modules.sinks
@@ -99,9 +96,24 @@ class FusedLayer:
         self._heads = width // attention.head_dim // layout.context_size
         self._rotary = rotary
         self._head_norms = modules.head_norms
+        self._whole = whole_weights(attention, modules.shared, layout, parts, experts)
+        self._share = share_of(self._whole, layout)
+
+    def _begin(
+        self, modules: LayerModules, parts: LayerParts, layout: RankLayout, products: Products, is_last: bool
+    ) -> Experts | None:
+        """Take what is not of attention; returns the experts of a mixture."""
+        self.is_part = layout.size > 1
+        self.in_use = True
+        self._parts = parts
+        self._layout = layout
+        self._products = products
+        self._backend, self._invariant = products.backend, products.batch_invariant
+        self._is_last = is_last
+        self._growth: QueryGrowth | None = None
         self._norms = modules.norms
-        self._residual = Residual(self._products, modules.multiplier)
-        self._mlp = Mlp.of(modules, parts, self._products)
+        self._residual = Residual(products, modules.multiplier)
+        self._mlp = Mlp.of(modules, parts, products)
         self._mlp_module = modules.shared
         self.router: Router | None = None
         self.experts: nn.Module | None = None
@@ -113,8 +125,7 @@ class FusedLayer:
             self.experts = cast("nn.Module", getattr(modules.mixture, mixture.experts))
             experts = experts_of(self.experts, mixture)
         self.choose: Choice | None = self.router
-        self._whole = whole_weights(attention, modules.shared, layout, parts, experts)
-        self._share = share_of(self._whole, layout)
+        return experts
 
     def __call__(
         self, hidden: Tensor, rope: tuple[Tensor, Tensor], step: PagedStep, positions: Tensor | None = None
@@ -187,8 +198,10 @@ class FusedLayer:
             del x
         kv_scales = step.pages.scales[self._index]
         q = self._queries(qkv, rope, step)
+        if self._parts.gated_queries:
+            gate = self._by_head(qkv)[:, 1 : 2 * self._heads : 2]
         del qkv
-        step.pages.bound_keys(self._index, step.slots, self._backend)
+        step.pages.bound_keys(self._index, step.slots_of(self._index), self._backend)
         if self._is_last and step.wanted is not None:
             rows = step.wanted.rows
             stream, q = stream[rows], q[rows]
@@ -208,7 +221,6 @@ class FusedLayer:
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
         if gate is not None:
-            assert self._parts.output_gate is not None
             out = gate_heads(out, gate, self._parts.output_gate)
         if self._mlp_adds(stream, weights):
             return stream, None, self._products(out.flatten(1), weights.output)
@@ -230,13 +242,14 @@ class FusedLayer:
             normalize_all_heads(qkv, self._head_norms, self._backend)
         if self._clip is not None:
             qkv.clamp_(-self._clip, self._clip)
-        return rotate_and_write(
+        gated = self._parts.gated_queries  # gates are turned along with queries, and left out
+        q = rotate_and_write(
             qkv,
             (rope[0][0], rope[1][0]) if self._rotary else None,
             step.pages.keys[self._index],
             step.pages.values[self._index],
-            step.slots,
-            heads=self._heads,
+            step.slots_of(self._index),
+            heads=2 * self._heads if gated else self._heads,
             rotary=self._parts.rotary,
             norms=self._head_norms if self._parts.qk_norm != "whole" else None,
             norms_last=self._parts.qk_norm == "turned_head",
@@ -244,6 +257,11 @@ class FusedLayer:
             kv_scales=step.pages.scales[self._index],
             backend=self._backend,
         )
+        return q[:, ::2].contiguous() if gated else q
+
+    def _by_head(self, qkv: Tensor) -> Tensor:
+        """Queries, keys and values of all heads, (T, H, D)."""
+        return qkv.unflatten(1, (-1, self._attention.head_dim))
 
     def _own_heads(self, x: Tensor, qkv: Projection, sizes: Sequence[int]) -> Tensor:
         """Queries, keys and values of this rank's heads for all T tokens, (T, outputs / R), from its own x (n, C)."""

@@ -53,23 +53,25 @@ class LayerModules(NamedTuple):
         return self.mlp if self.mixture is None else self.beside
 
 
-def modules_of(layer: Any, parts: LayerParts) -> LayerModules:
-    """Find the modules of `layer`.
+def modules_of(layer: Any, parts: LayerParts, mixer: str | None = None) -> LayerModules:
+    """Find the modules of `layer`, which may have a `mixer` in place of attention; `attention` is that then.
 
     Raises:
         UnsupportedModelError: it has other parts than its family's row says; the message names both.
     """
     norms = [*parts.attention_norms, *parts.mlp_norms]
-    attention, mlp = layer.self_attn, getattr(layer, parts.mlp)
+    attends, mlp = mixer is None, getattr(layer, parts.mlp)
+    attention = getattr(layer, mixer or "self_attn")
     mixture = parts.mixture if parts.mixture is not None and hasattr(mlp, parts.mixture.experts) else None
     beside = None if mixture is None else _beside(layer, mlp, mixture)
     own = {mixture.beside} if mixture is not None and beside is not None and mixture.beside else set()
-    _check(layer, layer, {"self_attn", parts.mlp, *own, *(name for name in norms if name is not None)})
+    _check(layer, layer, {mixer or "self_attn", parts.mlp, *own, *(name for name in norms if name is not None)})
     # A config may leave norms of heads out.
     qk_norms = set(parts.qk_norms) if parts.qk_norm and hasattr(attention, parts.qk_norms[0]) else set()
     sinks = {parts.sinks} if parts.sinks is not None else set()
     gate = {parts.output_gate.projection} if parts.output_gate is not None else set()
-    _check(layer, attention, {*parts.qkv, parts.output, *gate, *qk_norms}, sinks)
+    if attends:
+        _check(layer, attention, {*parts.qkv, parts.output, *gate, *qk_norms}, sinks)
     if mixture is not None:
         _check_mixture(layer, mlp, mixture)
     for one in (mlp if mixture is None else None, beside):
@@ -83,10 +85,10 @@ def modules_of(layer: Any, parts: LayerParts) -> LayerModules:
         norms=Norms(*(_norm(name and getattr(layer, name), parts) for name in norms)),
         head_norms=_head_norms(attention, parts) if qk_norms else None,
         multiplier=1.0 if parts.multiplier is None else float(getattr(layer, parts.multiplier)),
-        softcap=None if parts.softcap is None else getattr(attention, parts.softcap),
-        sinks=None if parts.sinks is None else getattr(attention, parts.sinks),
-        clip=None if parts.clip is None else getattr(attention.config, parts.clip),
-        growth=_growth(attention.config) if parts.query_growth else None,
+        softcap=None if parts.softcap is None or not attends else getattr(attention, parts.softcap),
+        sinks=None if parts.sinks is None or not attends else getattr(attention, parts.sinks),
+        clip=None if parts.clip is None or not attends else getattr(attention.config, parts.clip),
+        growth=_growth(attention.config) if parts.query_growth and attends else None,
     )
 
 

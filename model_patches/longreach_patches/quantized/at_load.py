@@ -15,8 +15,10 @@ from longreach_patches.quantized.scheme import Group, Scheme
 
 # What `--quantization` takes, and what shares a scale.
 KINDS: Mapping[str, Literal["channels", "blocks"]] = {"fp8": "channels", "fp8_blocks": "blocks"}
-# Parts of names of what chooses experts, or streams: a few outputs, which decide much.
-_CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "altup"})
+# Parts of names of what chooses experts or streams, or says how a state decays: a few outputs, which decide much.
+_CHOOSING = frozenset(
+    {"gate", "router", "shared_expert_gate", "altup"} | {"in_proj_ba", "in_proj_a", "in_proj_b", "a_proj", "b_proj"}
+)
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -46,8 +48,8 @@ class AtLoadLayout(Layout):
 
 
 def at_load(name: str) -> Scheme:
-    """The scheme of `--quantization`: the matrices of all layers, but for what chooses experts; neither the embedding
-    nor the output layer.
+    """The scheme of `--quantization`: the matrices of all layers, but for what chooses experts and the decays of
+    states; neither the embedding nor the output layer.
 
     Raises:
         ValueError: there is no such kind.

@@ -80,7 +80,7 @@ _SERVE = typer.Option(help="Flags of `longreach serve`, in one argument, where a
 _OUT = typer.Option(help="Write the result as JSON here.")
 _TARGET = typer.Argument(
     help="A server's URL, a shape (llama-8b, llama-8b-1m, llama-8b-int4, llama-70b, gemma3-12b, qwen3-30b-a3b, "
-    "qwen3-30b-a3b-fp8, gpt-oss-20b, tiny), a directory or a hub id."
+    "qwen3-30b-a3b-fp8, gpt-oss-20b, qwen3-next-64e, tiny), a directory or a hub id."
 )
 
 

@@ -249,6 +249,7 @@ class Engine:
 
     def _take_stats(self) -> Stats:
         scheduler, pages = self.scheduler, self.scheduler.allocator.usage
+        states = scheduler.allocator.state_usage
         return Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -257,6 +258,9 @@ class Engine:
             cached_pages=pages.cached,
             host_pages=pages.host_slots,
             used_host_pages=pages.used_host_slots,
+            state_slots=states.slots,
+            free_state_slots=states.free,
+            state_copies=states.copies,
             stored_pages=self._stored,
             restored_pages=self._restored,
             preemptions=scheduler.preemptions,

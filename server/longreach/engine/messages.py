@@ -56,6 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     page_bounds: bool = False
     kv_cache_bytes: int | None = None
     kv_offload_bytes: int = 0
+    state_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
     random_weights: bool = False
@@ -150,10 +151,12 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
-    `host_kv_tokens` is what host memory keeps of the pages that are evicted; `page_bytes` what one page takes.
+    `kv_tokens` fit into the KV cache in requests of the longest length; `host_kv_tokens` is what host memory keeps of
+    those that are evicted. `page_bytes` is what one page takes, and `page_groups` groups of layers have one each.
     `dense_share` is the share of the full layers that no attention policy touches; `page_bounds` says whether the other
     full layers keep bounds of their keys, as a decode budget needs. `quantization` names the formats of quantised
-    weights; `weight_bytes` is what the weights take on one device.
+    weights; `weight_bytes` is what the weights take on one device. `state_slots` are for recurrent states, of which one
+    takes `state_bytes`; a running request has two, and the others are copies that later ones start from.
     """
 
     max_model_len: int
@@ -175,6 +178,9 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     page_bounds: bool = False
     quantization: str = ""
     weight_bytes: int = 0
+    page_groups: int = 1
+    state_slots: int = 0
+    state_bytes: int = 0
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -279,9 +285,9 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine holds, requests, KV pages (`cached` ones are idle and can be evicted) and places for them in host
-    memory, and has done so far: pages copied to the host (`stored`) and back, preemptions, and pairs of queries and
-    keys (see `pair_count.PairCount`)."""
+    """What the engine holds, requests, KV pages (`cached` ones are idle and can be evicted), places for them in host
+    memory and slots for recurrent states (`state_copies` are idle), and has done so far: pages copied to the host
+    (`stored`) and back, preemptions, and pairs of queries and keys (see `pair_count.PairCount`)."""
 
     running: int = 0
     waiting: int = 0
@@ -290,6 +296,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     cached_pages: int = 0
     host_pages: int = 0
     used_host_pages: int = 0
+    state_slots: int = 0
+    free_state_slots: int = 0
+    state_copies: int = 0
     stored_pages: int = 0
     restored_pages: int = 0
     preemptions: int = 0

@@ -76,6 +76,15 @@ _HALF_SHARED: dict[str, Any] = {
     "sliding_window": WINDOW,
 }
 _PER_LAYER: dict[str, Any] = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}
+# Of layers with a state: value heads that share key heads, a state that is not square, a short convolution.
+_LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
 _BASE = {"rope_type": "default", "rope_theta": 1e4}
 _LONG: dict[str, Any] = {
     "rope_type": "yarn",
@@ -144,6 +153,8 @@ ODD: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": WINDOW},
     "mixtral": {"sliding_window": WINDOW},
     "olmo3": _THREE_OF_FOUR,
+    "olmo_hybrid": _LINEAR,
+    "olmo_hybrid-no-rope": {"model_type": "olmo_hybrid", "rope_parameters": None, "linear_allow_neg_eigval": False},
     "olmoe": {"clip_qkv": 0.5},
     "olmo": {"clip_qkv": 0.5},
     "phi": {"rope_parameters": _BASE | {"partial_rotary_factor": 0.5}},
@@ -153,6 +164,17 @@ ODD: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"norm_topk_prob": True, "decoder_sparse_step": 2},
     "qwen2_moe-sums": {"model_type": "qwen2_moe", "norm_topk_prob": False, "qkv_bias": False},
     "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "qwen3_5_moe_text": _LINEAR | {"head_dim": 32},
+    "qwen3_5_text": _LINEAR | {"head_dim": 32},
+    "qwen3_next": _LINEAR | {"head_dim": 32, "mlp_only_layers": [1]},
+    "qwen3_next-sums": {
+        "model_type": "qwen3_next",
+        "norm_topk_prob": False,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
     "starcoder2": {"sliding_window": WINDOW},
     "vaultgemma": _THREE_OF_FOUR | _GEMMA,

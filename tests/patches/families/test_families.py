@@ -4,6 +4,7 @@ the tokens that follow.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,21 @@ def greedy_over_pages(
     return logits, answer
 
 
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest number."""
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+def most_error(eager: PreTrainedModel, prompt: torch.Tensor, expected: torch.Tensor) -> float:
+    """What rounding explains. A recurrence carries each rounding on: there it is what transformers' own fp32 is off."""
+    if FAMILIES[eager.config.model_type].delta is None:
+        return 1e-5
+    wide = copy.deepcopy(eager).double()
+    if hasattr(wide.config, "num_experts"):
+        wide.set_experts_implementation("eager")  # which alone computes in fp64
+    return max(1e-5, 2 * relative(expected, wide(prompt[None], use_cache=False).logits[0]))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", daily(NAMES, 24))
 def test_a_family_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
@@ -58,6 +74,5 @@ def test_a_family_gives_what_transformers_gives(name: str, tmp_path: Path) -> No
     got, own_answer = greedy_over_pages(loaded.patched.model, prompt)
     # The engine asks for some rows' logits alone.
     assert "logits_to_keep" in inspect.signature(type(loaded.patched.model).forward).parameters
-    error = (got - expected).abs().max() / expected.abs().max()
-    assert error < 1e-5
+    assert relative(got, expected) < most_error(eager, prompt, expected)
     assert own_answer == answer

@@ -92,6 +92,8 @@ def test_a_request_is_counted_once_with_its_tokens_and_times(server: LiveServer)
     assert states == {"held": 8, "cached": 8, "free": 48}
     places = {state: value(samples, "longreach:kv_host_pages", state=state) for state in ("used", "free")}
     assert places == {"used": 20, "free": 12}
+    slots = {state: value(samples, "longreach:state_slots", state=state) for state in ("held", "cached", "free")}
+    assert slots == {"held": 4, "cached": 7, "free": 5}
     computed = value(samples, "longreach:attention_pairs_total", kind="computed")
     assert computed / value(samples, "longreach:attention_pairs_total", kind="causal") == 0.4
 

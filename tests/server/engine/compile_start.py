@@ -34,6 +34,7 @@ from longreach_kernels import decode_needs
 from longreach_kernels.backends import resolve as backends
 from longreach_kernels.compilation import launches_compile_only
 from longreach_patches import (
+    Footprint,
     KVPages,
     LoadedModel,
     PageShape,
@@ -197,13 +198,16 @@ def main(model: str, backend: str, kv_dtype: str) -> dict[str, Any]:
     the real ones are to be made."""
     compiler = pretend(backend)
     loaded = load_model(model, device="cpu", dtype="bfloat16", random_weights=True)
-    shape = PageShape.of(loaded.config, resolve_kv_dtype(kv_dtype, loaded.dtype), PAGE)
+    footprint = Footprint.of(loaded.config, loaded.dtype, PAGE, resolve_kv_dtype(kv_dtype, loaded.dtype))
+    shape = footprint.pages
     policies = LayerPolicies(layer_masks(loaded.config), loaded.config.num_attention_heads, shape)
     q = torch.empty(1, loaded.config.num_attention_heads, shape.head_dim, dtype=loaded.dtype)
     page = torch.empty(1, PAGE, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
     graphs_over = partial(StepGraphs.of, loaded, policies, partial(decode_needs, q, page, backend=backend))
     left = _pages_left_by(
-        lambda: parallel_compile.compile_kernels(loaded, shape, *_PLANNED, calibrated=_STEP, graphs_over=graphs_over)
+        lambda: parallel_compile.compile_kernels(
+            loaded, footprint, *_PLANNED, calibrated=_STEP, graphs_over=graphs_over
+        )
     )
     compiler.starting = True
     with torch.inference_mode():

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Literal
 
 from longreach.engine.cost_model import StepCost
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.messages import Generate, Logprob
 from longreach.engine.requests.request import PENDING, Request
-from longreach.engine.requests.step_plan import StepPlan
+from longreach.engine.requests.state_hold import StateSlots
+from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 
+Windows = tuple[int | None, ...]
+# Whether a model has layers with recurrent states, beside others or alone.
+States = Literal["none", "beside", "alone"]
 NO_MOVES = PageMoves([], [], [], [])
 
 
@@ -28,17 +33,39 @@ def _next_token(state: bytes, seed: int, vocabulary: int) -> int:
     return hashlib.blake2b(state + seed.to_bytes(9, "big", signed=True), digest_size=2).digest()[0] % vocabulary
 
 
-def expected_stream(spec: Generate, seed: int, vocabulary: int, rounds: bool = False) -> list[int]:
-    """The tokens that a request gets: one after the other, without pages; `rounds` as for `SimulatedRunner`."""
-    state, tokens = b"", []
+def _seen(window: int | None, position: int) -> int:
+    """The first position that is read for one: the one before, whose state has all before it, or a window's."""
+    return max(0, position - 1) if window is None else max(0, position - window + 1)
+
+
+def expected_stream(
+    spec: Generate, seed: int, vocabulary: int, rounds: bool = False, windows: Windows = (None,)
+) -> list[int]:
+    """The tokens that a request gets: one after the other, without pages; `rounds` and `windows` as for
+    `SimulatedRunner`."""
+    kept: list[list[bytes]] = [[] for _ in windows]
+    tokens: list[int] = []
+
+    def read(token: int, as_decode: bool = False) -> None:
+        for states, window in zip(kept, windows, strict=True):
+            seen = states[_seen(window, len(states)) :]
+            states.append(_state(b"".join(seen), spec.cache_salt, token, as_decode))
+
     for token in spec.prompt:
-        state = _state(state, spec.cache_salt, token)
+        read(token)
     while len(tokens) < spec.max_tokens:
-        tokens.append(_next_token(state, seed, vocabulary))
+        tokens.append(_next_token(b"".join(states[-1] for states in kept), seed, vocabulary))
         if tokens[-1] in spec.stop_token_ids and len(tokens) > spec.min_tokens:
             break
-        state = _state(state, spec.cache_salt, tokens[-1], as_decode=rounds)
+        read(tokens[-1], as_decode=rounds)
     return tokens
+
+
+def _check_slots(slots: list[StateSlots]) -> None:
+    """Assert that a step can be computed in any order, and again."""
+    written = [slot.write for slot in slots]
+    assert len(set(written)) == len(written), "two sequences of a step leave their states in one slot"
+    assert not {slot.read for slot in slots}.intersection(written), "a step writes to a slot that it reads"
 
 
 class SimulatedRunner:
@@ -46,6 +73,12 @@ class SimulatedRunner:
 
     With `overlaps` it behaves as a GPU does: results are taken later than steps are launched. With `rounds` it does as
     one in another way, too: what is computed of a token as a decode is not what is computed of it otherwise.
+
+    `windows` are the groups of its layers. In a full one (None) a token's state depends on the one before, and so on
+    all; in a window on the states of all tokens that it sees, itself excluded, which are read from their pages.
+
+    With `states` there are recurrent layers, whose rows depend on the slot that a chunk starts from and on no page:
+    beside the others, as one more full group would be, or alone.
     """
 
     def __init__(
@@ -55,8 +88,14 @@ class SimulatedRunner:
         cost: StepCost | None = None,
         overlaps: bool = False,
         rounds: bool = False,
+        windows: Windows = (None,),
+        states: States = "none",
     ) -> None:
         self.overlaps = overlaps
+        self._windows = windows
+        self._kept = states
+        self._states: dict[int, bytes] = {}  # by slot
+        self._wrong_slots: set[int] = set()  # that hold what is no number
         self._rounds = rounds
         self.now = 0.0
         self.computed_tokens = 0
@@ -92,25 +131,30 @@ class SimulatedRunner:
         drawn = {}
         scores = [(chunk.request, position) for chunk in plan.chunks for position in chunk.scored]
         for chunk in plan.chunks:
-            read = chunk.request.pages[: -(-chunk.end // self._page_size)]
+            read, written = self._pages_of(chunk)
             clean = chunk.request.id in self.broken or not self.not_numbers.intersection(read)
             assert clean, "a step reads a page that was to be cleaned"
             assert self._arriving.isdisjoint(read), "a step reads a page that is on its way from the host"
-            written = chunk.request.pages[chunk.start // self._page_size : -(-chunk.end // self._page_size)]
             assert self._leaving.isdisjoint(written), "a step writes to a page that is on its way to the host"
             tokens = [self._drawn[chunk.request.seq_slot] if token == PENDING else token for token in chunk.token_ids]
             as_decode = self._rounds and chunk.as_decodes
             states = [self._write(chunk.request, chunk.start + i, token, as_decode) for i, token in enumerate(tokens)]
+            if self._kept != "none":
+                read_states = self._read_state(chunk, tokens)
+                alone = self._kept == "alone"
+                states = [state if alone else row + state for row, state in zip(states, read_states, strict=True)]
             if chunk.num_draws:
                 rows = states[-chunk.num_draws :]
                 drawn[chunk.request.id] = [_next_token(row, chunk.request.seed, self._vocabulary) for row in rows]
+        _check_slots([chunk.state for chunk in plan.chunks if chunk.state is not None])
         self.after_step(plan)
         for chunk in plan.chunks:
             if chunk.num_draws:
                 self._drawn[chunk.request.seq_slot] = drawn[chunk.request.id][-1]
                 if chunk.request.id in self.broken:
                     drawn[chunk.request.id] = [NOT_A_NUMBER] * chunk.num_draws
-                    self.not_numbers.update(chunk.request.pages[chunk.start // self._page_size :])
+                    self.not_numbers.update(self._pages_of(chunk)[1])
+                    self._wrong_slots |= set() if chunk.state is None else {chunk.state.write}
 
         def result() -> dict[str, list[int]]:
             self.before_result()
@@ -166,11 +210,40 @@ class SimulatedRunner:
     def recover(self) -> None:
         """As `StepRunner.recover`: there is no device that could be lost."""
 
-    def _write(self, request: Request, position: int, token: int, as_decode: bool) -> bytes:
-        before = b"" if position == 0 else self._page(request, position - 1)[(position - 1) % self._page_size]
-        state = _state(before, request.spec.cache_salt, token, as_decode)
-        self._page(request, position)[position % self._page_size] = state
-        return state
+    def _pages_of(self, chunk: Chunk) -> tuple[list[int], list[int]]:
+        """The pages that a chunk reads, and those that it writes to."""
+        size, read, written = self._page_size, [], []
+        for table, window in zip(chunk.request.hold.tables, self._windows, strict=True):
+            first = 0 if window is None else max(0, chunk.start - window + 1) // size
+            read += table[first : -(-chunk.end // size)]
+            written += table[chunk.start // size : -(-chunk.end // size)]
+        return read, written
 
-    def _page(self, request: Request, position: int) -> dict[int, bytes]:
-        return self._contents.setdefault(request.pages[position // self._page_size], {})
+    def _read_state(self, chunk: Chunk, tokens: list[int]) -> list[bytes]:
+        """The states behind each token of a chunk, which goes on from its slot."""
+        assert chunk.state is not None, "a step of this model says nothing of slots"
+        read, write = chunk.state
+        assert read not in self._wrong_slots or chunk.request.id in self.broken, "a step starts from what is no number"
+        self._wrong_slots.discard(write)
+        state, states = b"" if read < 0 else self._states[read], []
+        for token in tokens:
+            state = _state(state, chunk.request.spec.cache_salt, token)
+            states.append(state)
+        self._states[write] = state
+        return states
+
+    def _write(self, request: Request, position: int, token: int, as_decode: bool) -> bytes:
+        states = []
+        for group, window in enumerate(self._windows):
+            seen = [self._state_at(request, group, before) for before in range(_seen(window, position), position)]
+            states.append(_state(b"".join(seen), request.spec.cache_salt, token, as_decode))
+            self._page(request, group, position)[position % self._page_size] = states[-1]
+        return b"".join(states)
+
+    def _state_at(self, request: Request, group: int, position: int) -> bytes:
+        return self._page(request, group, position)[position % self._page_size]
+
+    def _page(self, request: Request, group: int, position: int) -> dict[int, bytes]:
+        page = request.hold.tables[group][position // self._page_size]
+        assert page >= 0, "a step reads a page that was dropped"
+        return self._contents.setdefault(page, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pydoc_data.topics import topics
 
+import msgspec
 import pytest
 import tokenizers
 import torch
@@ -95,15 +96,30 @@ def test_every_way_to_compute_an_answer_gives_the_plain_one(
     chunked, _, _ = answers(build(device=device, max_batched_tokens=257, max_itl=0.01), specs())
     assert chunked == plain
 
-    # Pages for the prompts and no more, and promises of one token: whose answer grows first preempts another.
-    pages = sum(-(-(len(prompt) + 1) // 64) for prompt in prompts.values())
-    crowded = build(device=device, cuda_graphs=False, max_model_len=2048, kv_cache_bytes=pages * 64 * TOKEN_BYTES)
-    crowded.scheduler.limits = dataclasses.replace(crowded.scheduler.limits, promised_tokens=1)
+    # Pages for two of the prompts, of half the layers whole and of the others a window: the third, which is urgent and
+    # comes while the answers are written, preempts one of these.
+    pages = sum(-(-(len(prompt) + MAX_TOKENS) // 64) + 4 for prompt in prompts.values()) - 8
+    crowded = build(
+        device=device,
+        cuda_graphs=False,
+        max_model_len=2048,
+        max_batched_tokens=64,
+        kv_cache_bytes=pages * 64 * TOKEN_BYTES // 2,
+    )
+    first, second, third = specs()
     requests = []
     add = crowded.scheduler.add
     crowded.scheduler.add = lambda request: add(requests.append(request) or request)
-    preempted, _, _ = answers(crowded, specs())
-    assert preempted == plain
+    for spec in (first, second):
+        assert crowded.submit(msgspec.structs.replace(spec, flexible=True)) is None
+    while len(requests[1].tokens) < len(requests[1].spec.prompt) + 4:
+        crowded.step()
+        crowded.scheduler.check()
+    assert crowded.submit(third) is None
+    while crowded.has_work:
+        crowded.step()
+        crowded.scheduler.check()
+    assert {request.id: request.tokens[request.prompt_tokens :] for request in requests} == plain
     assert any(request.preempted for request in requests), "there was room for all"
 
     cached = build(device=device, prefix_cache=True, max_batched_tokens=250)
@@ -158,10 +174,15 @@ def test_pages_that_were_offloaded_and_restored_give_the_plain_answer(
     whole = {"device": device, "kv_cache_dtype": kv_dtype, "max_batched_tokens": 500}
     plain, _, _ = answers(build(**whole), specs)
 
-    # Pages for one prompt at a time: each makes the one before it go.
-    page_bytes = 64 * TOKEN_BYTES // (4 if kv_dtype == "fp8" else 1)
-    pages = max(-(-(len(spec.prompt) + 8) // 64) for spec in specs)
-    bound = {"max_model_len": None, "kv_cache_bytes": pages * page_bytes, "kv_offload_bytes": 3 * pages * page_bytes}
+    # Pages for one prompt at a time: each makes the one before it go. Half of the layers have pages of all its tokens,
+    # half those of a window and of a step; and one page has nothing.
+    page_bytes = 64 * TOKEN_BYTES // (8 if kv_dtype == "fp8" else 2)
+    pages = max(-(-(len(spec.prompt) + 8) // 64) for spec in specs) + 2 + 9
+    bound = {
+        "max_model_len": None,
+        "kv_cache_bytes": (pages + 1) * page_bytes,
+        "kv_offload_bytes": 3 * pages * page_bytes,
+    }
     small = build(**whole | bound, prefix_cache=True)
     assert small.scheduler.allocator.num_pages == pages
     small.scheduler.limits = dataclasses.replace(small.scheduler.limits, restored_pages=5)

@@ -55,7 +55,7 @@ def test_planning_ahead_of_the_tokens_does_not_change_an_answer(
     for one in specs.values():
         plain.submit(one)
         alone |= drain(plain)[0]
-    engine, _ = build(model_dir, kv_cache_bytes=16 * 16 * 512)
+    engine, _ = build(model_dir, kv_cache_bytes=11 * 16 * 512)
     engine.scheduler.limits = dataclasses.replace(engine.scheduler.limits, promised_tokens=promised)
     engine._runner.overlaps = True
     stop = alone["r41"][30]
@@ -237,7 +237,7 @@ def test_pairs_of_queries_and_keys_are_counted_layer_by_layer(model_dir: Path) -
         ({"max_model_len": 300}, "longer than the 256 positions of this model; use --max-model-len 256 or less"),
         (
             {"max_model_len": 200, "kv_cache_bytes": 1 << 15},
-            r"100.0 KiB and 32.0 KiB are there; .* --max-model-len 64",
+            r"68.0 KiB and 32.0 KiB are there; .* --max-model-len 48",
         ),
         ({"kv_cache_bytes": 100}, "no memory is left for the KV cache"),
         ({"kv_offload_bytes": 2**43}, r"--kv-offload-bytes: 8192.0 GiB are more than the .* of host memory"),
@@ -252,8 +252,9 @@ def test_settings_that_cannot_hold_are_named(model_dir: Path, changes: dict, mes
 
 def test_the_length_that_really_fits_is_announced(model_dir: Path) -> None:
     _, started = build(model_dir, kv_cache_bytes=1 << 15)
-    assert started.max_model_len == started.kv_tokens == 64
+    # 7 pages of one of the two layers: 3 of the full one for 48 tokens, and as many of the other's window.
+    assert (started.max_model_len, started.kv_tokens) == (48, 7 * 48 // 6)
     assert (started.attention_backend, started.dtype, started.eos_token_ids) == ("cpu", "float32", [2])
     assert started.host_kv_tokens == 0
     _, started = build(model_dir, kv_offload_bytes=5 * 16 * 512 + 1)
-    assert (started.page_bytes, started.host_kv_tokens) == (16 * 512, 5 * 16)
+    assert (started.page_bytes, started.page_groups, started.host_kv_tokens) == (8 * 512, 2, 5 * 16)

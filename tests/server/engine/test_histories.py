@@ -15,18 +15,29 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_borders import BorderRule
+from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 
-from tests.server.engine.simulation import SimulatedRunner, expected_stream
+from tests.server.engine.simulation import SimulatedRunner, States, Windows, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
 LOGGERS = ("longreach.engine.engine", "longreach.engine.step_retry")
+# The groups of layers of a model: all full, all windows, and both; then with recurrent states, alone and beside both.
+MODELS: list[tuple[Windows, States]] = [
+    *((windows, "none") for windows in [(None,), (None, 8, 8), (3,), (20, 20), (None, 1, 13), (6, None)]),
+    ((None,), "alone"),
+    ((None,), "beside"),
+    ((None, 8), "beside"),
+]
 # Documents that begin alike, that differ at once, and one that repeats itself.
 DOCUMENTS = [
     [1] * 40 + [2] * 40,
@@ -50,6 +61,9 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([0, 1, 7, 40, 200]),
         restored=st.sampled_from([1, 3, 100]),
         batch_invariant=st.booleans(),
+        model=st.sampled_from(MODELS),
+        copies=st.sampled_from([0, 1, 3, 100]),
+        rule=st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
     )
     def start(
         self,
@@ -61,17 +75,29 @@ class Histories(RuleBasedStateMachine):
         slots: int,
         restored: int,
         batch_invariant: bool,
+        model: tuple[Windows, States],
+        copies: int,
+        rule: BorderRule,
     ) -> None:
         self.page_size = page_size
+        batch_invariant = batch_invariant and model[1] == "none"  # refused at the start
         self.batch_invariant = batch_invariant
-        pool = PagePool(pages * 4 // page_size, page_size, HostPages(slots) if slots else None)
+        windows, kept = model
+        self.windows = (None,) if kept == "alone" else (*windows, *([None] if kept == "beside" else []))
+        states = None
+        if kept != "none":
+            states = StateAllocator(StatePool(3 + copies), page_size, copies=True, rule=rule)
+        num_pages = len(windows) * pages * 4 // page_size
+        pool = PagePool(num_pages, page_size, HostPages(slots) if slots else None)
         more = {"restored_pages": restored, "batch_invariant": batch_invariant}
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, **more)
         cost = StepCost(0.05, 0.02, 1e-4, 1e-4)
-        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant)
+        kinds = {"windows": windows, "states": kept}
+        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant, **kinds)
         self.runner.after_step = self.while_a_step_runs
         hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
-        self.engine = Engine(Scheduler(PageAllocator(pool, hasher), limits), self.runner, self.runner.clock)
+        allocator = PageAllocator(pool, hasher, PageGroups(page_size, windows, BUDGET), states)
+        self.engine = Engine(Scheduler(allocator, limits), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
@@ -200,7 +226,7 @@ class Histories(RuleBasedStateMachine):
                 stream = self.streams[update.request_id]
                 stream += update.tokens
                 seed, vocabulary = spec.sampling.seed or 0, self.runner._vocabulary
-                expected = expected_stream(spec, seed, vocabulary, rounds=self.batch_invariant)
+                expected = expected_stream(spec, seed, vocabulary, self.batch_invariant, self.windows)
                 assert stream == expected[: len(stream)], spec
                 assert max(update.cached, update.computed) <= update.prompt_tokens
                 assert (update.finish_reason is not None) == (stream == expected)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup import capacity
 from longreach.engine.startup.cgroups import cpu_quota, memory_limits
@@ -131,6 +132,6 @@ def test_what_does_not_fit_names_the_limit(tmp_path: Path) -> None:
     named = r"512\.0 MiB of host memory that can be had \(within memory\.max of the control group /app, 1\.0 GiB\)"
     with pytest.raises(ValueError, match=named):
         capacity.host_slots(EngineConfig(model="m", kv_offload_bytes=4 * GIB), 4096, memory)
-    demand = capacity.Demand(0, 0, 1024, 16, 16, 16, 1 << 20, 1 << 20)
+    demand = capacity.Demand(0, 0, 1024, 1024 * 16, PageGroups(16), 16, 16, 1 << 20, 1 << 20)
     with pytest.raises(ValueError, match=r"128\.0 MiB are there \(within memory\.max of the control group /app"):
         demand.fit(demand.host_room(memory.available), memory.why)

@@ -100,7 +100,7 @@ def test_without_a_copy_an_evicted_page_is_copied_first_and_comes_back_from_ther
     moves = pool.take_moves()
     [(page, slot)] = moves.evicted
     assert pool.reserve(1, [])
-    back = pool.restore(b"a")
+    [back] = pool.restore([b"a"])
     assert pool.cache.lookup(b"a") is None, "it is not there yet"
     assert pool.is_restoring(b"a")
     assert pool.take_moves().restored == [(slot, back)]

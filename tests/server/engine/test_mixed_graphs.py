@@ -103,7 +103,7 @@ def _forward(
         max_context_len=int(arrays.context_lens.max()),
         num_decodes=num_decodes,
     )
-    step = PagedStep(pages, batch, on_device(arrays.slots))
+    step = PagedStep(pages, batch, on_device(np.atleast_2d(arrays.slots)[0]))
     with torch.inference_mode():
         return forward(loaded, step, *map(on_device, (arrays.input_ids, arrays.positions, arrays.logit_rows)))
 

@@ -26,7 +26,8 @@ def test_pages_of_the_models_own_type_need_no_calibration_where_their_memory_is_
     page_bytes = rank.footprint.pages.bytes_per_page
     assert calibrated_step(rank) is None
     measured = measure(rank)
-    assert (measured.calibration, measured.num_pages) == (None, (1 << 20) // page_bytes)
+    # One page stands in tables where a window has dropped others.
+    assert (measured.calibration, measured.num_pages) == (None, (1 << 20) // page_bytes - 1)
     pages, drawn = allocate(rank, measured)
     assert (pages.num_pages, pages.shape.page_size, len(drawn)) == (measured.num_pages, PAGE, 4)
     assert capture(rank, pages, drawn, measured.limits) is None, "there is no GPU"

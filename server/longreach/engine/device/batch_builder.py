@@ -53,6 +53,10 @@ class HostBatch:
         num_decodes: leading sequences of one token, if all are dense.
         max_seqlen_q, max_context_len: the longest of each.
         groups: the sequences by policy, unless all are dense.
+        other_slots, other_tables: (groups - 1, T) and (groups - 1, B, pages), as `slots` and `page_table` of the groups
+            of layers after the first; None where all layers are in one.
+        state_reads, state_writes: (B,) the slots that each sequence's recurrent state is read from (-1: zeros) and left
+            in, all of them different; None for a model without states.
     """
 
     input_ids: Int64
@@ -67,6 +71,21 @@ class HostBatch:
     max_seqlen_q: int
     max_context_len: int
     groups: tuple[HostGroup, ...] = ()
+    other_slots: Int64 | None = None
+    other_tables: Int32 | None = None
+
+    @property
+    def all_slots(self) -> list[Int64]:
+        """(T,) of each group of layers, in order."""
+        return [self.slots] if self.other_slots is None else [self.slots, *self.other_slots]
+
+    @property
+    def all_tables(self) -> list[Int32]:
+        """(B, pages) of each group of layers, in order."""
+        return [self.page_table] if self.other_tables is None else [self.page_table, *self.other_tables]
+
+    state_reads: Int64 | None = None
+    state_writes: Int64 | None = None
 
     @property
     def has_pending(self) -> bool:
@@ -77,6 +96,19 @@ class HostBatch:
     def is_decode_only(self) -> bool:
         """Whether every sequence computes one token, of which it wants the logits."""
         return self.max_seqlen_q == 1 and len(self.logit_rows) == len(self.seq_slots)
+
+    @property
+    def state_slots(self) -> list[Int64]:
+        """(B,) the slots that states are read from, and those that they are left in; none in models without states."""
+        if self.state_reads is None or self.state_writes is None:
+            return []
+        return [self.state_reads, self.state_writes]
+
+    @property
+    def state_decodes(self) -> int:
+        """Leading sequences of one token each, whatever their policies are."""
+        longer = np.diff(self.cu_seqlens_q) > 1
+        return int(np.argmax(longer)) if longer.any() else len(longer)
 
     @property
     def rows_wanted(self) -> Int64:
@@ -110,20 +142,30 @@ class HostBatch:
             max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
             max_context_len=int(self.context_lens[kept].max()),
             groups=(),
+            other_slots=None if self.other_slots is None else self.other_slots.take(rows, 1),
+            other_tables=None if self.other_tables is None else self.other_tables.take(kept, 1),
+            state_reads=None,  # a layer that keeps a state needs all rows
+            state_writes=None,
         )
 
 
 class BatchBuilder:
-    """Turns plans into arrays; keeps the table of page ids between steps, since little of it changes in one.
+    """Turns plans into arrays; keeps the tables of page ids between steps, since little of them changes in one.
 
-    The table has a row for each running request, at its `Request.seq_slot`.
+    The table of each of `num_groups` groups of layers has a row for each running request, at its `Request.seq_slot`.
+    `dropped` is the id that stands there for a page that a window has left behind.
     """
 
-    def __init__(self, max_num_seqs: int, max_pages: int, page_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_pages: int, page_size: int, num_groups: int = 1, dropped: int = 0
+    ) -> None:
         self._page_size = page_size
-        self._table: Int32 = np.zeros((max_num_seqs, max_pages), np.int32)
+        self._tables: Int32 = np.zeros((num_groups, max_num_seqs, max_pages), np.int32)
+        self._dropped = dropped
         self._pages: list[list[int] | None] = [None] * max_num_seqs  # whose pages a row shows
         self._filled = [0] * max_num_seqs
+        self._settled = [0] * max_num_seqs  # of the request, when the row was last brought up to date
+        self._first = [[0] * num_groups for _ in range(max_num_seqs)]
 
     def build(self, plan: StepPlan) -> HostBatch:
         """The arrays of `plan`, sequences in the order of its chunks; each token of a decode is one."""
@@ -140,35 +182,66 @@ class BatchBuilder:
         slots = np.repeat(np.array([chunk.request.seq_slot for chunk in chunks], np.int64), sequences)
         longest = int(ends.max())
         input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
-        pages = self._table[np.repeat(slots, lengths), positions // self._page_size].astype(np.int64)
+        owners, places, offsets = np.repeat(slots, lengths), positions // self._page_size, positions % self._page_size
+        in_pages = [table[owners, places].astype(np.int64) * self._page_size + offsets for table in self._tables]
+        tables = [table[slots, : -(-longest // self._page_size)] for table in self._tables]
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
+        reads, writes = _states(chunks)
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
-            slots=pages * self._page_size + positions % self._page_size,
+            slots=in_pages[0],
             seq_slots=slots,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
-            page_table=self._table[slots, : -(-longest // self._page_size)],
+            page_table=tables[0],
             logit_rows=np.repeat(np.cumsum(sizes), wanted).astype(np.int64) - before_end,
             num_decodes=_decodes(chunks),
             max_seqlen_q=_longest(chunks),
             max_context_len=longest,
             groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
+            other_slots=np.stack(in_pages[1:]) if len(in_pages) > 1 else None,
+            other_tables=np.stack(tables[1:]) if len(tables) > 1 else None,
+            state_reads=reads,
+            state_writes=writes,
         )
 
     def _update_row(self, request: Request) -> None:
         # A request that comes back after a preemption may get its old slot, but it has another list of pages.
-        slot, pages = request.seq_slot, request.pages
+        slot, hold = request.seq_slot, request.hold
+        pages = hold.pages
         if self._pages[slot] is not pages:
             self._pages[slot] = pages
-            self._filled[slot] = 0
+            self._filled[slot] = self._settled[slot] = 0
+            self._first[slot] = [0] * len(self._tables)
         filled = self._filled[slot]
         if filled < len(pages):
-            self._table[slot, filled : len(pages)] = pages[filled:]
+            for group, table in enumerate(hold.tables):
+                new = self._tables[group, slot, filled : len(table)]
+                new[:] = table[filled:]
+                if hold.first[group] > filled:
+                    new[: hold.first[group] - filled] = self._dropped
             self._filled[slot] = len(pages)
+        if hold.settled > self._settled[slot]:
+            self._settled[slot] = hold.settled
+            for group, first in enumerate(hold.first):
+                self._tables[group, slot, self._first[slot][group] : first] = self._dropped
+            self._first[slot] = list(hold.first)
+
+
+def _states(chunks: Sequence[Chunk]) -> tuple[Int64 | None, Int64 | None]:
+    """The slots that the chunks' states are read from, and those that they are left in; None without states.
+
+    Each chunk is one sequence: tokens that are computed as sequences of their own would have to wait for each other.
+    """
+    if chunks[0].state is None:
+        return None, None
+    slots = [chunk.state for chunk in chunks if chunk.state is not None]
+    assert all(chunk.num_sequences == 1 for chunk in chunks), "a state is read by one sequence of a chunk"
+    reads, writes = np.array(slots, np.int64).reshape(len(chunks), 2).T
+    return np.ascontiguousarray(reads), np.ascontiguousarray(writes)
 
 
 def _decodes(chunks: Sequence[Chunk]) -> int:

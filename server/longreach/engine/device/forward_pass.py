@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, LoadedModel, PagedStep, StepMeasurements, WantedRows
+from longreach_kernels.delta import StateBatch
+from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepMeasurements, WantedRows
 from torch import distributed, nn
 
 from longreach.engine.device.batch_builder import HostBatch
@@ -108,14 +109,15 @@ class StepGraphs(NamedTuple):
         pages: KVPages,
         drawn: torch.Tensor,
         limits: Limits,
+        states: StateStore | None = None,
     ) -> StepGraphs:
-        """For a model's steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`, `needs` what
-        decodes need."""
+        """For a model's steps over these pages and `states`, with nothing captured yet; `drawn` as for `ForwardPass`,
+        `needs` what decodes need."""
         run, fill = functools.partial(forward, loaded), functools.partial(fill_pending, drawn=drawn)
         return cls(
-            DecodeGraphs(run, fill, pages, needs, limits.max_num_seqs, limits.max_model_len),
-            PolicyGraphs(run, fill, pages, needs, limits, policies.answers),
-            MixedGraphs(run, fill, pages, needs, limits),
+            DecodeGraphs(run, fill, pages, needs, limits, states),
+            PolicyGraphs(run, fill, pages, needs, limits, policies.answers, states),
+            MixedGraphs(run, fill, pages, needs, limits, states),
         )
 
     def steps(self) -> Iterator[Callable[[], torch.Tensor]]:
@@ -165,7 +167,7 @@ class StepGraphs(NamedTuple):
 
 
 class ForwardPass:
-    """A model, or one rank's part of it, with its pages.
+    """A model, or one rank's part of it, with its pages, and with its states if it has layers that keep some.
 
     `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by their `seq_slot`; rank 0 fills it.
     """
@@ -178,9 +180,11 @@ class ForwardPass:
         graphs: StepGraphs | None,
         policies: LayerPolicies,
         host: HostStore | None = None,
+        states: StateStore | None = None,
     ) -> None:
         self.loaded = loaded
         self.pages = pages
+        self.states = states
         self.drawn = drawn
         self.policies = policies
         self._graphs = graphs
@@ -205,8 +209,7 @@ class ForwardPass:
         if not len(batch.logit_rows):
             return WantedRows(logit_rows, None)
         alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
-        arrays = upload([alone.cu_seqlens_q, alone.context_lens, alone.page_table.reshape(-1)], logit_rows.device)
-        return WantedRows(logit_rows, _on_device(alone, *arrays))
+        return WantedRows(logit_rows, _on_device(alone, logit_rows.device))
 
     @torch.inference_mode()
     def move(self, moves: PageMoves) -> None:
@@ -228,17 +231,18 @@ class ForwardPass:
 
     def _eager(self, batch: HostBatch, plan: StepPlan | None) -> tuple[torch.Tensor, StepSamples | None]:
         device = self.loaded.device
-        long = upload([batch.input_ids, batch.positions, batch.slots, batch.logit_rows, batch.seq_slots], device)
-        short = upload([batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)], device)
-        input_ids, positions, slots, logit_rows, seq_slots = long
-        cu_seqlens_q, context_lens, page_table = short
+        long = [batch.input_ids, batch.positions, batch.logit_rows, batch.seq_slots, *batch.all_slots]
+        input_ids, positions, logit_rows, seq_slots, slots, *more = upload(long, device)
+        other_slots = torch.stack(more) if more else None
         if batch.has_pending:
             for tokens, sequences in _lone(batch):
                 input_ids[tokens] = fill_pending(input_ids[tokens], seq_slots[sequences], self.drawn)
-        paged = _on_device(batch, cu_seqlens_q, context_lens, page_table)
+        paged = _on_device(batch, device)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
-        step = PagedStep(self.pages, paged, slots, groups, self._wanted(batch, logit_rows))
+        wanted = self._wanted(batch, logit_rows)
+        states = self._states_of(batch, paged.cu_seqlens_q)
+        step = PagedStep(self.pages, paged, slots, groups, wanted, states, other_slots=other_slots)
         logits = forward(self.loaded, step, input_ids, positions, logit_rows)
         measured = step.measured()
         if self.loaded.layout.size > 1:
@@ -247,14 +251,24 @@ class ForwardPass:
             samples.collect(measured)
         return logits, samples
 
+    def _states_of(self, batch: HostBatch, cu_seqlens_q: torch.Tensor) -> StateStep | None:
+        """Where the step's sequences find their states, and leave them."""
+        if self.states is None:
+            return None
+        read, write = upload(batch.state_slots, cu_seqlens_q.device)
+        return StateStep(self.states, StateBatch(cu_seqlens_q, read, write, batch.max_seqlen_q, batch.state_decodes))
 
-def _on_device(
-    batch: HostBatch, cu_seqlens_q: torch.Tensor, context_lens: torch.Tensor, page_table: torch.Tensor
-) -> PagedBatch:
+
+def _on_device(batch: HostBatch, device: torch.device) -> PagedBatch:
+    arrays = [batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)]
+    if batch.other_tables is not None:
+        arrays.append(batch.other_tables.reshape(-1))
+    cu_seqlens_q, context_lens, page_table, *others = upload(arrays, device)
     return PagedBatch(
         cu_seqlens_q=cu_seqlens_q,
         context_lens=context_lens,
         page_table=page_table.view(batch.page_table.shape),
+        other_tables=others[0].view(-1, *batch.page_table.shape) if others else None,
         max_seqlen_q=batch.max_seqlen_q,
         max_context_len=batch.max_context_len,
         num_decodes=batch.num_decodes,

@@ -1,9 +1,9 @@
-"""Who holds which page of the KV cache. Ids only; the tensors behind them live in `longreach_patches.pages`."""
+"""Who holds which page of the KV cache. Ids only; the tensors behind them live in `longreach_patches.cache.pages`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
 from longreach.engine.kv_cache.prefix_cache import PrefixCache
@@ -19,6 +19,9 @@ class PagePool:
     weight of 0 there, which makes 0 of a number only. So an unclean page is cleaned after it is allocated, and before
     anything is computed with it.
 
+    A page of a *window* is dropped while its request goes on, which then needs another: so each of its holders but one
+    has a page kept back for it, by `backed`. A page of a full group is held to the end, and one does for all.
+
     With `host` what is evicted is kept in host memory, and can be restored. What has to be copied and cleaned is
     collected, and taken by `take_moves` once a step.
     """
@@ -32,7 +35,8 @@ class PagePool:
         # A stack: the page freed last is allocated first, while its memory may still be in a cache.
         self._free = list(range(num_pages - 1, -1, -1))
         self._holders = [0] * num_pages
-        self._reserved = 0
+        self._reserved = 0  # those included that are kept back for windows' pages
+        self._kept_back = 0
         self._maybe_unclean: set[int] = set()
         self._unclean: list[int] = []
         self.host = host
@@ -74,18 +78,25 @@ class PagePool:
         """Whether a page with this digest can be shared or restored."""
         return self.cache.lookup(digest) is not None or (self.host is not None and digest in self.host)
 
-    def can_reserve(self, count: int, shared: list[int]) -> bool:
+    def can_reserve(self, count: int, shared: Sequence[int] = (), backed: Sequence[int] = ()) -> bool:
         """Whether `reserve` would do it."""
-        return count + sum(self._holders[page] == 0 for page in shared) <= self.num_available
+        return count + sum(self._holders[page] == 0 for page in shared) + len(backed) <= self.num_available
 
-    def reserve(self, count: int, shared: list[int]) -> bool:
-        """Reserve `count` pages and hold the cached pages `shared`, or change nothing and return False."""
-        if not self.can_reserve(count, shared):
+    def reserve(self, count: int, shared: Sequence[int] = (), backed: Sequence[int] = ()) -> bool:
+        """Reserve `count` pages and hold the cached pages `shared` of full groups and `backed` of windows, or change
+        nothing and return False."""
+        if not self.can_reserve(count, shared, backed):
             return False
-        self._reserved += count
+        self._reserved += count + len(backed)
         for page in shared:
             self._hold(page)
+        for page in backed:
+            self.share(page, backed=True)
         return True
+
+    def unreserve(self, count: int) -> None:
+        """Take back `count` reserved pages."""
+        self._reserved -= count
 
     def allocate(self, count: int) -> list[int]:
         """The ids of `count` of the reserved pages."""
@@ -119,14 +130,14 @@ class PagePool:
         """Whether a page with this digest has been restored since the last call of `take_moves`."""
         return digest in self._restoring
 
-    def restore(self, digest: bytes) -> int:
-        """Allocate one of the reserved pages, for what the host has under this digest; nobody else finds it yet."""
+    def restore(self, digests: list[bytes]) -> list[int]:
+        """Allocate reserved pages for what the host has under these digests; nobody else finds them yet."""
         assert self.host is not None
-        # Looked up first: the allocated page may be kept in a slot itself, which must not be this one.
-        slot = self.host.load(digest)
-        [page] = self.allocate(1)
-        self._restoring[digest] = slot, page
-        return page
+        # Looked up first: the allocated pages may be kept in slots themselves, which must not be these.
+        slots = [self.host.load(digest) for digest in digests]
+        pages = self.allocate(len(digests))
+        self._restoring.update(zip(digests, zip(slots, pages, strict=True), strict=True))
+        return pages
 
     def take_moves(self) -> PageMoves:
         """What has to be done to pages for the step that has been planned, since the last call.
@@ -137,7 +148,7 @@ class PagePool:
         saved = []
         if self.host is not None:
             for page, digest in self.cache.next_evicted(max(0, self._allocated - len(self._free))):
-                if page not in self.unfinished and (slot := self.host.save(digest)) is not None:
+                if self._is_worth_copying(page) and (slot := self.host.save(digest)) is not None:
                     saved.append((page, slot))
             self.host.unpin()
         moves = PageMoves(self._evicted, self._unclean, list(self._restoring.values()), saved)
@@ -157,18 +168,41 @@ class PagePool:
         self._restoring.clear()
         return {page for _, page in moves.restored}
 
-    def share(self, page: int) -> None:
-        """Hold a cached page in place of a reserved one."""
+    def share(self, page: int, *, backed: bool = False) -> None:
+        """Hold a cached page in place of a reserved one, which is kept back if the page is `backed` and held."""
         assert self._reserved, "nothing was reserved"
-        self._reserved -= 1
+        if backed and self._holders[page]:
+            self._kept_back += 1
+        else:
+            self._reserved -= 1
         self._hold(page)
 
-    def free(self, pages: list[int], reserved: int) -> None:
-        """Take back a request's pages, in the order of its sequence, and what it had reserved beside them."""
+    def drop(self, page: int, *, worth: bool) -> None:
+        """Take back a window's page and reserve another for its request; one that is cached stays so, and is given up
+        before all others unless it is `worth` more."""
+        self._holders[page] -= 1
+        if self._holders[page]:
+            self._kept_back -= 1
+            return
+        self._reserved += 1
+        if not self.cache.has(page):
+            self._free.append(page)
+        elif worth:
+            self.cache.free([page])
+        else:
+            self.cache.pass_by(page)
+
+    def free(self, pages: list[int], reserved: int, backed: Collection[int] = (), idle: Collection[int] = ()) -> None:
+        """Take back a request's pages, in the order of its sequence, and what it had reserved beside them. Those that
+        are `backed` are windows'; those that are `idle` are so already, and become so again beside the others."""
         assert 0 <= reserved <= self._reserved, (reserved, self._reserved)
         self._reserved -= reserved
         for page in pages:
-            self._holders[page] -= 1
+            if page not in idle:
+                self._holders[page] -= 1
+        released = sum(self._holders[page] > 0 for page in backed)
+        self._kept_back -= released
+        self._reserved -= released
         left = [page for page in pages if not self._holders[page]]
         self.cache.free([page for page in left if self.cache.has(page)])
         self._free.extend(page for page in reversed(left) if not self.cache.has(page))
@@ -183,14 +217,22 @@ class PagePool:
                 if not self._holders[page]:
                     self._free.append(page)
 
-    def remove_copies(self, digests: list[bytes]) -> None:
+    def invalidate_digests(self, digests: Iterable[bytes]) -> None:
+        """See that nobody shares or restores what is known by these digests."""
+        for digest in digests:
+            if (page := self.cache.lookup(digest)) is not None:
+                self.invalidate([page])
+            self.remove_copies([digest])
+
+    def remove_copies(self, digests: Iterable[bytes]) -> None:
         """See that nobody restores what the host has under these digests."""
         if self.host is not None:
             for digest in digests:
                 self.host.remove(digest)
 
-    def check(self, held: list[list[int]], reserved: list[int]) -> None:
-        """Assert that the pages `held` by each request, the idle and the free ones are exactly all pages."""
+    def check(self, held: list[list[int]], reserved: list[int], backed: Sequence[int] = ()) -> None:
+        """Assert that the pages `held` by each request, the idle and the free ones are exactly all pages; those that
+        are `backed` are windows', each as often as it is held."""
         holders = Counter(page for pages in held for page in pages)
         assert all(self._holders[page] == holders[page] for page in range(self.num_pages)), "a holder is not known"
         idle = set(range(self.num_pages)) - set(holders) - set(self._free)
@@ -198,16 +240,24 @@ class PagePool:
         assert not set(self._free) & set(holders), "a page is free and held"
         self.cache.check(idle)
         assert not any(self.cache.has(page) for page in self._free), "a free page is cached"
-        assert sum(reserved) == self._reserved, f"reserved {self._reserved}, by requests {sum(reserved)}"
+        assert self._kept_back == len(backed) - len(set(backed)), "pages of windows are not backed as they are held"
+        wanted = sum(reserved) + self._kept_back
+        assert wanted == self._reserved, f"reserved {self._reserved}, by requests {wanted}"
         assert self._reserved <= len(self._free) + len(idle), "more pages are reserved than could be allocated"
         if self.host is not None:
             self.host.check()
 
     def _evict(self) -> int:
-        page, digest = self.cache.evict()
-        if self.host is not None and page not in self.unfinished and (slot := self.host.save(digest)) is not None:
+        [(page, digest)] = self.cache.next_evicted(1)
+        worth = self.host is not None and self._is_worth_copying(page)
+        self.cache.remove(page)
+        if worth and self.host is not None and (slot := self.host.save(digest)) is not None:
             self._evicted.append((page, slot))
         return page
+
+    def _is_worth_copying(self, page: int) -> bool:
+        """Whether an idle page is kept in host memory: a step in flight does not fill it, and somebody may want it."""
+        return page not in self.unfinished and not self.cache.is_passed(page)
 
     def _hold(self, page: int) -> None:
         self._holders[page] += 1

@@ -65,8 +65,9 @@ class PageHasher:
 class PrefixCache:
     """Which page holds which digest, and in which order idle pages are given up.
 
-    Idle pages stand in three queues, given up first to last:
+    Idle pages stand in four queues, given up first to last:
 
+    - *passed*: of a window that has gone on, before no border that somebody is likely to return to.
     - *probation*: nobody has used them a second time. Of one request's pages only a quarter of the cache enters at the
       young end; what is beyond goes to the old end, so that one giant prompt does not push out everybody else's.
     - *protected*: somebody shared them at least once. They fill at most half of the cache (segmented LRU,
@@ -84,6 +85,7 @@ class PrefixCache:
         self._digest_of: dict[int, bytes] = {}
         self._reused: set[int] = set()
         self._keep_until: dict[int, float] = {}
+        self._passed: OrderedDict[int, None] = OrderedDict()
         self._probation: OrderedDict[int, None] = OrderedDict()
         self._protected: OrderedDict[int, None] = OrderedDict()
         self._retained: OrderedDict[int, None] = OrderedDict()
@@ -91,11 +93,15 @@ class PrefixCache:
     @property
     def num_idle(self) -> int:
         """Pages that could be evicted."""
-        return len(self._probation) + len(self._protected) + len(self._retained)
+        return len(self._passed) + len(self._probation) + len(self._protected) + len(self._retained)
 
     def lookup(self, digest: bytes) -> int | None:
         """The page with these contents, held or idle."""
         return self._page_of.get(digest)
+
+    def has_digest(self, digest: bytes) -> bool:
+        """Whether there is a page with these contents, held or idle."""
+        return digest in self._page_of
 
     def has(self, page: int) -> bool:
         """Whether the page may be shared by others, and so must not be written to."""
@@ -121,6 +127,8 @@ class PrefixCache:
     def free(self, pages: list[int]) -> None:
         """Cached pages, in the order of their sequence, become idle."""
         fresh = [page for page in pages if page not in self._keep_until and page not in self._reused]
+        for page in pages:
+            self._leave_queues(page)
         for page in fresh[self._request_limit :]:
             self._probation[page] = None
             self._probation.move_to_end(page, last=False)
@@ -131,6 +139,16 @@ class PrefixCache:
                 self._retained[page] = None
             elif page in self._reused:
                 self._protect(page)
+
+    def pass_by(self, page: int) -> None:
+        """A cached page becomes idle that is given up before all others."""
+        self._reused.discard(page)
+        self._keep_until.pop(page, None)
+        self._passed[page] = None
+
+    def is_passed(self, page: int) -> bool:
+        """Whether an idle page is given up before all others."""
+        return page in self._passed
 
     def retain(self, pages: list[int], until: float) -> None:
         """Keep these held pages longest once they are idle, up to the time `until`; those that are cached, that is."""
@@ -150,15 +168,9 @@ class PrefixCache:
         for page in [page for page in expired if page in self._reused]:
             self._protect(page)
 
-    def evict(self) -> tuple[int, bytes]:
-        """Remove one idle page, which had this digest; there must be one."""
-        [(page, digest)] = self.next_evicted(1)
-        self.remove(page)
-        return page, digest
-
     def next_evicted(self, count: int) -> list[tuple[int, bytes]]:
         """The idle pages that are evicted next, the next one first, at most `count`, with their digests."""
-        pages = islice(chain(self._probation, self._protected, self._retained), count)
+        pages = islice(chain(self._passed, self._probation, self._protected, self._retained), count)
         return [(page, self._digest_of[page]) for page in pages]
 
     def remove(self, page: int) -> None:
@@ -170,7 +182,7 @@ class PrefixCache:
 
     def check(self, idle: set[int]) -> None:
         """Assert that the queues hold exactly the pages `idle`, each once, and that digests and pages agree."""
-        queued = [*self._probation, *self._protected, *self._retained]
+        queued = [*self._passed, *self._probation, *self._protected, *self._retained]
         assert len(queued) == len(set(queued)), "an idle page stands in two queues"
         assert set(queued) == idle, f"queued {set(queued) - idle} are not idle; idle {idle - set(queued)} are lost"
         assert idle <= set(self._digest_of), "an idle page is not cached"
@@ -188,5 +200,8 @@ class PrefixCache:
 
     def _leave_queue(self, page: int) -> None:
         self._keep_until.pop(page, None)
-        for queue in (self._probation, self._protected, self._retained):
+        self._leave_queues(page)
+
+    def _leave_queues(self, page: int) -> None:
+        for queue in (self._passed, self._probation, self._protected, self._retained):
             queue.pop(page, None)

@@ -14,6 +14,7 @@ from longreach.engine.requests.measurements import Measurements
 from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.prompt_lookup import PromptLookup
 from longreach.engine.requests.sparse_decode_stats import AnswerReads
+from longreach.engine.requests.state_hold import StateHold
 from longreach.engine.requests.token_counts import TokenCounts
 from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.policies.visible import Visible
@@ -53,6 +54,8 @@ class Request:
         visible: how many keys its attention policy lets a query see, for predictions; None for all.
         visible_to_answer: the same of the tokens of its answer that may not read all keys.
         hold: what it holds of the KV cache; the allocator alone writes to it.
+        states: what it holds of the slots for recurrent states; their allocator alone writes to it.
+        redo: how many tokens of its answer are computed a second time, since its state went back before drafts.
         seq_slot: its place among the running requests, in the table of page ids and for the token that it drew last; -1
             while it waits.
         preempted: it had to give its pages back once.
@@ -70,6 +73,8 @@ class Request:
     pending: int = 0
     computed: int = 0
     hold: PageHold = field(default_factory=PageHold)
+    states: StateHold = field(default_factory=StateHold)
+    redo: int = 0
     visible: Visible | None = None
     visible_to_answer: Visible | None = None
     seq_slot: int = -1
@@ -153,6 +158,11 @@ class Request:
     def wanted(self) -> int:
         """Tokens that are not computed."""
         return len(self.tokens) - self.computed
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether its next step computes the token that was drawn last, and what has to be computed again before it."""
+        return len(self.tokens) - self.computed == 1 + self.redo
 
     @property
     def is_complete(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from longreach.engine.cost_model import Work
 from longreach.engine.requests.prompt_lookup import standing
 from longreach.engine.requests.request import Request
+from longreach.engine.requests.state_hold import StateSlots
 from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.policies.visible import Visible
 
@@ -25,6 +26,8 @@ class Chunk:
     `as_decodes`: whether attention takes each token for a sequence of its own that computes one token, whose kernel
     rounds otherwise than that for several. A lone token is always one of these, but where bits must not depend on how
     tokens came together: there all tokens of answers are, and no token of a prompt is.
+
+    `state` are the slots of its recurrent state, if the model has one.
     """
 
     request: Request
@@ -34,9 +37,18 @@ class Chunk:
     num_draws: int
     scored: range = range(0)
     as_decodes: bool = False
+    state: StateSlots | None = None
 
     @classmethod
-    def of(cls, request: Request, length: int, drafts: tuple[int, ...] = (), *, batch_invariant: bool = False) -> Chunk:
+    def of(
+        cls,
+        request: Request,
+        length: int,
+        drafts: tuple[int, ...] = (),
+        *,
+        batch_invariant: bool = False,
+        state: StateSlots | None = None,
+    ) -> Chunk:
         """The next `length` tokens of a request, `drafts` included."""
         completes = request.computed + length - len(drafts) == len(request.tokens)
         start, end = request.computed, request.computed + length
@@ -46,7 +58,7 @@ class Chunk:
         is_answer = start >= request.prompt_tokens
         assert not batch_invariant or is_answer or end <= request.prompt_tokens, request.id
         as_decodes = is_answer if batch_invariant else length == 1
-        return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored, as_decodes)
+        return cls(request, start, length, drafts, 1 + len(drafts) if completes else 0, scored, as_decodes, state)
 
     @property
     def num_sequences(self) -> int:

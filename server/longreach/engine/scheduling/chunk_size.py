@@ -10,6 +10,7 @@
     shared pages    | the scheduler's `stop`                 | ends where another request computes the next page
     policy          | `Request.policy_ends`                  | ends where the attention policy changes
     whole tiles     | `Request.needs_whole_tiles`, `Limits`      | is a multiple of a tile, unless it ends the prompt
+    copies of state | `StateHold.cut`                        | ends at a border of pages that somebody may come back to
 
 The rules are applied in this order.
 """
@@ -127,6 +128,8 @@ class ChunkSizer:
             length = int(border) - start
         elif start + length < end:
             length -= (start + length) % multiple
+        if length and request.states.unit:
+            length = request.states.cut(start, length, end)
         return ChunkLength(length, fills_step)
 
     def _multiple(self, request: Request) -> int:

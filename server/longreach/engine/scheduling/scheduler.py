@@ -20,6 +20,8 @@ beside a step, in which their request computes nothing.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from longreach.engine.cost_model import StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import PageMoves
@@ -42,6 +44,7 @@ class Scheduler:
 
     def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
         self.allocator = allocator
+        self._states = allocator.states
         self.limits = limits
         self.step_time = StepTime()
         self.waiting: dict[str, Request] = {}
@@ -72,10 +75,10 @@ class Scheduler:
                 f"{request.prompt_tokens} prompt tokens and {request.spec.max_tokens} tokens to generate exceed the "
                 f"context of {self.limits.max_model_len} tokens"
             )
-        if request.max_length > self.allocator.num_tokens:
+        if not self.allocator.fits(request.max_length):
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.foresee(self.limits.dense_share)
-        self.allocator.hash(request)
+        self.allocator.add(request, chain(self.running.values(), self.waiting.values()))
         self.waiting[request.id] = request
         self._next.unblock()
 
@@ -86,9 +89,11 @@ class Scheduler:
         what is being computed: whoever takes it over computes later.
         """
         if (request := self.running.get(request_id)) is not None:
+            end, in_flight = request.computed, False
             for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks if chunk.request is request):
-                end = min(chunk.end - len(chunk.drafts), request.known)
+                end, in_flight = min(chunk.end - len(chunk.drafts), request.known), True
                 self.allocator.commit(request, chunk.start, end, in_flight=True)
+            self.allocator.leave(request, end, in_flight=in_flight)
             self._release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
@@ -113,7 +118,9 @@ class Scheduler:
         for chunk in plan.chunks:
             request = chunk.request
             if self.running.get(request.id) is request:
-                request.computed = chunk.end - len(chunk.drafts)
+                request.computed, request.redo = chunk.end - len(chunk.drafts), 0
+                if self._states is not None:
+                    self._states.advance(request, chunk.end, drafts=bool(chunk.drafts))
                 if chunk.scored:
                     request.scored = chunk.scored.stop
                 if chunk.num_draws:
@@ -136,9 +143,14 @@ class Scheduler:
                 request.receive(token)
                 if request.finish_reason is not None:
                     break
+            if chunk.drafts and request.finish_reason is None:
+                request.computed = self.allocator.settle_drafts(request, end)
+                end, request.redo = request.computed, end - request.computed
             if self.allocator.commit(request, chunk.start, end):
                 self._next.unblock()  # who waits may need fewer pages now
+            self.allocator.drop(request, end)
             if request.finish_reason is not None:
+                self.allocator.leave(request, end)
                 self._release(request)
 
     def abandon(self) -> list[Request]:
@@ -174,25 +186,33 @@ class Scheduler:
 
         None if that depends on what the step in flight draws: an answer needs its own tokens, or must be preempted.
         """
-        wanting = (request for request in self.running.values() if request.wanted == 1 and not request.is_complete)
+        wanting = (request for request in self.running.values() if request.is_answering and not request.is_complete)
         requests = sorted(wanting, key=seniority)
         if any(request.pending and request.needs_its_tokens for request in requests):
             return None
         room = min(MAX_DRAFTS, (self.limits.max_batched_tokens - len(requests)) // 2)
+        left = self.limits.max_batched_tokens - len(requests)  # for what is computed again
         chunks = []
         for request in requests:
             if request.seq_slot < 0:
                 continue  # preempted
+            wanted = 1 + request.redo
+            if wanted > left + 1:
+                continue  # in the next step
             if not self.allocator.reserve(request, len(request.tokens)):
                 if self._in_flight:
                     return None
                 if not self._make_place(request, now):
                     continue
+            if (most := self.allocator.longest_chunk(request)) < wanted:
+                continue  # until the step in flight is settled, which leaves pages behind
             drafts = ()
             if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
-                drafts = request.draft(min(room, self.allocator.reserved_tokens(request) - len(request.tokens)))
+                reserved = self.allocator.reserved_tokens(request) - len(request.tokens)
+                drafts = request.draft(min(room, left + 1 - wanted, reserved, most - wanted))
             room -= len(drafts)
-            chunks.append(self._chunk(request, 1 + len(drafts), drafts))
+            left -= wanted - 1 + len(drafts)
+            chunks.append(self._chunk(request, wanted + len(drafts), drafts))
         return chunks
 
     def _make_place(self, request: Request, now: float) -> bool:
@@ -205,8 +225,9 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request, now: float) -> None:
+        self.allocator.leave(victim, victim.computed)
         self._release(victim, now + self.limits.resume_seconds)
-        victim.computed = 0
+        victim.computed = victim.redo = 0
         victim.preempted = True
         self.preemptions += 1
         self.waiting[victim.id] = victim
@@ -240,7 +261,7 @@ class Scheduler:
 
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
-        requests = [request for request in self.running.values() if request.wanted > 1]
+        requests = [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
         if not self._next.is_blocked:
             requests += self.waiting.values()
         if not requests:
@@ -252,17 +273,28 @@ class Scheduler:
         requests.sort(key=lambda r: rank(r, cached_until[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
         in_flight = self._digests_in_flight()
+        readers: list[Chunk] = []  # see `PageAllocator.awaits`
+        if self._states is not None:
+            readers += (chunk for plan in self._in_flight for chunk in plan.chunks if self._leaves_copies(chunk))
         for request in requests:
             if left.is_spent:
                 break
+            start = cached_until[request.id]
+            if any(self.allocator.awaits(request, start, reader.request, reader.end) for reader in readers):
+                continue
             if not self._can_compute(request, cached_until[request.id], in_flight):
                 continue
             start = request.computed
-            stop = self.allocator.first_of(in_flight, request, start, start + left.tokens)
+            most = min(left.tokens, self.allocator.longest_chunk(request))
+            if most < 1:
+                continue  # until the step in flight is settled, which leaves pages behind
+            stop = self.allocator.first_of(in_flight, request, start, start + most)
             length, fills_step = sizer.length(request, stop, left)
             if length:
                 chunks.append(self._chunk(request, length))
                 in_flight.update(self.allocator.digests(request, start, start + length))
+                if self._states is not None and self._leaves_copies(chunks[-1]):
+                    readers.append(chunks[-1])
                 left.take(request, start, length, cost)
             if fills_step:
                 break
@@ -277,6 +309,11 @@ class Scheduler:
             if self.running.get(chunk.request.id) is chunk.request
             for digest in self.allocator.digests(chunk.request, chunk.start, chunk.end)
         }
+
+    def _leaves_copies(self, chunk: Chunk) -> bool:
+        """Whether a chunk's request is here and is going to leave copies of its state in its prompt."""
+        request = chunk.request
+        return self.running.get(request.id) is request and any(at >= chunk.end for at in request.states.borders)
 
     def _can_compute(self, request: Request, start: int, in_flight: set[bytes]) -> bool:
         """Whether a request computes from `start` on in this step; it is let in and shares cached pages for that.
@@ -304,7 +341,8 @@ class Scheduler:
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self.allocator.allocate(request, request.computed + length)
-        return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant)
+        state = None if self._states is None else self._states.begin(request)
+        return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant, state=state)
 
     def _release(self, request: Request, keep_until: float | None = None) -> None:
         del self.running[request.id]

@@ -16,14 +16,18 @@ from longreach.engine.device.ranks.process_group import Joined, join, layout_of,
 from longreach.engine.device.runner import Runner
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import HostPages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
-from longreach.engine.startup.capacity import bounded_layers
+from longreach.engine.startup.capacity import Capacity, bounded_layers
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
+from longreach.engine.startup.state_demand import keeps_copies
 from longreach.engine.startup.vocabulary import check_vocabulary
 
 
@@ -77,31 +81,39 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     limits, computing = state.limits, state.forward
     loaded, pages, policies = computing.loaded, computing.pages, computing.policies
     pool = PagePool(pages.num_pages, config.page_size, HostPages(state.host_slots) if state.host_slots else None)
-    builder = BatchBuilder(limits.max_num_seqs, pool.pages_for(limits.max_model_len), config.page_size)
+    windows = pages.shape.windows
+    groups = PageGroups(config.page_size, windows, limits.max_batched_tokens)
+    places = pool.pages_for(limits.max_model_len)
+    dropped = pages.dropped if groups.windowed else 0
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, len(windows), dropped)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
+    states = None
+    if computing.states is not None:
+        slots = StatePool(computing.states.num_slots)
+        states = StateAllocator(slots, config.page_size, copies=keeps_copies(config))
     bands = [mask.band for mask in state.own_masks]
     visible = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
     usage = PolicyUsage(policies)
     pairs = PairCount(visible, usage.pairs)
-    scheduler = Scheduler(PageAllocator(pool, hasher), limits)
+    scheduler = Scheduler(PageAllocator(pool, hasher, groups, states), limits)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
-    return engine, _started(state, config)
+    return engine, _started(state, config, groups)
 
 
-def _started(state: RankState, config: EngineConfig) -> Started:
+def _started(state: RankState, config: EngineConfig, groups: PageGroups) -> Started:
     loaded, pages, limits = state.forward.loaded, state.forward.pages, state.limits
     backend, ranks = loaded.patched.backend, loaded.layout.size
     device = torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else "cpu"
     return Started(
         max_model_len=limits.max_model_len,
         max_batched_tokens=limits.max_batched_tokens,
-        kv_tokens=pages.num_tokens,
+        kv_tokens=Capacity(pages.num_pages, groups, limits.max_model_len).kv_tokens,
         page_size=config.page_size,
         page_bytes=ranks * pages.shape.bytes_per_page,
-        host_kv_tokens=state.host_slots * config.page_size,
+        host_kv_tokens=state.host_slots // len(groups.windows) * config.page_size,
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=_end_tokens(loaded, config.tokenizer_eos_ids),
         model_type=loaded.config.model_type,
@@ -115,6 +127,9 @@ def _started(state: RankState, config: EngineConfig) -> Started:
         page_bounds=bool(pages.shape.bounded),
         quantization=loaded.quantization or "",
         weight_bytes=loaded.weight_bytes,
+        page_groups=len(groups.windows),
+        state_slots=0 if (states := state.forward.states) is None else states.num_slots,
+        state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
     )
 
 

@@ -11,7 +11,16 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, KVScales, LoadedModel, PagedStep, PageShape
+from longreach_patches import (
+    KVPages,
+    KVScales,
+    LoadedModel,
+    PagedStep,
+    PageShape,
+    StateShape,
+    StateStep,
+    StateStore,
+)
 
 from longreach.engine.device.forward_pass import forward
 
@@ -47,12 +56,14 @@ def calibrate(loaded: LoadedModel, page_size: int, num_tokens: int, num_rows: in
     tokens[0] = _first_token(loaded.config.bos_token_id)
     tokens = tokens.to(device)
     rows = positions[-min(num_rows, num_tokens) :]
+    of_states = StateShape.of(loaded.config, loaded.dtype)
+    states = None if of_states is None else StateStep.nowhere(StateStore(of_states, 1, device), batch)
     before = 0
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-    forward(loaded, PagedStep(pages, batch, positions), tokens, positions, rows).float().sort(-1)
+    forward(loaded, PagedStep(pages, batch, positions, states=states), tokens, positions, rows).float().sort(-1)
     peak = 0
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -14,9 +14,11 @@ from longreach_kernels import Mask
 from longreach_patches import Footprint, RankLayout, chosen_layers, rope
 from transformers import PretrainedConfig
 
+from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.messages import EngineConfig
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.startup.host_memory import HostMemory, readable
+from longreach.engine.startup.state_demand import StateDemand
 
 # Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
 _GPU_BATCHED_TOKENS = 8192
@@ -50,16 +52,24 @@ def default_batched_tokens(on_gpu: bool, context_size: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Capacity:
-    """`num_pages` pages of `page_size` tokens, and the longest request, prompt and answer, that is served with them."""
+    """`num_pages` pages, and the longest request, prompt and answer, that is served with them.
+
+    `groups` are the model's groups of layers, each of which takes pages of its own. Where some keep a window only, how
+    many tokens fit depends on the length of their sequences. `state_slots` are for recurrent states, of a model that
+    keeps some.
+    """
 
     num_pages: int
-    page_size: int
+    groups: PageGroups
     max_model_len: int
+    state_slots: int = 0
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit into all pages together."""
-        return self.num_pages * self.page_size
+        """Tokens that fit into all pages together, in sequences of the longest length."""
+        if not self.groups.windowed:
+            return self.num_pages * self.groups.page_size
+        return int(self.num_pages * self.max_model_len // self.groups.ids_for(self.max_model_len))
 
     @property
     def concurrency(self) -> float:
@@ -74,30 +84,35 @@ class Demand:
     Attributes:
         weight_bytes: of the weights.
         step_bytes: of the largest step's activations, as told from the config.
-        token_bytes: of one token in the KV cache.
-        page_size: tokens in a page.
+        token_bytes: of one token in the KV cache, in all layers.
+        page_bytes: of one page of a group of layers.
+        groups: the groups of layers that take pages.
         step_tokens, step_rows: tokens in the largest step, and how many of them draw the next.
         max_positions: the longest sequence that the model is made for.
         asked_len: the longest request that was asked for, or None.
         selection_bytes: of `step_bytes`, what choosing keys by their bounds takes.
+        states: what recurrent states take, of a model that keeps some.
     """
 
     weight_bytes: int
     step_bytes: int
     token_bytes: int
-    page_size: int
+    page_bytes: int
+    groups: PageGroups
     step_tokens: int
     step_rows: int
     max_positions: int
     asked_len: int | None
     selection_bytes: int = 0
+    states: StateDemand | None = None
 
     @classmethod
     def of(cls, footprint: Footprint, model: PretrainedConfig, config: EngineConfig, batched_tokens: int) -> Demand:
         """The demand of a model, whose own config is `model`, served as `config` says.
 
         Raises:
-            ValueError: the length that was asked for is more than the model is made for; the message names the cure.
+            ValueError: the length that was asked for is more than the model is made for, or settings for states do not
+                go with it; the message names the cure.
         """
         asked, max_positions = config.max_model_len, rope.longest_sequence(model)
         if asked is not None and asked > max_positions:
@@ -111,12 +126,14 @@ class Demand:
             weight_bytes=footprint.weight_bytes,
             step_bytes=footprint.step_bytes(tokens, rows),
             token_bytes=footprint.pages.bytes_per_token,
-            page_size=config.page_size,
+            page_bytes=footprint.pages.bytes_per_page,
+            groups=PageGroups(config.page_size, footprint.pages.windows, batched_tokens),
             step_tokens=tokens,
             step_rows=rows,
             max_positions=max_positions,
             asked_len=asked,
             selection_bytes=footprint.selection_bytes,
+            states=StateDemand.of(footprint, config),
         )
 
     @property
@@ -134,29 +151,44 @@ class Demand:
         step = max(peak + self.selection_bytes, self.step_bytes + _GPU_MATMUL_BYTES)
         return max(0, int(total * utilization) - max(used, self.planned_use()) - step - _GPU_RESERVE_BYTES)
 
+    def request_bytes(self, length: int) -> int:
+        """What a request of `length` tokens takes of the KV cache."""
+        return self.groups.ids_for(length) * self.page_bytes
+
     def host_room(self, available: int) -> int:
-        """What pages get of a CPU's available memory, the weights being there."""
-        enough = _CPU_LONGEST_PROMPTS * -(-self.wanted_len // self.page_size) * self.page_size * self.token_bytes
+        """What pages and states get of a CPU's available memory, the weights being there."""
+        enough = _CPU_LONGEST_PROMPTS * self.request_bytes(self.wanted_len) + self._unused_bytes
+        if self.states is not None:
+            enough += self.states.most_bytes
         return min(enough, int(_CPU_MEMORY_SHARE * available))
 
+    @property
+    def _unused_bytes(self) -> int:
+        """Of the page that stands where windows have dropped theirs."""
+        return self.page_bytes if self.groups.windowed else 0
+
     def fit(self, room: int, why: str = "") -> Capacity:
-        """The pages that `room` bytes hold; `why` says what allows no more, for people.
+        """The pages and states that `room` bytes hold; `why` says what allows no more, for people.
 
         Raises:
             ValueError: not the length that was asked for, or none at all; the message names the fix.
         """
-        num_pages = room // (self.token_bytes * self.page_size)
-        longest = min(self.wanted_len, num_pages * self.page_size)
+        slots = 0
+        if self.states is not None:
+            slots = self.states.slots(room, why)
+            room -= slots * self.states.slot_bytes
+        num_pages = max(0, (room - self._unused_bytes) // self.page_bytes)
+        longest = self.groups.longest(num_pages, self.wanted_len)
         if self.asked_len is not None and longest < self.asked_len:
             raise ValueError(
-                f"max_model_len {self.asked_len} needs a KV cache of {readable(self.asked_len * self.token_bytes)} "
+                f"max_model_len {self.asked_len} needs a KV cache of {readable(self.request_bytes(self.asked_len))} "
                 f"and {readable(room)} are there{why}; the longest that fits is --max-model-len {longest}"
             )
         if longest < 2:
             raise ValueError(
                 f"no memory is left for the KV cache{why}; use a smaller model or raise --gpu-memory-utilization"
             )
-        return Capacity(num_pages, self.page_size, longest)
+        return Capacity(num_pages, self.groups, longest, slots)
 
 
 def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayout) -> tuple[int, ...]:

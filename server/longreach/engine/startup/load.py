@@ -15,6 +15,7 @@ from longreach_patches import (
     KVPages,
     LoadedModel,
     PageShape,
+    StateStore,
     brings_kv_scales,
     head_shape,
     layer_masks,
@@ -69,11 +70,13 @@ class LoadedRank:
         """Whether keys and values are kept in another type than the model's, which takes scales."""
         return self.footprint.pages.dtype != self.loaded.dtype
 
-    def graphs(self, pages: KVPages, drawn: torch.Tensor, limits: Limits) -> StepGraphs:
-        """The graphs of steps over these pages, with nothing captured yet; `drawn` as for `ForwardPass`."""
+    def graphs(
+        self, pages: KVPages, drawn: torch.Tensor, limits: Limits, states: StateStore | None = None
+    ) -> StepGraphs:
+        """The graphs of steps over these pages and states, with nothing captured yet; `drawn` as for `ForwardPass`."""
         backend = self.loaded.patched.backend.name
         needs = functools.partial(decode_needs, *_alike(self.loaded, self.footprint), backend=backend)
-        return StepGraphs.of(self.loaded, self.policies, needs, pages, drawn, limits)
+        return StepGraphs.of(self.loaded, self.policies, needs, pages, drawn, limits, states)
 
 
 def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:

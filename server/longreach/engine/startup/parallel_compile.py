@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from longreach_kernels.compilation import compile_only
-from longreach_patches import KVPages, LoadedModel, PageShape, compared_tokens, compute_both
+from longreach_patches import Footprint, KVPages, LoadedModel, StateStore, compared_tokens, compute_both
 
 from longreach.engine.device.forward_pass import StepGraphs
 from longreach.engine.scheduling.limits import Limits
@@ -27,26 +27,29 @@ logger = logging.getLogger(__name__)
 @torch.inference_mode()
 def compile_kernels(
     loaded: LoadedModel,
-    shape: PageShape,
+    footprint: Footprint,
     num_pages: int,
     limits: Limits,
     *,
     calibrated: tuple[int, int] | None,
-    graphs_over: Callable[[KVPages, torch.Tensor, Limits], StepGraphs] | None,
+    graphs_over: Callable[[KVPages, torch.Tensor, Limits, StateStore | None], StepGraphs] | None,
 ) -> None:
     """Compile what the start will launch. A kernel that does not compile is logged; the start then fails at it.
 
-    The pages, of `shape`, are there for a moment: there has to be room for them, as for the real ones.
+    The pages, as `footprint` has them, are there for a moment: there has to be room for them, as for the real ones.
+    Of slots for states there is one: no state is read or written.
 
     Args:
         loaded: the model, on a GPU.
-        shape, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
+        footprint, num_pages, limits: as they are planned; should they turn out otherwise, the start may have to compile
             some kernels by itself.
         calibrated: tokens and rows of the step that the start calibrates with, or None if it does not calibrate.
         graphs_over: makes the graphs that the start captures, as `StepGraphs.of` does; None if it captures none.
     """
     if loaded.patched.backend.name == "reference":
         return  # it is made of torch's operations
+
+    shape = footprint.pages
 
     def compute_start() -> None:
         """The pages end with this function: a name that still held them, if only through the last step's closure, would
@@ -56,11 +59,12 @@ def compile_kernels(
         calibration = None if calibrated is None else calibrate(loaded, shape.page_size, *calibrated)
         scales = calibration.scales if calibration is not None and shape.dtype != loaded.dtype else None
         pages = KVPages(shape, num_pages, loaded.device, scales)
+        states = None if footprint.states is None else StateStore(footprint.states, 1, loaded.device)
         if graphs_over is not None:
             drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=loaded.device)
-            for run in graphs_over(pages, drawn, limits).steps():
+            for run in graphs_over(pages, drawn, limits, states).steps():
                 run()
-        warm(loaded, pages, limits)
+        warm(loaded, pages, limits, states)
 
     start = time.perf_counter()
     threads = torch.get_num_threads()  # this rank's part of the cores

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from longreach_kernels import Mask
-from longreach_patches import KVPages, RankLayout, check_agreement
+from longreach_patches import KVPages, RankLayout, StateStore, check_agreement
 
 from longreach.engine.device.forward_pass import ForwardPass, StepGraphs
 from longreach.engine.device.offload_store import HostStore
@@ -45,13 +45,15 @@ class RankState(NamedTuple):
 class Measured(NamedTuple):
     """What fits into a rank's memory: the limits of steps and requests, pages on the device, slots in host memory.
 
-    `calibration` is of the step that was run to learn that; None if none was.
+    `calibration` is of the step that was run to learn that; None if none was. `state_slots` are for states, in models
+    that have layers which keep some.
     """
 
     limits: Limits
     num_pages: int
     host_slots: int
     calibration: Calibration | None = None
+    state_slots: int = 0
 
 
 def share_threads(layout: RankLayout) -> None:
@@ -72,12 +74,13 @@ def start_rank(config: EngineConfig, joined: Joined) -> RankState:
     check_agreement(rank.loaded.patched)
     measured = measure(rank)
     pages, drawn = allocate(rank, measured)
-    graphs = capture(rank, pages, drawn, measured.limits)
+    states = allocate_states(rank, measured)
+    graphs = capture(rank, pages, drawn, measured.limits, states)
     if rank.on_gpu:
         with _logged("warmed up"):
-            warm(rank.loaded, pages, measured.limits)
+            warm(rank.loaded, pages, measured.limits, states)
     host = HostStore(pages, measured.host_slots) if measured.host_slots else None
-    forward = ForwardPass(rank.loaded, pages, drawn, graphs, rank.policies, host)
+    forward = ForwardPass(rank.loaded, pages, drawn, graphs, rank.policies, host, states)
     return RankState(forward, measured.limits, rank.own_masks, measured.host_slots)
 
 
@@ -98,7 +101,7 @@ def compile_start(rank: LoadedRank) -> None:
     planned = rank.demand.fit(least(_room(rank).bytes, loaded.layout, loaded.device))
     compile_kernels(
         loaded,
-        rank.footprint.pages,
+        rank.footprint,
         planned.num_pages,
         Limits(config.max_num_seqs, rank.batched_tokens, planned.max_model_len),
         calibrated=calibrated_step(rank),
@@ -121,6 +124,8 @@ def measure(rank: LoadedRank) -> Measured:
     sized = rank.demand.fit(least(room.bytes, loaded.layout, loaded.device), room.why)
     page_bytes = loaded.layout.size * shape.bytes_per_page  # of all ranks, which share the host's memory
     unused = 0 if rank.on_gpu else sized.num_pages * page_bytes  # not in use yet, but reserved for pages
+    if (states := rank.footprint.states) is not None and not rank.on_gpu:
+        unused += loaded.layout.size * sized.state_slots * states.bytes_per_slot
     slots = capacity.host_slots(config, page_bytes, host_memory().less(unused))
     limits = Limits(
         config.max_num_seqs,
@@ -133,7 +138,7 @@ def measure(rank: LoadedRank) -> Measured:
         batch_invariant=config.batch_invariant,
         **({"least_chunk": LEAST_CHUNK} if rank.on_gpu else {}),
     )
-    return Measured(limits, sized.num_pages, slots, calibration)
+    return Measured(limits, sized.num_pages, slots, calibration, sized.state_slots)
 
 
 def allocate(rank: LoadedRank, measured: Measured) -> tuple[KVPages, torch.Tensor]:
@@ -146,11 +151,19 @@ def allocate(rank: LoadedRank, measured: Measured) -> tuple[KVPages, torch.Tenso
     return pages, torch.zeros(measured.limits.max_num_seqs, dtype=torch.int64, device=rank.loaded.device)
 
 
-def capture(rank: LoadedRank, pages: KVPages, drawn: torch.Tensor, limits: Limits) -> StepGraphs | None:
-    """The CUDA graphs of steps over these pages; None where there are none."""
+def allocate_states(rank: LoadedRank, measured: Measured) -> StateStore | None:
+    """The slots for states; None for a model whose layers all attend."""
+    shape = rank.footprint.states
+    return None if shape is None else StateStore(shape, measured.state_slots, rank.loaded.device)
+
+
+def capture(
+    rank: LoadedRank, pages: KVPages, drawn: torch.Tensor, limits: Limits, states: StateStore | None = None
+) -> StepGraphs | None:
+    """The CUDA graphs of steps over these pages and states; None where there are none."""
     if not (rank.on_gpu and rank.config.cuda_graphs):
         return None
-    graphs = rank.graphs(pages, drawn, limits)
+    graphs = rank.graphs(pages, drawn, limits, states)
     try:
         with _logged("captured CUDA graphs"):
             graphs.capture()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sizes import KEY_BLOCK
-from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StepGroup, head_shape
+from longreach_patches import BlockBudget, KVPages, LoadedModel, PagedStep, StateStep, StateStore, StepGroup, head_shape
 
 from longreach.engine.device.forward_pass import forward
 from longreach.engine.scheduling.limits import Limits
@@ -25,11 +25,11 @@ _SIZES = (64, 512, 1024, 2048, 4096)
 
 
 @torch.inference_mode()
-def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
+def warm(loaded: LoadedModel, pages: KVPages, limits: Limits, states: StateStore | None = None) -> None:
     """Compute chunks of prompts, short and long, with few keys and with as many as there can be, beside one answer; and
     tokens of answers that read a budget of keys, if the pages have bounds.
 
-    Nothing is written to `pages`, and what is read there does not matter.
+    Nothing is written to `pages` and `states`, and what is read there does not matter.
     """
     most = min(limits.max_model_len, pages.num_tokens)
     chunks = [(_SHORT, _SHORT), (_CHUNK, _CHUNK), (_CHUNK, most)]
@@ -40,17 +40,17 @@ def warm(loaded: LoadedModel, pages: KVPages, limits: Limits) -> None:
     for tokens, context in chunks:
         chunk = min(tokens, limits.max_batched_tokens - 1, most)
         if chunk > 0:
-            _compute(loaded, pages, chunk, max(chunk, min(context, most)))
-    if loaded.patched.expert_steps:  # one token has a kernel of its own
-        _answer(loaded, pages)
+            _compute(loaded, pages, states, chunk, max(chunk, min(context, most)))
+    if loaded.patched.expert_steps or states is not None:  # one token has a kernel of its own
+        _answer(loaded, pages, states)
     if pages.shape.bounded:
         for tokens in (1, 2):
-            _choose(loaded, pages, tokens, most)
+            _choose(loaded, pages, states, tokens, most)
     if loaded.device.type == "cuda":
         torch.cuda.synchronize(loaded.device)
 
 
-def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> None:
+def _compute(loaded: LoadedModel, pages: KVPages, states: StateStore | None, chunk: int, context: int) -> None:
     """One token of an answer, and the last `chunk` tokens of a prompt of `context`, all of whose keys are in page 0."""
     positions = np.concatenate([np.zeros(1, np.int64), np.arange(context - chunk, context)])
     nowhere = np.full(1 + chunk, -1)
@@ -69,10 +69,14 @@ def _compute(loaded: LoadedModel, pages: KVPages, chunk: int, context: int) -> N
         max_context_len=context,
         num_decodes=1,
     )
-    forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)
+    forward(loaded, PagedStep(pages, batch, slots, states=_nowhere(states, batch)), input_ids, positions, rows)
 
 
-def _answer(loaded: LoadedModel, pages: KVPages) -> None:
+def _nowhere(states: StateStore | None, batch: PagedBatch) -> StateStep | None:
+    return None if states is None else StateStep.nowhere(states, batch)
+
+
+def _answer(loaded: LoadedModel, pages: KVPages, states: StateStore | None) -> None:
     """The first token of an answer, alone."""
     input_ids, positions, slots, rows = upload(
         [np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, -1), np.zeros(1, np.int64)], loaded.device
@@ -80,10 +84,10 @@ def _answer(loaded: LoadedModel, pages: KVPages) -> None:
     starts, lens = upload([np.arange(2, dtype=np.int32), np.ones(1, np.int32)], loaded.device)
     table = torch.zeros((1, 1), dtype=torch.int32, device=loaded.device)
     batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=1, num_decodes=1)
-    forward(loaded, PagedStep(pages, batch, slots), input_ids, positions, rows)
+    forward(loaded, PagedStep(pages, batch, slots, states=_nowhere(states, batch)), input_ids, positions, rows)
 
 
-def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> None:
+def _choose(loaded: LoadedModel, pages: KVPages, states: StateStore | None, tokens: int, context: int) -> None:
     """One token each of so many answers, each of which may read the first and the last of its blocks."""
     heads = len(loaded.layout.part(head_shape(loaded.config).heads))
     input_ids, positions, slots, rows = upload(
@@ -99,4 +103,4 @@ def _choose(loaded: LoadedModel, pages: KVPages, tokens: int, context: int) -> N
     batch = PagedBatch(starts, lens, table, max_seqlen_q=1, max_context_len=context, num_decodes=tokens)
     budget = BlockBudget(2 * KEY_BLOCK, frozenset(pages.shape.bounded), batch, heads)
     groups = (StepGroup(0, tokens, batch, budget=budget),)
-    forward(loaded, PagedStep(pages, batch, slots, groups), input_ids, positions, rows)
+    forward(loaded, PagedStep(pages, batch, slots, groups, states=_nowhere(states, batch)), input_ids, positions, rows)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from longreach_kernels import DecodeNeeds
-from longreach_patches import PagedStep
+from longreach_kernels import DecodeNeeds, PagedBatch
+from longreach_kernels.delta import StateBatch
+from longreach_patches import PagedStep, StateStep, StateStore
 from torch import distributed
 
 # (step, input ids, positions, rows) -> logits; the next is (input ids, sequence slots) -> input ids
@@ -19,6 +20,11 @@ Needs = Callable[[int, int], DecodeNeeds]  # of so many sequences with contexts 
 # What a graph may keep for partial results of its decodes: a part of what is left for graphs when pages are sized. The
 # kernels of sm_90 need less for any batch; others have places for the longest that each sequence could be.
 MOST_WORKSPACE_BYTES = 1 << 28
+
+
+def others(of_groups: torch.Tensor) -> torch.Tensor | None:
+    """What a batch or a step has of the groups of layers after the first, (groups - 1, ...); None if there are none."""
+    return of_groups[1:] if len(of_groups) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -42,3 +48,12 @@ def capture(run: Callable[[], torch.Tensor], pool: Any) -> Captured:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
         logits = run()
     return Captured(graph, logits)
+
+
+def states_of(store: StateStore | None, slots: torch.Tensor, batch: PagedBatch) -> StateStep | None:
+    """The states of a captured step: `slots` (2, B) are those that are read, and those that are written."""
+    if store is None:
+        return None
+    read, write = slots
+    of_states = StateBatch(batch.cu_seqlens_q, read, write, batch.max_seqlen_q, batch.num_decodes)
+    return StateStep(store, of_states)

@@ -18,10 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep
+from longreach_patches import KVPages, PagedStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch
-from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
+from longreach.engine.device.graphs.capture import (
+    MOST_WORKSPACE_BYTES,
+    Captured,
+    Fill,
+    Forward,
+    Needs,
+    capture,
+    others,
+    states_of,
+)
+from longreach.engine.scheduling.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -33,24 +43,36 @@ class DecodeGraphs:
     """Captured decode steps that share one set of input tensors and one memory pool."""
 
     def __init__(
-        self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, max_num_seqs: int, max_model_len: int
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        needs: Needs,
+        limits: Limits,
+        states: StateStore | None = None,
     ) -> None:
-        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs."""
+        """`run` is the forward pass; `fill` puts in tokens that the host does not know when it fills the inputs;
+        `states` are those of layers that keep some."""
+        max_num_seqs, max_model_len = limits.max_num_seqs, limits.max_model_len
         self._run = run
         self._fill = fill
         self._pages = pages
+        self._states = states
         self._sizes = _powers_up_to(max_num_seqs)
         self._needs = needs
         self._contexts = contexts_for(needs, max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
-        # One row of int64 per kind, and one int32 tensor for lengths and pages, so that a step is two copies.
-        self._long = torch.zeros((4, max_num_seqs), dtype=torch.int64, device=self._device)
+        # One row of int64 per kind, slots by group of layers and those of states last, and one int32 tensor for lengths
+        # and pages, so that a step is two copies.
+        self._groups = len(pages.shape.groups)
+        kinds = 3 + self._groups + (0 if states is None else 2)
+        self._long = torch.zeros((kinds, max_num_seqs), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=self._device)
         self._cu_seqlens = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(max_num_seqs, device=self._device)
         self._tables = {
-            context: torch.zeros((max_num_seqs, -(-context // page_size)), dtype=torch.int32, device=self._device)
+            context: self._lens.new_zeros((self._groups, max_num_seqs, -(-context // page_size)))
             for context in self._contexts
         }
         self._captured: dict[tuple[int, int], Captured] = {}
@@ -75,7 +97,7 @@ class DecodeGraphs:
     def steps(self) -> Iterator[tuple[tuple[int, int], Callable[[], torch.Tensor]]]:
         """What is captured: pairs of sizes, and the step of each, which reads padding and writes nothing."""
         self._long.zero_()
-        self._long[2].fill_(-1)
+        self._long[3:].fill_(-1)
         self._lens.zero_()
         # Largest first: the smaller ones then fit into the memory that the pool already has.
         for size in reversed(self._sizes):
@@ -94,16 +116,19 @@ class DecodeGraphs:
         captured = None if size is None else self._captured.get((size, context))
         if size is None or captured is None:
             return None
-        long = np.zeros((4, size), np.int64)
-        long[2, count:] = -1  # padding writes nowhere
-        long[:, :count] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
-        short = np.zeros((size, batch.page_table.shape[1] + 1), np.int32)
+        long = np.zeros((len(self._long), size), np.int64)
+        long[3:, count:] = -1  # padding reads no state, and writes nowhere
+        long[:, :count] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots, *batch.state_slots
+        tables, pages = batch.all_tables, batch.page_table.shape[1]
+        short = np.zeros((size, len(tables) * pages + 1), np.int32)
         short[:count, 0] = batch.context_lens
-        short[:count, 1:] = batch.page_table
+        for group, table in enumerate(tables):
+            short[:count, 1 + group * pages : 1 + (group + 1) * pages] = table
         on_device = torch.from_numpy(short).pin_memory().to(self._device, non_blocking=True)
         self._long[:, :size].copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
         self._lens[:size].copy_(on_device[:, 0])
-        self._tables[context][:size, : batch.page_table.shape[1]].copy_(on_device[:, 1:])
+        by_group = on_device[:, 1:].unflatten(1, (len(tables), pages)).transpose(0, 1)
+        self._tables[context][:, :size, :pages].copy_(by_group)
         captured.graph.replay()
         return captured.logits[:count]
 
@@ -111,15 +136,18 @@ class DecodeGraphs:
         batch = PagedBatch(
             cu_seqlens_q=self._cu_seqlens[: size + 1],
             context_lens=self._lens[:size],
-            page_table=self._tables[context][:size],
+            page_table=self._tables[context][0, :size],
             max_seqlen_q=1,
             max_context_len=context,
             num_decodes=size,
+            other_tables=others(self._tables[context][:, :size]),
         )
-        step = PagedStep(self._pages, batch, self._long[2, :size])
+        slots, of_states = self._long[3:, :size].split([self._groups, len(self._long) - 3 - self._groups])
+        states = states_of(self._states, of_states, batch)
+        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots))
 
         def run() -> torch.Tensor:
-            input_ids = self._fill(self._long[0, :size], self._long[3, :size])
+            input_ids = self._fill(self._long[0, :size], self._long[2, :size])
             return self._run(step, input_ids, self._long[1, :size], self._rows[:size])
 
         return run

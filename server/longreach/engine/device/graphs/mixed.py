@@ -17,10 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep
+from longreach_patches import NO_SLOT, KVPages, PagedStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch, Int32, Int64
-from longreach.engine.device.graphs.capture import MOST_WORKSPACE_BYTES, Captured, Fill, Forward, Needs, capture
+from longreach.engine.device.graphs.capture import (
+    MOST_WORKSPACE_BYTES,
+    Captured,
+    Fill,
+    Forward,
+    Needs,
+    capture,
+    others,
+    states_of,
+)
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.step_sizes import SIZES, holding, places_for
 from longreach.util.transfer import upload
@@ -36,7 +45,8 @@ class Layout:
 
     Attributes:
         answers, rows: the size, unused rows included.
-        input_ids, positions, slots: (rows,) as in `HostBatch`; -1 for the slot of what is not there.
+        input_ids, positions: (rows,) as in `HostBatch`.
+        slots: (groups, rows) as in `HostBatch`, of each group of layers; -1 for what is not there.
         seq_slots: (answers,) those of the requests that answer.
         logit_rows: (answers + PROMPTS,) of the answers' rows, then of the last of each prompt's.
         cu_seqlens_q: (answers + PROMPTS + 1,) where each sequence's tokens start.
@@ -88,7 +98,7 @@ def lay_out(batch: HostBatch) -> Layout | None:
         rows=rows,
         input_ids=padded(batch.input_ids, tokens, rows),
         positions=padded(batch.positions, tokens, rows),
-        slots=padded(batch.slots, tokens, rows, -1),
+        slots=np.stack([padded(slots, tokens, rows, -1) for slots in batch.all_slots]),
         seq_slots=padded(batch.seq_slots[:count], sequences[:count], answers),
         logit_rows=np.concatenate([np.arange(answers), last - 1]).astype(np.int64),
         cu_seqlens_q=starts,
@@ -101,8 +111,17 @@ def lay_out(batch: HostBatch) -> Layout | None:
 class MixedGraphs:
     """Captured steps that share one set of input tensors and one memory pool."""
 
-    def __init__(self, run: Forward, fill: Fill, pages: KVPages, needs: Needs, limits: Limits) -> None:
-        """`run`, `fill` and `needs` as for `DecodeGraphs`."""
+    def __init__(
+        self,
+        run: Forward,
+        fill: Fill,
+        pages: KVPages,
+        needs: Needs,
+        limits: Limits,
+        states: StateStore | None = None,
+    ) -> None:
+        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`."""
+        self._states = states
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -111,10 +130,13 @@ class MixedGraphs:
         self._sizes = sizes(limits, needs)
         rows = max((rows for _, rows in self._sizes), default=0)
         sequences = max((answers for answers, _ in self._sizes), default=0) + PROMPTS
-        self._long = torch.zeros(3 * rows + 2 * sequences, dtype=torch.int64, device=self._device)
+        groups = len(pages.shape.groups)
+        self._long = torch.zeros((2 + groups) * rows + 2 * sequences, dtype=torch.int64, device=self._device)
+        # Of each sequence the slot that its state is read from, and the one that it is written to.
+        self._state_slots = torch.zeros((2, sequences), dtype=torch.int64, device=self._device)
         self._short = torch.zeros(2 * sequences + 1, dtype=torch.int32, device=self._device)
-        places = (sequences, -(-self._context // pages.shape.page_size))
-        self._table = torch.zeros(places, dtype=torch.int32, device=self._device)
+        places = (groups, sequences, -(-self._context // pages.shape.page_size))
+        self._tables = torch.zeros(places, dtype=torch.int32, device=self._device)
         self._captured: dict[tuple[int, int], Captured] = {}
 
     def close(self) -> None:
@@ -144,24 +166,31 @@ class MixedGraphs:
         captured = None if layout is None else self._captured.get((layout.answers, layout.rows))
         if layout is None or captured is None:
             return None
-        long = [layout.input_ids, layout.positions, layout.slots, layout.seq_slots, layout.logit_rows]
+        long = [layout.input_ids, layout.positions, layout.seq_slots, layout.logit_rows, layout.slots.reshape(-1)]
         short = [layout.cu_seqlens_q, layout.context_lens]
         for target, arrays in ((self._long, long), (self._short, short)):
             packed = torch.from_numpy(np.concatenate(arrays)).pin_memory()
             target[: len(packed)].copy_(packed, non_blocking=True)
-        table, pages = batch.page_table, batch.page_table.shape[1]
-        for group in (slice(batch.num_decodes), slice(batch.num_decodes, None)):
-            if (places := layout.sequences[group]).size:
-                rows = torch.from_numpy(np.ascontiguousarray(table[group])).pin_memory()
-                self._table[places[0] : places[-1] + 1, :pages].copy_(rows, non_blocking=True)
+        if self._states is not None:
+            found = np.full((2, len(layout.context_lens)), NO_SLOT, np.int64)
+            found[:, layout.sequences] = batch.state_slots
+            on_host = torch.from_numpy(found).pin_memory()
+            self._state_slots[:, : found.shape[1]].copy_(on_host, non_blocking=True)
+        pages = batch.page_table.shape[1]
+        for part in (slice(batch.num_decodes), slice(batch.num_decodes, None)):
+            if (places := layout.sequences[part]).size:
+                for group, table in enumerate(batch.all_tables):
+                    rows = torch.from_numpy(np.ascontiguousarray(table[part])).pin_memory()
+                    self._tables[group, places[0] : places[-1] + 1, :pages].copy_(rows, non_blocking=True)
         captured.graph.replay()
         [drawn] = upload([layout.drawn], self._device)
         return captured.logits[drawn]
 
     def _step(self, answers: int, rows: int) -> Callable[[], torch.Tensor]:
-        sequences = answers + PROMPTS
-        long = self._long[: 3 * rows + answers + sequences].split([rows, rows, rows, answers, sequences])
-        input_ids, positions, slots, seq_slots, logit_rows = long
+        sequences, groups = answers + PROMPTS, len(self._tables)
+        sizes = [rows, rows, answers, sequences, groups * rows]
+        input_ids, positions, seq_slots, logit_rows, flat = self._long[: sum(sizes)].split(sizes)
+        slots = flat.view(groups, rows)
         cu_seqlens, context_lens = self._short[: 2 * sequences + 1].split([sequences + 1, sequences])
         # One prompt that fills its rows, whose keys all come out of page 0 and go nowhere.
         self._long.zero_()
@@ -174,12 +203,14 @@ class MixedGraphs:
         batch = PagedBatch(
             cu_seqlens_q=cu_seqlens,
             context_lens=context_lens,
-            page_table=self._table[:sequences],
+            page_table=self._tables[0, :sequences],
             max_seqlen_q=rows - answers,
             max_context_len=self._context,
             num_decodes=answers,
+            other_tables=others(self._tables[:, :sequences]),
         )
-        step = PagedStep(self._pages, batch, slots)
+        states = states_of(self._states, self._state_slots.fill_(NO_SLOT)[:, :sequences], batch)
+        step = PagedStep(self._pages, batch, slots[0], states=states, other_slots=others(slots))
 
         def run() -> torch.Tensor:
             filled = self._fill(input_ids[:answers], seq_slots)

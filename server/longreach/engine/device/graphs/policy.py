@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from longreach_kernels import PagedBatch
-from longreach_patches import KVPages, PagedStep, StepGroup
+from longreach_patches import KVPages, PagedStep, StateStore, StepGroup
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch, Int64
@@ -30,6 +30,8 @@ from longreach.engine.device.graphs.capture import (
     Forward,
     Needs,
     capture,
+    others,
+    states_of,
 )
 from longreach.engine.device.graphs.decode import contexts_for
 from longreach.engine.device.policies.mass_samples import is_sampled
@@ -146,8 +148,10 @@ class PolicyGraphs:
         needs: Needs,
         limits: Limits,
         answers: Answers,
+        states: StateStore | None = None,
     ) -> None:
-        """`run`, `fill` and `needs` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        """`run`, `fill`, `needs` and `states` as for `DecodeGraphs`; `answers` as `LayerPolicies` has it."""
+        self._states = states
         self._run = run
         self._fill = fill
         self._pages = pages
@@ -159,12 +163,14 @@ class PolicyGraphs:
             self._choices.insert(0, max(-(-self._choices[0] // 2), _SMALLEST_CHOICE))
         self._device = pages.keys[0].device
         most = 2 * limits.max_num_seqs  # each group may be padded to less than twice its size
-        self._long = torch.zeros((4, most), dtype=torch.int64, device=self._device)
+        self._groups = len(pages.shape.groups)
+        kinds = 3 + self._groups + (0 if states is None else 2)
+        self._long = torch.zeros((kinds, most), dtype=torch.int64, device=self._device)
         self._lens = torch.zeros(most, dtype=torch.int32, device=self._device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=self._device)
         self._rows = torch.arange(most, device=self._device)
-        places = (most, -(-limits.max_model_len // pages.shape.page_size))
-        self._table = torch.zeros(places, dtype=torch.int32, device=self._device)
+        places = (self._groups, most, -(-limits.max_model_len // pages.shape.page_size))
+        self._tables = torch.zeros(places, dtype=torch.int32, device=self._device)
         self._known: OrderedDict[tuple[tuple[tuple[StepPolicy, int], ...], int], _Known] = OrderedDict()
         self._pool: Any = None
 
@@ -226,27 +232,28 @@ class PolicyGraphs:
     def _put(self, batch: HostBatch, layout: Layout) -> None:
         """Lay the step out in the tensors that the graphs read."""
         rows, places, pages = layout.rows, layout.places, batch.page_table.shape[1]
-        long = np.zeros((4, rows), np.int64)
-        long[2] = -1  # padding writes nowhere
-        long[:, places] = batch.input_ids, batch.positions, batch.slots, batch.seq_slots
-        short = np.zeros((rows, pages + 1), np.int32)
-        short[places, 0] = batch.context_lens
-        short[places, 1:] = batch.page_table
+        long = np.zeros((len(self._long), rows), np.int64)
+        long[3:] = -1  # padding reads no state, and writes nowhere
+        long[:, places] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots, *batch.state_slots
+        lengths, tables = np.zeros(rows, np.int32), np.zeros((len(self._tables), rows, pages), np.int32)
+        lengths[places] = batch.context_lens
+        tables[:, places] = batch.all_tables
         [on_device] = upload([long.reshape(-1)], self._device)
-        self._long[:, :rows].copy_(on_device.view(4, rows))
-        [on_device] = upload([short.reshape(-1)], self._device)
-        self._lens[:rows].copy_(on_device.view(rows, -1)[:, 0])
-        self._table[:rows, :pages].copy_(on_device.view(rows, -1)[:, 1:])
+        self._long[:, :rows].copy_(on_device.view(-1, rows))
+        on_device, by_group = upload([lengths, tables.reshape(-1)], self._device)
+        self._lens[:rows].copy_(on_device)
+        self._tables[:, :rows, :pages].copy_(by_group.view(-1, rows, pages))
 
     def _batch(self, start: int, size: int, context: int) -> PagedBatch:
         """The answers that are laid out in the rows from `start` on."""
         return PagedBatch(
             cu_seqlens_q=self._starts[: size + 1],
             context_lens=self._lens[start : start + size],
-            page_table=self._table[start : start + size],
+            page_table=self._tables[0, start : start + size],
             max_seqlen_q=1,
             max_context_len=context,
             num_decodes=size,
+            other_tables=others(self._tables[:, start : start + size]),
         )
 
     def _step(self, layout: Layout, context: int, measured: bool) -> _Step:
@@ -258,10 +265,13 @@ class PolicyGraphs:
                 groups.append(self._answers(policy, start, self._batch(start, size, context), measured=measured))
                 start += size
             there = tuple(group for group in groups if group is not None)  # each is, or the layout would be refused
-            return PagedStep(self._pages, self._batch(0, rows, context), self._long[2, :rows], there)
+            slots, of_states = self._long[3:, :rows].split([self._groups, len(self._long) - 3 - self._groups])
+            batch = self._batch(0, rows, context)
+            states = states_of(self._states, of_states, batch)
+            return PagedStep(self._pages, batch, slots[0], there, states=states, other_slots=others(slots))
 
         def run(step: PagedStep) -> torch.Tensor:
-            input_ids = self._fill(self._long[0, :rows], self._long[3, :rows])
+            input_ids = self._fill(self._long[0, :rows], self._long[2, :rows])
             return self._run(step, input_ids, self._long[1, :rows], self._rows[:rows])
 
         return _Step(run, make)

@@ -151,7 +151,7 @@ class LayerPolicies:
             alone = PagedBatch(
                 cu_seqlens_q=cu_seqlens_q,
                 context_lens=paged.context_lens[group.sequences],
-                page_table=paged.page_table[group.sequences],
+                **paged.tables_of(group.sequences),
                 max_seqlen_q=group.max_seqlen_q,
                 max_context_len=group.max_context_len,
                 num_decodes=group.num_decodes,
@@ -213,7 +213,7 @@ class LayerPolicies:
         alone = PagedBatch(
             cu_seqlens_q=starts,
             context_lens=lens,
-            page_table=paged.page_table[owner],
+            **paged.tables_of(owner),
             max_seqlen_q=1,
             max_context_len=group.max_context_len,
             num_decodes=count,

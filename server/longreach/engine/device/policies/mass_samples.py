@@ -166,7 +166,7 @@ def _asked(group: HostGroup, chunks: tuple[Chunk, ...], paged: PagedBatch) -> _G
         alone = PagedBatch(
             cu_seqlens_q=starts,
             context_lens=lens,
-            page_table=paged.page_table[owner],
+            **paged.tables_of(owner),
             max_seqlen_q=1,
             max_context_len=max(lengths),
             num_decodes=len(rows),

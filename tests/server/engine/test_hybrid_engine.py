@@ -1,0 +1,160 @@
+"""A small Qwen3-Next in the engine: the answers of the plain model, whatever is shared, given back and redone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from longreach.engine.messages import EngineConfig
+from longreach.engine.startup.build import build_engine
+from longreach.engine.startup.state_demand import StateDemand
+from longreach_patches import Footprint, StateShape
+from transformers import AutoModelForCausalLM
+
+from tests.patches.families.configs import config_of, random_model
+from tests.server.engine.driving import build, drain, spec
+
+PAGE = 16
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+# On a GPU steps overlap, and short ones replay graphs.
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of one layer of each kind."""
+    path = tmp_path_factory.mktemp("hybrid")
+    config = config_of("qwen3_next")
+    config.max_position_embeddings = 2048
+    random_model(config, torch.float32).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(model_dir: Path):
+    """The greedy answer of transformers' own model to a prompt."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager", dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def answer(prompt: list[int], count: int) -> list[int]:
+        out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        return out[0, len(prompt) :].tolist()
+
+    return answer
+
+
+def text(seed: int, length: int) -> list[int]:
+    return torch.randint(5, 500, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_second_question_and_a_next_turn_read_what_is_new(model_dir: Path, plain, device: str) -> None:
+    how = {"device": device, "dtype": "float32"}
+    engine, started = build(model_dir, max_batched_tokens=512, kv_cache_bytes=64 << 20, **how)
+    assert started.state_slots > 16
+    document = text(1, 1500)
+    prompts = {"first": document + text(2, 9), "second": document + text(3, 20)}
+    tokens: dict[str, list[int]] = {}
+    for name, prompt in prompts.items():
+        assert engine.submit(spec(name, prompt, max_tokens=20)) is None
+        tokens, updates, failures = drain(engine)
+        assert not failures
+        assert tokens[name] == plain(prompt, 20)
+        cached = updates[name][-1].cached
+        assert cached == (0 if name == "first" else 1376), "128 tokens before the first prompt's end"
+    turn = prompts["second"] + tokens["second"] + text(4, 12)
+    assert engine.submit(spec("turn", turn, max_tokens=8)) is None
+    tokens, updates, _ = drain(engine)
+    assert tokens["turn"] == plain(turn, 8)
+    assert updates["turn"][-1].cached >= len(prompts["second"]) + 20 - PAGE
+    usage = engine.stats
+    assert usage.state_slots == started.state_slots
+    assert usage.state_copies > 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_answers(
+    model_dir: Path, plain, device: str
+) -> None:
+    page_bytes = build(model_dir)[1].page_bytes
+    shape = StateShape.of(config_of("qwen3_next"), torch.float32)
+    assert shape is not None
+    room = 24 * page_bytes + 14 * shape.bytes_per_slot
+    engine, _ = build(
+        model_dir,
+        device=device,
+        dtype="float32",
+        max_batched_tokens=40,
+        max_num_seqs=4,
+        kv_cache_bytes=room,
+        state_cache_bytes=6 * shape.bytes_per_slot,
+        max_model_len=200,
+    )
+    repeated = text(5, 7) * 12
+    prompts = {
+        "flexible": text(7, 90),
+        "long": text(9, 60),
+        "cancelled": text(8, 100),
+        "drafted": repeated,
+        "alike": repeated + text(6, 5),
+    }
+    tokens: dict[str, list[int]] = {}
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for news in engine.step():
+                for update in getattr(news, "updates", []):
+                    tokens.setdefault(update.request_id, []).extend(update.tokens)
+            engine.scheduler.check()
+
+    for name, prompt in prompts.items():
+        speculate = 4 if name in ("drafted", "alike") else 0
+        flexible = name == "flexible"
+        assert engine.submit(spec(name, prompt, max_tokens=60, speculate=speculate, flexible=flexible)) is None
+        steps(6)
+    engine.cancel("cancelled")
+    more, _, failures = drain(engine)
+    assert not failures
+    for name in prompts.keys() - {"cancelled"}:
+        assert tokens.get(name, []) + more.get(name, []) == plain(prompts[name], 60), name
+    assert engine.scheduler.preemptions
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"state_cache_bytes": 1 << 20, "prefix_cache": False}, "leave out --no-prefix-cache"),
+        ({"state_cache_bytes": 100}, "--state-cache-bytes: a copy of this model's states takes"),
+        ({"state_cache_bytes": 1 << 30}, "--state-cache-bytes: .* are more than the 1.0 MiB .*; give less"),
+    ],
+)
+def test_settings_that_do_not_go_with_states_are_refused(model_dir: Path, settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(model_dir, **settings)
+
+
+def test_without_memory_for_copies_there_are_none(model_dir: Path) -> None:
+    engine, started = build(model_dir, state_cache_bytes=0, max_num_seqs=2)
+    assert started.state_slots == 4
+    for name in "ab":
+        assert engine.submit(spec(name, text(1, 100), max_tokens=40)) is None
+        _, updates, failures = drain(engine)
+        assert not failures
+        assert updates[name][-1].cached == 0
+    assert engine.stats.state_copies == 0
+
+
+def test_bits_that_do_not_depend_on_other_requests_are_refused() -> None:
+    footprint = Footprint.of(config_of("olmo_hybrid"), torch.float32, PAGE)
+    with pytest.raises(ValueError, match="--batch-invariant: bits of this model's recurrent states depend on"):
+        StateDemand.of(footprint, EngineConfig(model="m", batch_invariant=True))
+
+
+def test_a_model_without_states_refuses_memory_for_them(tmp_path: Path) -> None:
+    random_model(config_of("llama"), torch.float32).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), device="cpu", kv_cache_bytes=1 << 22, state_cache_bytes=1 << 20)
+    with pytest.raises(ValueError, match="no layer of this model keeps a recurrent state; leave it out"):
+        build_engine(config)
