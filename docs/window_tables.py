@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import generated_page
 import torch
@@ -29,7 +30,7 @@ LENGTHS = (32768, 131072)
 _PAGE_TOKENS, _STEP_TOKENS = 128, 8192
 
 
-def _heads(layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+def _heads(layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
