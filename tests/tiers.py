@@ -35,6 +35,8 @@ TIER_OF = {
     "tests/clients": "unit",
     "tests/clients/test_processes.py": "system",
     "tests/kernels": "kernel",
+    "tests/kernels/delta/test_convolution.py": "unit",
+    "tests/kernels/delta/test_rule.py": "unit",
     "tests/kernels/linear/test_formats.py": "unit",
     "tests/kernels/test_block_rules.py": "unit",
     "tests/kernels/test_debug.py": "unit",

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from longreach_patches import invariant_norms
-from longreach_patches.families import family_of
+from longreach_patches.families import family_of, state_layers
 from longreach_patches.layout import RankLayout
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear
 
@@ -41,8 +41,13 @@ def check_modules(model: PreTrainedModel) -> None:
     layers are fused. Anything else that has matrices of its own multiplies in ways that are not ours.
 
     Raises:
-        ValueError: a module is not; the message names it and the fix.
+        ValueError: a module is not, or layers keep a state; the message names it and the fix.
     """
+    if state_layers(model.config):
+        raise ValueError(
+            f"--batch-invariant: layers of this {model.config.model_type} model keep a state, whose bits depend on "
+            "where a prompt is cut into steps; leave it out"
+        )
     mixtures = _fused_mixtures(model)
     for name, module in model.named_modules():
         kind = type(module)

@@ -133,7 +133,7 @@ def short_convolution(
     block = min(_CHANNELS, triton.next_power_of_2(channels))
     blocks, decodes = cdiv(channels, block), batch.decodes
     prompts = batch.size - decodes
-    options = {"CHANNELS": channels, "WIDTH": weight.shape[1], "BLOCK": block, "SILU": silu, "num_warps": 4}
+    options = {"CHANNELS": channels, "WIDTH": weight.shape[1], "BLOCK": block, "SILU": silu}
     if prompts:
         launch(
             _prompts_kernel,
@@ -149,6 +149,7 @@ def short_convolution(
             x.stride(0),
             states.stride(0),
             ROWS=_ROWS,
+            num_warps=8,
             **options,
         )
     if batch.size:
@@ -166,6 +167,7 @@ def short_convolution(
             decodes,
             x.stride(0),
             states.stride(0),
+            num_warps=4,
             **options,
         )
     return out

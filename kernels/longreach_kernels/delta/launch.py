@@ -46,6 +46,15 @@ def chunk_size(key_dim: int, dtype: torch.dtype) -> int:
     return 64 if key_dim <= 128 and dtype != torch.float32 else 32
 
 
+class Chunks(NamedTuple):
+    """What `solve_kernel` says of each chunk and value head."""
+
+    inverse: Tensor  # (N, Hv, chunk, chunk)
+    scores: Tensor  # (N, Hv, chunk, chunk)
+    factors: Tensor  # (N, Hv, 4, chunk) fp32
+    decays: Tensor  # (N, Hv) fp32
+
+
 @dataclass(frozen=True)
 class Call:
     """Checked arguments of `gated_delta_rule`."""
@@ -72,7 +81,12 @@ class Call:
 
     def block_v(self, most: int) -> int:
         """Channels of values of a program."""
-        return min(most, max(_LEAST, triton.next_power_of_2(self.v.shape[2])))
+        return min(most, max(_LEAST, int(triton.next_power_of_2(self.v.shape[2]))))
+
+    @property
+    def fold_keys(self) -> bool:
+        """Whether factors of norms may be in values: that of a key of nearly nothing is large, and fp16 has no room."""
+        return self.q.dtype != torch.float16
 
     def strides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
         """Of tokens and heads of q, k and v, and of slots."""
@@ -105,70 +119,61 @@ class Call:
             **self.sizes(),
         )
 
-    def prompts(self, out: Tensor, config: Tiles) -> None:
-        """All other sequences."""
-        decodes, sizes = self.batch.decodes, self.sizes()
-        count, (tokens, heads, dim) = self.batch.size - decodes, self.v.shape
+    def solve(self, config: Tiles) -> Chunks:
+        """What the chunks of all other sequences have in themselves."""
+        sizes, (tokens, heads, _) = self.sizes(), self.v.shape
         chunk = chunk_size(sizes["BLOCK_K"], self.q.dtype)
-        chunks = (tokens - decodes) // chunk + count  # as `find_sequence` numbers them
-        starts = self.batch.cu_seqlens_q[decodes:]
-        inverse, scores = (self.v.new_empty(chunks, heads, chunk, chunk) for _ in range(2))
-        factors = self.log_decay.new_empty(chunks, heads, 4, chunk)
-        decays = self.log_decay.new_empty(chunks, heads)
-        # A norm of nearly nothing has a factor that values of fp16 have no room for.
-        fold_keys = self.q.dtype != torch.float16
-        strides_q, strides_k, strides_v, stride_states = self.strides()
+        count = self.batch.size - self.batch.decodes
+        number = (tokens - self.batch.decodes) // chunk + count  # as `find_sequence` numbers them
+        inverse, scores = (self.v.new_empty(number, heads, chunk, chunk) for _ in range(2))
+        factors = self.log_decay.new_empty(number, heads, 4, chunk)
+        chunks = Chunks(inverse, scores, factors, self.log_decay.new_empty(number, heads))
         launch(
             solve_kernel,
-            (chunks, heads),
+            (number, heads),
             self.q,
             self.k,
             self.log_decay,
             self.beta,
-            inverse,
-            scores,
-            factors,
-            decays,
-            starts,
+            *chunks,
+            self.batch.cu_seqlens_q[self.batch.decodes :],
             count,
             self.scale,
             self.epsilon or 0.0,
-            strides_q,
-            strides_k,
+            *self.strides()[:2],
             CHUNK=chunk,
             NORMALISE=self.epsilon is not None,
-            FOLD_KEYS=fold_keys,
+            FOLD_KEYS=self.fold_keys,
             num_warps=config.solve_warps,
             num_stages=1,
             **sizes,
         )
+        return chunks
+
+    def scan(self, out: Tensor, chunks: Chunks, config: Tiles) -> None:
+        """All other sequences, from chunk to chunk."""
+        decodes, (_, heads, dim) = self.batch.decodes, self.v.shape
         block_v = self.block_v(config.scan_block_v)
         launch(
             scan_kernel,
-            (cdiv(dim, block_v), heads, count),
+            (cdiv(dim, block_v), heads, self.batch.size - decodes),
             self.q,
             self.k,
             self.v,
             self.states,
             out,
-            inverse,
-            scores,
-            factors,
-            decays,
-            starts,
+            *chunks,
+            self.batch.cu_seqlens_q[decodes:],
             self.batch.read[decodes:],
             self.batch.write[decodes:],
-            strides_q,
-            strides_k,
-            strides_v,
-            stride_states,
+            *self.strides(),
             DIM=dim,
             BLOCK_V=block_v,
-            CHUNK=chunk,
-            FOLD_KEYS=fold_keys,
+            CHUNK=chunks.inverse.shape[2],
+            FOLD_KEYS=self.fold_keys,
             num_warps=config.scan_warps,
             num_stages=config.scan_stages,
-            **sizes,
+            **self.sizes(),
         )
 
 
@@ -187,8 +192,8 @@ def gated_delta_rule(
     out = v.new_empty(v.shape)
     call = Call(q, k, v, log_decay.contiguous(), beta.contiguous(), states, batch, scale, epsilon)
     config = tiles(call.sizes()["BLOCK_K"], q.dtype, capability(q.device))
-    if v.numel() and batch.decodes:
+    if batch.decodes:
         call.decode(out, config)
     if batch.size > batch.decodes:
-        call.prompts(out, config)
+        call.scan(out, call.solve(config), config)
     return out

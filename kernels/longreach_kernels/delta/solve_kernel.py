@@ -1,6 +1,7 @@
 """What a chunk of a prompt has in itself, in Triton: the inverse of its triangular system, and scores of its queries.
 
-All chunks are computed side by side. A chunk goes by blocks of 16 tokens, whose inverses are made of small products.
+All chunks are computed side by side. A chunk is cut into blocks of 16 tokens. A warp inverts a block's own system, all
+blocks at once; then pairs of neighbours are joined.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
@@ -40,19 +41,52 @@ def _norm_factors(x, epsilon, NORMALISE: tl.constexpr):
 
 
 @triton.jit
-def _inverse(a):
-    """(1 + a)^-1 for a strictly lower triangular a (16, 16): of blocks of two rows, then of four, eight and all.
+def _diagonal(a, SIZE: tl.constexpr):
+    """The blocks (N, SIZE, SIZE) on the diagonal of a square."""
+    COUNT: tl.constexpr = a.shape[0] // SIZE
+    n = tl.arange(0, COUNT)
+    mine = n[:, None, None, None] == n[None, None, :, None]
+    return tl.sum(tl.where(mine, tl.reshape(a, (COUNT, SIZE, COUNT, SIZE)), 0.0), 2)
+
+
+@triton.jit
+def _inverses(a):
+    """(1 + a)^-1 for strictly lower triangular a (N, 16, 16): of blocks of two rows, then of four, eight and all.
 
     Two neighbouring blocks with inverses X and Y have ``-Y a X`` below them. No powers of ``a`` are taken: they may be
     large where the inverse is small.
     """
-    i = tl.arange(0, SIDE)[:, None]
-    j = tl.arange(0, SIDE)[None, :]
+    i = tl.arange(0, SIDE)[None, :, None]
+    j = tl.arange(0, SIDE)[None, None, :]
     x = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -a, 0.0))
     for level in tl.static_range(1, 4):
         joined = (i >> (level + 1) == j >> (level + 1)) & (i >> level > j >> level)
         x -= product(product(x, tl.where(joined, a, 0.0)), x)
     return x
+
+
+@triton.jit
+def _joined(x, a):
+    """Inverses (N / 2, 2 S, 2 S) of twice as many rows, from those (N, S, S) of the blocks on the diagonal of 1 + a."""
+    SIZE: tl.constexpr = x.shape[1]
+    COUNT: tl.constexpr = x.shape[0] // 2
+    half = tl.arange(0, 2)
+    pairs = tl.reshape(x, (COUNT, 2, SIZE, SIZE))
+    upper = tl.sum(tl.where((half == 0)[None, :, None, None], pairs, 0.0), 1)
+    lower = tl.sum(tl.where((half == 1)[None, :, None, None], pairs, 0.0), 1)
+    corners = tl.reshape(_diagonal(a, 2 * SIZE), (COUNT, 2, SIZE, 2, SIZE))
+    in_corner = (half == 1)[None, :, None, None, None] & (half == 0)[None, None, None, :, None]
+    corner = tl.sum(tl.sum(tl.where(in_corner, corners, 0.0), 3), 1)
+    if COUNT == 1:
+        lower, corner, upper = (
+            tl.reshape(lower, (SIZE, SIZE)),
+            tl.reshape(corner, (SIZE, SIZE)),
+            tl.reshape(upper, (SIZE, SIZE)),
+        )
+    corner = tl.reshape(-product(product(lower, corner), upper), (COUNT, SIZE, SIZE))
+    on_diagonal = half[None, :, None, None, None] == half[None, None, None, :, None]
+    square = tl.where(on_diagonal, pairs[:, :, :, None, :], tl.where(in_corner, corner[:, None, :, None, :], 0.0))
+    return tl.reshape(square, (COUNT, 2 * SIZE, 2 * SIZE))
 
 
 @triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["CuQ"])
@@ -86,8 +120,8 @@ def solve_kernel(
     keys; of what the chunk's first state knows of a key; of what a query reads from it; and of what is left of a change
     at the chunk's end. FOLD_KEYS: the second and fourth have the first in them, and keys can be taken as they are.
 
-    Logarithms of decays are sums of neighbours, never differences of sums from the start: these have lost their digits
-    where a strong decay lies before both.
+    Sums of decays are fp64, as two numbers of fp32. A difference of sums of fp32 has lost its digits where a strong
+    decay lies before both.
     """
     chunk = tl.program_id(0)
     head = tl.program_id(1)
@@ -97,53 +131,40 @@ def solve_kernel(
     if start < end:
         key_head = head // (HEADS // KEY_HEADS)
         place = chunk.to(tl.int64) * HEADS + head
-        Q += key_head * strides_q[1]
-        K += key_head * strides_k[1]
-        Factors += place * (4 * CHUNK)
-        i = tl.arange(0, SIDE)
-        j = tl.arange(0, CHUNK)
-        k = _rows(K, start + j, start + j < end, strides_k[0], KEY_DIM, BLOCK_K)
-        norms = _norm_factors(k, epsilon, NORMALISE)
-        betas = tl.load(Beta + (start + j).to(tl.int64) * HEADS + head, mask=start + j < end, other=0.0).to(tl.float32)
-        inverse = tl.zeros((CHUNK, CHUNK), tl.float32)
-        to_here = tl.zeros((CHUNK,), tl.float32)  # log decay from after token j to the end of the last block
-        so_far = 0.0
-        for block in range(CHUNK // SIDE):
-            local = block * SIDE + i
-            rows = start + local
-            inside = rows < end
-            q_block = _rows(Q, rows, inside, strides_q[0], KEY_DIM, BLOCK_K)
-            k_block = _rows(K, rows, inside, strides_k[0], KEY_DIM, BLOCK_K)
-            q_norms = scale * _norm_factors(q_block, epsilon, NORMALISE)
-            k_norms = _norm_factors(k_block, epsilon, NORMALISE)
-            beta = tl.load(Beta + rows.to(tl.int64) * HEADS + head, mask=inside, other=0.0).to(tl.float32)
-            decay = tl.load(LogDecay + rows.to(tl.int64) * HEADS + head, mask=inside, other=0.0)
-            decay = tl.where(decay < _LEAST, _LEAST, decay)
+        i = tl.arange(0, CHUNK)
+        rows = start + i
+        inside = rows < end
+        k = _rows(K + key_head * strides_k[1], rows, inside, strides_k[0], KEY_DIM, BLOCK_K)
+        q = _rows(Q + key_head * strides_q[1], rows, inside, strides_q[0], KEY_DIM, BLOCK_K)
+        numbers = rows.to(tl.int64) * HEADS + head
+        decay = tl.load(LogDecay + numbers, mask=inside, other=0.0)
+        beta = tl.load(Beta + numbers, mask=inside, other=0.0).to(tl.float32)
+        k_norms = _norm_factors(k, epsilon, NORMALISE)
+        q_norms = scale * _norm_factors(q, epsilon, NORMALISE)
+        sums = tl.cumsum(tl.where(decay < _LEAST, _LEAST, decay).to(tl.float64), 0)
+        total = tl.sum(tl.where(i == CHUNK - 1, sums, 0.0), 0)
+        high = sums.to(tl.float32)
+        low = (sums - high.to(tl.float64)).to(tl.float32)
+        from_start = tl.exp(high)
+        to_end = tl.exp((total - sums).to(tl.float32))
 
-            between = tl.cumsum(tl.where(i[:, None] > i[None, :], decay[:, None], 0.0), 0)
-            own = product(k_block, tl.trans(k_block)) * (beta * k_norms)[:, None] * k_norms[None, :] * tl.exp(between)
-            own = _inverse(tl.where(i[:, None] > i[None, :], own, 0.0))
+        between = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+        weights = tl.exp(tl.where(i[:, None] >= i[None, :], between, float("-inf"))) * k_norms[None, :]
+        scores = product(q, tl.trans(k)) * q_norms[:, None] * weights
+        square = place * (CHUNK * CHUNK) + i[:, None] * CHUNK + i[None, :]
+        tl.store(Scores + square, scores.to(Scores.dtype.element_ty))
+        system = product(k, tl.trans(k)) * (beta * k_norms)[:, None] * weights
+        system = tl.where(i[:, None] > i[None, :], system, 0.0)
+        inverse = _inverses(_diagonal(system, SIDE))
+        inverse = _joined(inverse, system)
+        if CHUNK == 64:
+            inverse = _joined(inverse, system)
+        inverse = tl.reshape(inverse, (CHUNK, CHUNK)) * beta[None, :]
+        tl.store(Inverse + square, inverse.to(Inverse.dtype.element_ty))
 
-            until = to_here[None, :] + tl.cumsum(tl.where(local[:, None] > j[None, :], decay[:, None], 0.0), 0)
-            weights = tl.where(local[:, None] >= j[None, :], tl.exp(until) * norms[None, :], 0.0)
-            system = product(k_block, tl.trans(k)) * (beta * k_norms)[:, None] * weights
-            system = tl.where(j[None, :] < block * SIDE, system, 0.0)
-            right = tl.where(local[:, None] == j[None, :], 1.0, 0.0) - product(system, inverse)
-            solved = product(own, right)
-            scores = product(q_block, tl.trans(k)) * q_norms[:, None] * weights
-
-            places = place * (CHUNK * CHUNK) + local[:, None] * CHUNK + j[None, :]
-            tl.store(Inverse + places, (solved * betas[None, :]).to(Inverse.dtype.element_ty))
-            tl.store(Scores + places, scores.to(Scores.dtype.element_ty))
-            from_start = tl.exp(so_far + tl.cumsum(decay, 0))
-            tl.store(Factors + local, k_norms)
-            tl.store(Factors + CHUNK + local, from_start * k_norms if FOLD_KEYS else from_start)
-            tl.store(Factors + 2 * CHUNK + local, from_start * q_norms)
-
-            tiled = tl.broadcast_to(solved[None, :, :], (CHUNK // SIDE, SIDE, CHUNK))
-            inverse = tl.where((j // SIDE == block)[:, None], tl.reshape(tiled, (CHUNK, CHUNK)), inverse)
-            to_here = tl.sum(tl.where((i == SIDE - 1)[:, None], until, 0.0), 0)
-            so_far += tl.sum(decay, 0)
-        kept = tl.exp(to_here)
-        tl.store(Factors + 3 * CHUNK + j, kept * norms if FOLD_KEYS else kept)
-        tl.store(Decays + place, tl.exp(so_far))
+        factors = Factors + place * (4 * CHUNK) + i
+        tl.store(factors, k_norms)
+        tl.store(factors + CHUNK, from_start * k_norms if FOLD_KEYS else from_start)
+        tl.store(factors + 2 * CHUNK, from_start * q_norms)
+        tl.store(factors + 3 * CHUNK, to_end * k_norms if FOLD_KEYS else to_end)
+        tl.store(Decays + place, tl.exp(total.to(tl.float32)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from longreach_kernels.delta import decay_and_beta, gated_norm
+from longreach_kernels.delta import decay_and_beta, gated_norm, launch
 from longreach_kernels.delta.norm import in_torch
 
 from tests.kernels.delta import test_convolution
@@ -29,9 +29,11 @@ def test_chunks_of_64_in_16_bits(normalise: bool, device: torch.device) -> None:
 
 def test_slots_of_the_kernels(device: torch.device) -> None:
     """Zeros, the same slot, nowhere; a copy that several read; a sequence without tokens."""
-    given = step([1, 1, 1, 40, 7, 0], read=[-1, 2, 3, 8, 2, 7], write=[0, -1, 3, 5, -1, 6], device=device)
+    read, write = [-1, 2, 3, 8, 2, 7, -1, -1], [0, -1, 3, 5, -1, 6, 9, 10]
+    given = step([1, 1, 1, 40, 7, 0, 5, 0], read=read, write=write, device=device)
     _, states = check(given, "triton")
     assert torch.equal(states[6], given.states[7])
+    assert not states[10].any()
 
 
 def test_keys_of_zeros_change_nothing(device: torch.device) -> None:
@@ -76,6 +78,21 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_crowd(
         assert torch.equal(after[write], states[write]), b
 
 
+def test_a_prompt_cut_between_chunks_has_the_bits_of_the_whole(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type == "cpu":
+        monkeypatch.setattr(np, "matmul", rowwise)
+    given = step([100], device=device)
+    size = launch.chunk_size(16, torch.float32)
+    out, states = given.run("triton")
+    first, between = alone_of(given, slice(0, 2 * size), batch_of([2 * size], [0], [1], device)).run("triton")
+    rest = alone_of(given, slice(2 * size, 100), batch_of([100 - 2 * size], [1], [1], device))
+    second, after = replace(rest, states=between).run("triton")
+    assert torch.equal(torch.cat([first, second]), out)
+    assert torch.equal(after, states)
+
+
 def alone_of(given: Step, rows: slice, batch: Any) -> Step:
     """Some rows of a step, in a batch of their own."""
     return replace(given, batch=batch, **{x: getattr(given, x)[rows] for x in ("q", "k", "v", "log_decay", "beta")})
@@ -106,4 +123,4 @@ def test_the_kernel_of_decays_keeps_the_digits_of_weak_ones(device: torch.device
     log_decay, beta = decay_and_beta(a, b.float(), a_log, bias, beta_scale=2.0, backend="triton")
     expected = decay_and_beta(a.double(), b.double(), a_log, bias, beta_scale=2.0, backend="reference")
     torch.testing.assert_close(log_decay.double(), expected[0], rtol=2e-5, atol=0.0)
-    torch.testing.assert_close(beta.double(), expected[1], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(beta.double(), expected[1], rtol=1e-5, atol=0.0)

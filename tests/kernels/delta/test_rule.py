@@ -50,8 +50,7 @@ def test_the_cpu_computes_16_bits_in_fp32() -> None:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_states_are_read_from_slots_and_written_to_slots(backend: str) -> None:
     """Zeros, another slot, the same slot, nowhere; a copy that two sequences read; a sequence without tokens."""
-    given = step([1, 1, 1, 66, 7, 0], read=[-1, 2, 3, 5, 2, 7], write=[0, 1, 3, -1, 5, 6])
-    given = replace(given, batch=replace(given.batch, read=torch.tensor([-1, 2, 3, 8, 2, 7])))
+    given = step([1, 1, 1, 66, 7, 0, 5], read=[-1, 2, 3, 8, 2, 7, -1], write=[0, 1, 3, -1, 5, 6, 9])
     _, states = given.run(backend)
     _, exact = given.oracle()
     torch.testing.assert_close(states.double(), exact, rtol=1e-5, atol=1e-5)

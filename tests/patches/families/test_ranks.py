@@ -30,7 +30,8 @@ STEPS = [[20, 7], [3, 1], [18, 2], [1, 0]]
 # What stays whole: attention with norms over all heads, with heads in one projection, or with heads that its module
 # counts; and the gates of experts, by the ends of their names.
 WHOLE_ATTENTION = {"bitnet", "cohere", "flex_olmo", "minimax_m2", "olmo2", "olmo3", "olmoe", "persimmon", "phi3"} | {
-    "stablelm"
+    "olmo_hybrid",
+    "stablelm",
 }
 WHOLE_MLP = {"bitnet"}
 ROUTERS = ("gate.weight", "router.weight", "wg.weight", "shared_expert_gate.weight", "e_score_correction_bias")
@@ -84,7 +85,9 @@ def test_ranks_compute_what_one_does(name: str, monkeypatch: pytest.MonkeyPatch)
         check_agreement(patched)
         return steps(patched, layout)
 
-    for got in on_ranks(*SIZES, compute):
+    # States go from token to token, which ranks do not share.
+    sizes = SIZES if FAMILIES[models[0].config.model_type].delta is None else (2, 1)
+    for got in on_ranks(*sizes, compute):
         for actual, wanted in zip(got, expected, strict=True):
             assert (actual - wanted).abs().max() / wanted.abs().max() < 1e-5
 
@@ -102,7 +105,8 @@ def test_ranks_hold_whole_what_cannot_be_cut_and_nothing_else(name: str) -> None
     assert whole_bytes(model, RankLayout(tensor_size=2)) == sum(weight.nbytes for weight in whole.values())
     kinds = {key.split(".", 2)[1] for key in whole if not key.endswith(ROUTERS)}
     attention = {FAMILIES[config.model_type].attention} if config.model_type in WHOLE_ATTENTION else set()
-    assert kinds == attention | ({"mlp"} if config.model_type in WHOLE_MLP else set())
+    mixers = {delta.module} if (delta := FAMILIES[config.model_type].delta) is not None else set()
+    assert kinds == attention | mixers | ({"mlp"} if config.model_type in WHOLE_MLP else set())
 
 
 def test_what_is_not_divided_evenly_is_whole() -> None:
