@@ -130,9 +130,10 @@ class PagedBatch:
     def tables_of(self, sequences: slice | Tensor) -> PageTables:
         """The page tables of some of the sequences."""
         others = self.other_tables
-        return PageTables(
-            page_table=self.page_table[sequences], other_tables=None if others is None else others[:, sequences]
-        )
+        if others is not None:
+            # Slices stay views, whose contents a captured step replaces. What an index makes may have any strides.
+            others = others[:, sequences] if isinstance(sequences, slice) else others.index_select(1, sequences)
+        return PageTables(page_table=self.page_table[sequences], other_tables=others)
 
     @cached_property
     def host_lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -161,11 +162,13 @@ def test_the_layers_of_a_step_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(policy_step, "plan_tiles", lambda *a, **k: made.append(plan(*a, **k)) or made[-1])
     choice = policy_step.TileChoice(Recall(0.5), dict.fromkeys(range(3), Antidiagonal()), batch.context_lens * 2, 2048)
     group = policy_step.StepGroup(0, len(q), batch, choice=choice)
-    given = group, choice, policy_step.GroupRecord(), AttentionCall(Causal(), 0.25), "cpu"
-    first, second = (policy_step._choose(x, k_pages, i, *given) for i, x in enumerate((q, q.flip(0))))
+    shape = SimpleNamespace(group_of=(0, 0, 0))
+    step = SimpleNamespace(pages=SimpleNamespace(keys=(k_pages, k_pages, k_pages[..., :8]), shape=shape))
+    given = step, group, choice, policy_step.GroupRecord(), AttentionCall(Causal(), 0.25), "cpu"
+    first, second = (policy_step._choose(x, i, *given) for i, x in enumerate((q, q.flip(0))))
     assert len(made) == 1
     assert not torch.equal(first.tiles, second.tiles)
-    policy_step._choose(q[:, :, :8], k_pages[..., :8], 2, *given)  # a layer of another shape
+    policy_step._choose(q[:, :, :8], 2, *given)  # a layer of another shape
     assert len(made) == 2
 
 

@@ -142,8 +142,8 @@ class HostBatch:
             max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
             max_context_len=int(self.context_lens[kept].max()),
             groups=(),
-            other_slots=None if self.other_slots is None else self.other_slots[:, rows],
-            other_tables=None if self.other_tables is None else self.other_tables[:, kept],
+            other_slots=None if self.other_slots is None else self.other_slots.take(rows, 1),
+            other_tables=None if self.other_tables is None else self.other_tables.take(kept, 1),
             state_reads=None,  # a layer that keeps a state needs all rows
             state_writes=None,
         )
@@ -182,9 +182,9 @@ class BatchBuilder:
         slots = np.repeat(np.array([chunk.request.seq_slot for chunk in chunks], np.int64), sequences)
         longest = int(ends.max())
         input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
-        pages = self._tables[:, np.repeat(slots, lengths), positions // self._page_size].astype(np.int64)
-        places = pages * self._page_size + positions % self._page_size
-        tables = self._tables[:, slots, : -(-longest // self._page_size)]
+        owners, places, offsets = np.repeat(slots, lengths), positions // self._page_size, positions % self._page_size
+        in_pages = [table[owners, places].astype(np.int64) * self._page_size + offsets for table in self._tables]
+        tables = [table[slots, : -(-longest // self._page_size)] for table in self._tables]
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
@@ -192,7 +192,7 @@ class BatchBuilder:
         return HostBatch(
             input_ids=input_ids,
             positions=positions,
-            slots=places[0],
+            slots=in_pages[0],
             seq_slots=slots,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
@@ -202,8 +202,8 @@ class BatchBuilder:
             max_seqlen_q=_longest(chunks),
             max_context_len=longest,
             groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
-            other_slots=places[1:] if len(places) > 1 else None,
-            other_tables=tables[1:] if len(tables) > 1 else None,
+            other_slots=np.stack(in_pages[1:]) if len(in_pages) > 1 else None,
+            other_tables=np.stack(tables[1:]) if len(tables) > 1 else None,
             state_reads=reads,
             state_writes=writes,
         )
