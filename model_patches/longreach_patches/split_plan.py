@@ -44,23 +44,32 @@ def _mlp(name: str) -> dict[str, str]:
     return {f"layers.*.{name}.{projection}": kind for projection, kind in _GATED.items()}
 
 
-# Beside transformers' plans, where these say nothing, or gather what need not be gathered.
+def _experts(name: str = "mlp") -> dict[str, str]:
+    return {f"layers.*.{name}.experts.gate_up_proj": PACKED, f"layers.*.{name}.experts.down_proj": ROWWISE}
+
+
+# Beside transformers' plans, where these say nothing in some version, or gather what need not be gathered.
 _OURS: dict[str, dict[str, str]] = {
-    "afmoe": _ATTENTION | {"layers.*.self_attn.gate_proj": COLWISE} | _mlp("mlp") | _mlp("mlp.shared_experts"),
-    "cohere2_moe": _mlp("mlp.shared_experts"),
-    "exaone_moe": _mlp("mlp.shared_experts"),
+    "afmoe": _ATTENTION
+    | {"layers.*.self_attn.gate_proj": COLWISE}
+    | _mlp("mlp")
+    | _mlp("mlp.shared_experts")
+    | _experts(),
+    "cohere2_moe": _mlp("mlp.shared_experts") | _experts(),
+    "exaone_moe": _mlp("mlp.shared_experts") | _experts(),
     "glm": _GATED_IN_ONE,
     "glm4": _GATED_IN_ONE,
     "gpt_oss": _ATTENTION | {"layers.*.self_attn.sinks": COLWISE} | _GPT_OSS_EXPERTS,
-    "granitemoe": _ATTENTION,
+    "granitemoe": _ATTENTION | _experts("block_sparse_moe"),
     "granitemoe_swa": _GRANITE_SHARED,
-    "granitemoeshared": _ATTENTION | _GRANITE_SHARED,
+    "granitemoeshared": _ATTENTION | _GRANITE_SHARED | _experts("block_sparse_moe"),
     "hunyuan_v1_dense": _ATTENTION | _mlp("mlp"),
-    "hunyuan_v1_moe": _ATTENTION | _mlp("mlp.shared_mlp"),
+    "hunyuan_v1_moe": _ATTENTION | _mlp("mlp.shared_mlp") | _experts(),
+    "nemotron": _ATTENTION | {"layers.*.mlp.up_proj": COLWISE, "layers.*.mlp.down_proj": ROWWISE},
     "persimmon": {"layers.*.mlp.dense_h_to_4h": COLWISE, "layers.*.mlp.dense_4h_to_h": ROWWISE},
     "phi3": _GATED_IN_ONE,
-    "phimoe": _ATTENTION,
-    "qwen2_moe": _mlp("mlp.shared_expert"),
+    "phimoe": _ATTENTION | _experts(),
+    "qwen2_moe": _mlp("mlp.shared_expert") | _experts(),
     "solar_open": _mlp("mlp.shared_experts"),
     "stablelm": _mlp("mlp"),
 }

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tests.kernels.rowwise import rowwise
 from tests.pairwise import daily, seed
-from tests.patches.families.configs import config_of, random_model
+from tests.patches.families.configs import config_of, needs_shared_keys, random_model
 from tests.patches.test_pages import PagedSequences
 
 # Every part is in one of these. The rest of the families is made of the same.
@@ -118,6 +118,7 @@ def test_the_same_bits_however_a_step_is_cut(name: str, monkeypatch: pytest.Monk
         check(one, eager)
 
 
+@needs_shared_keys
 def test_experts_without_the_same_bits_are_refused() -> None:
     with pytest.raises(ValueError, match=r"--batch-invariant: .*Gemma4TextExperts, multiplies with weights of its own"):
         patch(model_of("gemma4_text-experts"), "triton", batch_invariant=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from longreach_kernels.linear import take_inputs, take_outputs
+from longreach_kernels.linear import Weight, take_inputs, take_outputs
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longreach_patches.families import LayerParts, family_of
 from longreach_patches.fused.modules import modules_of
-from longreach_patches.fused.weights import weight_of
+from longreach_patches.fused.weights import interleaved, weight_of
 from longreach_patches.layout import RankLayout
 
 
@@ -19,15 +19,18 @@ def check_shares(model: PreTrainedModel, layout: RankLayout) -> None:
     """See whether context ranks can share the projections of fused layers; the model may be on the meta device.
 
     Raises:
-        ValueError: a share would cut a block or a group of scales; the message names the module and the multiple that
-            would do.
+        ValueError: a share would cut a block or a group of scales, and the message names the module and the multiple
+            that would do; or projections of the same input are of formats that cannot be joined rank by rank.
     """
     family, ranks = family_of(model.config), layout.context_size
     if ranks == 1 or family.parts is None or not family.fused_over(layout.size):
         return
     for index, layer in enumerate(cast("nn.ModuleList", model.base_model.layers)):
+        joined: dict[str, list[Weight]] = {}
         for name, module, take, dim in _projections(layer, family.parts):
             weight = weight_of(module)
+            if take is take_outputs and not _is_gate(name, family.parts):
+                joined.setdefault(name.rpartition(".")[0], []).append(weight)
             if isinstance(weight, Tensor):
                 continue
             share = weight.shape[dim] // ranks
@@ -38,6 +41,23 @@ def check_shares(model: PreTrainedModel, layout: RankLayout) -> None:
                 raise ValueError(
                     f"--context-parallel-size {ranks}: each rank computes a run of model.layers.{index}.{name}: {error}"
                 ) from error
+        for name, weights in joined.items():
+            if any(not isinstance(weight, Tensor) for weight in weights):
+                _check_joins(f"model.layers.{index}.{name}", weights, ranks)
+
+
+def _check_joins(name: str, weights: list[Weight], ranks: int) -> None:
+    try:
+        interleaved(ranks, weights)
+    except ValueError as error:
+        raise ValueError(
+            f"--context-parallel-size {ranks}: each rank computes a run of the joined projections of {name}: {error}; "
+            "use --tensor-parallel-size"
+        ) from error
+
+
+def _is_gate(name: str, parts: LayerParts) -> bool:
+    return parts.output_gate is not None and name == f"self_attn.{parts.output_gate.projection}"
 
 
 def _projections(layer: Any, parts: LayerParts) -> Iterator[tuple[str, Any, Any, int]]:

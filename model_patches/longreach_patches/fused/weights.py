@@ -170,7 +170,7 @@ def joined(ranks: int, *projections: Any) -> Projection:
     weights = [weight_of(projection) for projection in projections]
     with _refused(ranks):
         try:
-            weight = _interleaved(ranks, [x.detach() if isinstance(x, Tensor) else x for x in weights])
+            weight = interleaved(ranks, [x.detach() if isinstance(x, Tensor) else x for x in weights])
         except ValueError:
             if ranks > 1:
                 raise
@@ -178,7 +178,7 @@ def joined(ranks: int, *projections: Any) -> Projection:
             return first._replace(others=tuple(others))
     bias = None
     if projections[0].bias is not None:
-        bias = _interleaved(ranks, [projection.bias.detach() for projection in projections])
+        bias = interleaved(ranks, [projection.bias.detach() for projection in projections])
         assert isinstance(bias, Tensor)
     sizes = tuple(projection.out_features for projection in projections)
     start = 0
@@ -204,7 +204,7 @@ def _empty(weight: Weight) -> Tensor:
     return weight[:0] if isinstance(weight, Tensor) else torch.empty(0, weight.shape[1], device=weight.device)
 
 
-def _interleaved(ranks: int, weights: Sequence[Weight]) -> Weight:
+def interleaved(ranks: int, weights: Sequence[Weight]) -> Weight:
     """The rows of several weights, the first rank's of all of them first.
 
     Raises:
@@ -226,7 +226,7 @@ def _interleaved(ranks: int, weights: Sequence[Weight]) -> Weight:
 
 
 def _by_projection(whole: Weight, ranks: int, sizes: Sequence[int]) -> list[Any]:
-    """What `_interleaved` was given, from what it gave; `sizes` are the rows of one rank."""
+    """What `interleaved` was given, from what it gave; `sizes` are the rows of one rank."""
     if isinstance(whole, Tensor):
         return [own.flatten(0, 1) for own in whole.unflatten(0, (ranks, -1)).split(list(sizes), 1)]
     found, start = [], 0

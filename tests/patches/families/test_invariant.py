@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.kernels.rowwise import rowwise
-from tests.patches.families.configs import NAMES, config_of, random_model
+from tests.patches.families.configs import NAMES, config_of, needs_shared_keys, random_model
 from tests.patches.test_pages import PagedSequences
 
 
@@ -89,6 +89,7 @@ def test_families_can_be_invariant_and_experts_without_fused_layers_are_refused_
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+@needs_shared_keys
 def test_a_model_with_experts_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     config_of("gemma4_text-experts").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="of this gemma4_text model, a Gemma4TextExperts, multiplies with weights of"):

@@ -97,6 +97,24 @@ def test_so_do_ranks_of_gpt_oss(tmp_path: Path, sizes: str, inner: int, monkeypa
     assert refused == (inner == 96 and sizes != "2 shares"), "a rank's inputs end within a group of 32"
 
 
+def test_projections_of_several_formats_are_refused_on_context_ranks_alone(tmp_path: Path) -> None:
+    """Values are left in 16 bits, as some recipes do."""
+    writer, declared, _ = EVERY["float-quantized by channel"]
+    config = sized("llama", "float-quantized by channel", even=True)
+    declared = declared | {"ignore": ["lm_head", "re:.*v_proj$"]}
+
+    def chosen(name: str) -> bool:
+        return writers.is_projection(name) and "v_proj" not in name
+
+    writers.write(tmp_path, random_model(config, torch.float32), writer, declared, chosen)
+    said = refusal(tmp_path, RankLayout(context_size=2))
+    assert said is not None
+    assert said.startswith("--context-parallel-size 2: each rank computes a run of the joined projections of model.lay")
+    assert "weights of different formats cannot be joined" in said
+    assert said.endswith("; use --tensor-parallel-size")
+    assert not compare(tmp_path, "2 parts", may_refuse=False)
+
+
 def compare(directory: Path, sizes: str, *, may_refuse: bool) -> bool:
     """See what ranks make of a checkpoint; returns whether they are refused."""
     tensor, context = SIZES[sizes]
