@@ -28,7 +28,7 @@ _STATE = _HEADS * _DIM * _DIM * 4  # bytes
 _PROMPTS = {"8192": [8192], "16 x 512": [512] * 16, "64": [64]}
 _TOKENS = (1, 16, 64, 256)
 _COLD = 256 << 20  # bytes of states that a turn goes through, more than the second level cache holds
-_SCANS = [(32, 4, 2), (32, 4, 1), (16, 4, 2), (16, 4, 3), (64, 4, 2), (32, 8, 3), (32, 8, 2), (64, 8, 2), (128, 8, 1)]
+_SCANS = [(32, 4, 2), (32, 4, 4), (16, 4, 2), (64, 4, 2), (32, 8, 3), (64, 8, 2)]
 _DECODES = [(32, 2), (32, 1), (16, 2), (16, 1), (8, 1), (64, 4), (64, 8), (128, 8)]
 
 
@@ -69,7 +69,7 @@ def prompt_works(name: str, lengths: list[int]) -> Iterable[tuple[str, Work]]:
     yield f"prompt {name} solve {config.solve_warps}", partial(call.solve, config)
     scan = f"{config.scan_block_v} {config.scan_warps} {config.scan_stages}"
     yield f"prompt {name} scan {scan}", partial(call.scan, out, chunks, config)
-    for warps in (1, 2, 8):
+    for warps in (2, 8):
         yield f"prompt {name} solve {warps}", partial(call.solve, config._replace(solve_warps=warps))
     for block, warps, stages in _SCANS:
         other = config._replace(scan_block_v=block, scan_warps=warps, scan_stages=stages)

@@ -32,12 +32,25 @@ class Tiles(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tiles(key_dim: int, dtype: torch.dtype, arch: int) -> Tiles:
-    """By the padded head dim of keys, the dtype, and the compute capability as one number, 0 for the interpreter."""
+    """By the padded head dim of keys, the dtype, and the compute capability as one number, 0 for the interpreter.
+
+    Measured on an H200, bf16, Qwen3-Next's heads, microseconds of the scan for one prompt of 8192 and for 16 of 512:
+
+    | block_v, warps, stages | 8192 | 16 x 512 |
+    |---|---|---|
+    | 32, 4, 3 | 203 | 246 |
+    | 32, 4, 2 | 291 | 198 |
+    | 64, 4, 2 | 331 | 202 |
+    | 32, 8, 3 | 312 | 357 |
+    | 16, 4, 2 | 275 | 305 |
+
+    With one stage and 4 warps, programs of 16 or 32 channels end in an illegal access there (chunks of 64, triton 3.6).
+    """
     if arch == 0:
         return Tiles(32, 4, 4, 32, 4, 1)
     large = key_dim > 128 or dtype == torch.float32
-    # sm_86, sm_89 and sm_120 have 99 KB of shared memory a block, sm_80 has 163 KB.
-    stages = 1 if large else 3 if 90 <= arch < 120 else 2 if arch == 80 else 1
+    # sm_86, sm_89 and sm_120 have 99 KB of shared memory a block.
+    stages = 1 if large else 3 if 90 <= arch < 120 else 2
     return Tiles(32, 4, 4, 16 if key_dim > 128 and dtype == torch.float32 else 32, 4, stages)
 
 
