@@ -72,8 +72,13 @@ def drawn(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, la
     placed: dict[nn.Module, Placed] = {one.module: one for one in quantized.place_declared(model).values()}
     whole = whole_bytes(model, layout)
     cuts = layer_cuts(model, layout)
-    for module in model.modules():
+    # From the inside out: some families draw a part's weights where they draw the module around it.
+    for module in reversed([*model.modules()]):
         module.to_empty(device=device, recurse=False)
+        # Some draw nothing for an activation's few numbers, which are then what the memory held.
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.dim() < 2 and tensor.is_floating_point():
+                nn.init.normal_(tensor, std=_STD)
         inner = module if isinstance(module, PreTrainedModel) else model  # an inner model may know its own sizes alone
         if module in placed:
             placed[module].draw(getattr(config, "initializer_range", None) or _STD, device, dtype)

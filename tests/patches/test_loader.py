@@ -16,11 +16,12 @@ from longreach_patches import (
     load_model,
 )
 from longreach_patches.loader import resolve_device, resolve_dtype
+from longreach_patches.weight_sources import drawn
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.patches.conftest import build
-from tests.patches.families.configs import config_of
+from tests.patches.families.configs import NAMES, config_of
 
 
 @pytest.fixture
@@ -63,6 +64,14 @@ def test_random_weights_are_like_those_of_transformers_and_whole_without_ranks(d
             assert torch.equal(found[name], tensor), name
         else:
             torch.testing.assert_close(found[name].std(), tensor.std(), rtol=0.15, atol=0)
+
+
+def test_random_weights_of_every_family_are_numbers() -> None:
+    # What a family does not draw is what the memory held: large numbers, or NaN.
+    for name in NAMES:
+        model = drawn(config_of(name), torch.device("cpu"), torch.float32, RankLayout()).model
+        largest = {key: tensor.float().abs().max().item() for key, tensor in model.state_dict().items()}
+        assert all(value < 100 for value in largest.values()), (name, largest)
 
 
 def test_random_weights_of_ranks_are_parts_of_one_model(directory: Path) -> None:

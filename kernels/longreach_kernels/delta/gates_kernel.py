@@ -18,7 +18,7 @@ _BLOCK = 512
 def _gates_kernel(
     A,
     B,
-    ALog,
+    DecayLog,
     Bias,
     LogDecay,
     Beta,
@@ -40,7 +40,7 @@ def _gates_kernel(
     power = tl.exp(-tl.abs(a))
     series = power * (1.0 - power * (1.0 / 2 - power * (1.0 / 3 - power * (1.0 / 4 - power * (1.0 / 5)))))
     steps = tl.maximum(a, 0.0) + tl.where(power < 0.0625, series, tl.log(1.0 + power))
-    rate = tl.exp(tl.load(ALog + head, mask=inside, other=0.0).to(tl.float32))
+    rate = tl.exp(tl.load(DecayLog + head, mask=inside, other=0.0).to(tl.float32))
     tl.store(LogDecay + place, -rate * steps, mask=inside)
     tl.store(Beta + place, BETA_SCALE / (1.0 + tl.exp(-b)), mask=inside)
 

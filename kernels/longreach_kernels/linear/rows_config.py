@@ -31,13 +31,7 @@ _WIDE_PROGRAMS = 90
 _MANY_OUTPUTS = 6400
 # What was measured to be quicker on an H200 than `_usual`: by format of `unpack`, whether the weight has many outputs,
 # and rows of a tile. An entry that is taken out gives the usual tile.
-_WIDE_TILE = RowsConfig(32, 512, 4, 3)  # four programs fit a multiprocessor, with four loads in flight three
-MEASURED: dict[tuple[int, bool, int], RowsConfig] = {
-    (unpack.FP8.value, True, 8): _WIDE_TILE,
-    (unpack.FP8.value, True, 16): _WIDE_TILE,
-    (unpack.INT4.value, True, 8): _WIDE_TILE,
-    (unpack.INT4.value, True, 16): _WIDE_TILE,
-}
+MEASURED: dict[tuple[int, bool, int], RowsConfig] = {}
 
 
 def configure(
