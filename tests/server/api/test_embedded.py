@@ -82,9 +82,11 @@ def test_a_prompts_logprobs_are_the_same_when_it_is_cached(fresh: openai.OpenAI)
     )
     assert first is not None
     assert second is not None
-    assert first.token_logprobs == second.token_logprobs
     assert first.token_logprobs is not None
-    assert first.token_logprobs[0] is None
+    assert second.token_logprobs is not None
+    assert first.token_logprobs[0] is second.token_logprobs[0] is None
+    # What is cached decides where the rest is cut into steps, and so how its sums round.
+    assert first.token_logprobs[1:] == pytest.approx(second.token_logprobs[1:], rel=1e-4, abs=1e-5)
     assert all(value is not None and value <= 0 for value in first.token_logprobs[1:])
     # What has been read three times is no surprise.
     assert sum(value or 0 for value in first.token_logprobs[-50:]) / 50 > -1
@@ -92,7 +94,8 @@ def test_a_prompts_logprobs_are_the_same_when_it_is_cached(fresh: openai.OpenAI)
         model=EMBEDDED_MODEL_NAME, prompt=PROMPT, echo=True, logprobs=1, max_tokens=1, stream=True
     )
     pieces = [c.logprobs.token_logprobs for chunk in streamed for c in chunk.choices if c.logprobs]
-    assert [v for piece in pieces for v in piece or []][: len(first.token_logprobs)] == first.token_logprobs
+    told = [v for piece in pieces for v in piece or []][1 : len(first.token_logprobs)]
+    assert told == pytest.approx(first.token_logprobs[1:], rel=1e-4, abs=1e-5)
     assert len(pieces) > 3
 
 

@@ -80,7 +80,7 @@ def test_the_start_launches_what_was_compiled_in_parallel(
     found = json.loads(_run("-m", "tests.server.engine.compile_start", str(model), backend, kv_dtype))
     assert found["late"] == []
     assert found["left"] == 0, "planned pages take the room of the real ones"
-    of_layers = {"_norm_kernel", "_product_kernel", "_rotate_kernel", "_gated_kernel"}
+    of_layers = {"_norm_kernel", "_rows_kernel", "_rotate_kernel", "_gated_kernel"}
     of_agreement = {"_write_kernel"}  # own layers write keys that they have rotated themselves
     assert kernels | of_layers | of_agreement == set(found["ahead"])
     assert found["launches"] > len(found["ahead"]), "the start itself launches"
