@@ -217,7 +217,7 @@ FAULTS = (
     ),
     Fault(
         "a prefix is used up to a border without a copy of the state",
-        _ALLOCATOR,
+        "server/longreach/engine/kv_cache/prefix_finder.py",
         "            if found is None:\n                return start\n",
         "            if found is None:\n                return border\n",
         (f"{_ENGINE}/test_state_prefixes.py", f"{_ENGINE}/test_histories.py"),

@@ -297,6 +297,7 @@ def format_name(weight: Weight) -> str:
 
 
 def unpacks(tile: FewTile | ManyTile) -> bool:
+    """Whether a product with this tile reads packed weights itself."""
     return isinstance(tile, ManyTile) and tile.unpacks
 
 

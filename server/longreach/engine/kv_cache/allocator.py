@@ -17,16 +17,16 @@ say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain, usable_border
+from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import PageMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
+from longreach.engine.kv_cache.prefix_finder import PrefixFinder
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
-from longreach.engine.kv_cache.state_pool import FoundCopy
 from longreach.engine.requests.page_hold import DROPPED, PageHold
 from longreach.engine.requests.request import Request
 
@@ -46,16 +46,6 @@ class PageUsage(NamedTuple):
     cached: int
     host_slots: int
     used_host_slots: int
-
-
-class _Match(NamedTuple):
-    """What a request can share: pages up to a `border`, of each group those that it needs there, and the copy of a
-    state that it can `start` from there; and how many pages full groups have, on the device or in host memory."""
-
-    border: int
-    chain: int
-    pages: list[list[int]]
-    start: FoundCopy | None = None
 
 
 class PageAllocator:
@@ -79,8 +69,7 @@ class PageAllocator:
         self._all = tuple(range(len(self.groups.windows)))
         self._has_windows = bool(self.groups.windowed)
         self.states = states
-        # Whether a prefix is usable up to some borders only.
-        self._by_border = self._has_windows or states is not None
+        self._finder = PrefixFinder(pool, self.groups, states)
 
     @property
     def num_pages(self) -> int:
@@ -130,7 +119,7 @@ class PageAllocator:
 
     def can_reserve(self, request: Request, length: int) -> bool:
         """Whether `reserve` would do it for a request that holds nothing."""
-        match = self._match(request)
+        match = self._finder.match(request)
         if self.states is not None and not self.states.can_reserve(match.start):
             return False
         missing = self._missing(request.hold, self._pool.pages_for(length), match.border)
@@ -149,7 +138,7 @@ class PageAllocator:
             if not self._pool.reserve(sum(missing)):
                 return False
         else:
-            match = self._match(request)
+            match = self._finder.match(request)
             missing = self._missing(hold, pages, match.border)
             if self.states is not None and not self.states.can_reserve(match.start):
                 return False
@@ -180,11 +169,11 @@ class PageAllocator:
             return PrefixMatch(request.computed, False)
         start = len(request.hold.pages)
         assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
-        if self._by_border:
+        if self._finder.by_border:
             return self._match_borders(request, max_restored)
         hold, pool = request.hold, self._pool
         waits = False
-        for digest in hold.digests[start : self._most_shared(request)]:
+        for digest in hold.digests[start : self._finder.most_shared(request)]:
             if pool.is_restoring(digest):
                 waits = True  # for another request's page
                 break
@@ -208,11 +197,11 @@ class PageAllocator:
             return request.computed
         hold, start = request.hold, request.computed // self._size
         known = max(start, hold.chain_until)
-        chain = longest_chain(self.groups, hold.digests, known, self._most_shared(request), self._pool.has)
-        if not self._by_border:
+        chain = longest_chain(self.groups, hold.digests, known, self._finder.most_shared(request), self._pool.has)
+        if not self._finder.by_border:
             hold.cached_until = chain * self._size
         elif chain > known or hold.cached_until < request.computed or self.states is not None:
-            hold.cached_until = self._usable(request, start, chain, self._pool.has) * self._size
+            hold.cached_until = self._finder.usable(request, start, chain, self._pool.has) * self._size
         hold.chain_until = chain
         return max(hold.cached_until, request.computed)
 
@@ -223,7 +212,7 @@ class PageAllocator:
         """
         if ahead is request or end < start:
             return False
-        digests, last = request.hold.digests, self._most_shared(request)
+        digests, last = request.hold.digests, self._finder.most_shared(request)
         depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
         return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
 
@@ -233,7 +222,7 @@ class PageAllocator:
 
     def first_of(self, digests: set[bytes], request: Request, start: int, end: int) -> int:
         """The first position from `start` to `end` at which a page with one of these digests begins; `end` if none."""
-        last = min(self._pool.pages_for(end), self._most_shared(request))
+        last = min(self._pool.pages_for(end), self._finder.most_shared(request))
         for page in range(self._pool.pages_for(start), last):
             if request.hold.digests[page] in digests:
                 return page * self._size
@@ -336,10 +325,10 @@ class PageAllocator:
         hold = request.hold
         self._pool.invalidate(hold.held(self._all))
         # By digest, too: where another page on the device has the same contents, this request's is not in the cache.
-        self._pool.remove_copies(self._keys(hold, self._all, 0, len(hold.pages)))
+        self._pool.remove_copies(self._finder.keys(hold, self._all, 0, len(hold.pages)))
         # What windows have left behind is held no more, and may be wrong as well.
         for group in self.groups.windowed:
-            self._pool.invalidate_digests(self._keys(hold, (group,), 0, hold.first[group]))
+            self._pool.invalidate_digests(self._finder.keys(hold, (group,), 0, hold.first[group]))
         if self.states is not None:
             self.states.invalidate(request)
 
@@ -407,35 +396,6 @@ class PageAllocator:
                     assert pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
                     assert not pool.cache.has(page), f"{request.id} writes to page {page}, which is cached"
 
-    def _match(self, request: Request) -> _Match:
-        """What a request that holds nothing can share of what is on the device."""
-        digests, most = request.hold.digests, self._most_shared(request)
-        if not self._by_border:
-            pages = self._pool.match(digests[:most])
-            return _Match(len(pages), len(pages), [pages])
-        pool, groups = self._pool, self.groups
-        chain = longest_chain(groups, digests, 0, most, pool.has)
-        on_device = longest_chain(groups, digests, 0, chain, pool.cache.has_digest)
-        border = self._usable(request, 0, on_device, pool.cache.has_digest)
-        keys = [self._keys(request.hold, (group,), groups.first(group, border), border) for group in self._all]
-        return _Match(border, chain, [pool.match(of_group) for of_group in keys], self._copy_at(request, border))
-
-    def _usable(self, request: Request, start: int, end: int, has: Callable[[bytes], bool]) -> int:
-        """As `usable_border`, for a request, with states counted in."""
-        border = usable_border(self.groups, request.hold.digests, start, end, has)
-        while self.states is not None and border > start:
-            found = self.states.longest(request, start, border)
-            if found is None:
-                return start
-            border = usable_border(self.groups, request.hold.digests, start, found.depth, has)
-            if border == found.depth:
-                break
-        return border
-
-    def _copy_at(self, request: Request, border: int) -> FoundCopy | None:
-        """The copy of a request's state at a usable border; None at its beginning, or without states."""
-        return None if self.states is None or not border else self.states.longest(request, border - 1, border)
-
     def _apart(self, pages: list[list[int]]) -> tuple[list[int], list[int]]:
         """The pages of all full groups, and those of all windows."""
         full, windowed = self.groups.full, self.groups.windowed
@@ -460,22 +420,22 @@ class PageAllocator:
         hold, pool, groups = request.hold, self._pool, self.groups
         start = len(hold.pages)
         here = PrefixMatch(start * self._size, False)
-        chain = longest_chain(groups, hold.digests, start, self._most_shared(request), pool.has)
-        border = self._usable(request, start, chain, pool.has)
-        away = self._away(hold, start, border)
+        chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), pool.has)
+        border = self._finder.usable(request, start, chain, pool.has)
+        away = self._finder.away(hold, start, border)
         if len(away) > max(0, max_restored - pool.num_restoring):
             if pool.num_restoring:
                 return here._replace(waits=True)
-            reach = self._reach(hold, start, chain, max_restored)
-            nearer = self._usable(request, start, reach, pool.has)
+            reach = self._finder.reach(hold, start, chain, max_restored)
+            nearer = self._finder.usable(request, start, reach, pool.has)
             border = nearer if nearer > start else border
-            away = self._away(hold, start, border)
+            away = self._finder.away(hold, start, border)
         if border == start:
             return here
         if any(pool.is_restoring(digest) for digest in away):
             return here._replace(waits=True)
         if self.states is not None:
-            copy = self._copy_at(request, border)
+            copy = self._finder.copy_at(request, border)
             if copy is None or not self.states.start_from(request, copy):
                 return here
         self._drop_behind(request, border)
@@ -483,7 +443,7 @@ class PageAllocator:
         for group, table in enumerate(hold.tables):
             first = max(start, groups.first(group, border))
             table += [DROPPED] * (first - start)
-            for digest in self._keys(hold, (group,), first, border):
+            for digest in self._finder.keys(hold, (group,), first, border):
                 page = pool.cache.lookup(digest)
                 if page is None:
                     places.append((table, len(table)))
@@ -499,21 +459,6 @@ class PageAllocator:
         self._trim(hold)
         self._note_cached(request)
         return PrefixMatch(border * self._size, bool(away))
-
-    def _away(self, hold: PageHold, start: int, border: int) -> list[bytes]:
-        """What a request needs to go from one border to another and is not on the device."""
-        firsts = ((group, max(start, self.groups.first(group, border))) for group in self._all)
-        keys = (digest for group, first in firsts for digest in self._keys(hold, (group,), first, border))
-        return [digest for digest in keys if not self._pool.cache.has_digest(digest)]
-
-    def _reach(self, hold: PageHold, start: int, chain: int, count: int) -> int:
-        """The page up to which full groups have at most `count` pages that are not on the device."""
-        for page in range(start, chain):
-            away = self._keys(hold, self.groups.full, page, page + 1)
-            count -= sum(not self._pool.cache.has_digest(digest) for digest in away)
-            if count < 0:
-                return page
-        return chain
 
     def _drop_behind(self, request: Request, border: int) -> None:
         """Drop what no window sees behind a border of so many pages."""
@@ -541,14 +486,6 @@ class PageAllocator:
                 self._pool.unreserve(surplus)
                 hold.reserves[group] -= surplus
 
-    def _keys(self, hold: PageHold, groups: tuple[int, ...], start: int, end: int) -> list[bytes]:
-        """What the cache knows pages of these groups by, of those that have digests."""
-        return [key(digest, group) for group in groups for digest in hold.digests[start:end]]
-
     def _note_cached(self, request: Request) -> None:
         if not request.preempted:
             request.hold.cached_tokens = len(request.hold.pages) * self._size
-
-    def _most_shared(self, request: Request) -> int:
-        """How many of its first pages a request can share, given what it has to compute itself."""
-        return min(len(request.hold.digests), request.skippable // self._size)

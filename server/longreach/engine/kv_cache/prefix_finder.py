@@ -1,0 +1,92 @@
+"""What a request can share of what is cached: up to which border, which pages, and the copy of a state there.
+
+It asks the pool, the groups and the states, and changes nothing; `allocator` acts on what it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from longreach.engine.kv_cache.borders import key, longest_chain, usable_border
+from longreach.engine.kv_cache.groups import PageGroups
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.kv_cache.state_pool import FoundCopy
+from longreach.engine.requests.page_hold import PageHold
+from longreach.engine.requests.request import Request
+
+
+class Match(NamedTuple):
+    """What a request can share: pages up to a `border`, of each group those that it needs there, and the copy of a
+    state that it can `start` from there; and how many pages full groups have, on the device or in host memory."""
+
+    border: int
+    chain: int
+    pages: list[list[int]]
+    start: FoundCopy | None = None
+
+
+class PrefixFinder:
+    """Looks up prefixes in a `pool` of pages of `groups`, and of `states`, where a model keeps any."""
+
+    def __init__(self, pool: PagePool, groups: PageGroups, states: StateAllocator | None) -> None:
+        self._pool = pool
+        self._size = pool.page_size
+        self._groups = groups
+        self._states = states
+        self._all = tuple(range(len(groups.windows)))
+        # Whether a prefix is usable up to some borders only.
+        self.by_border = bool(groups.windowed) or states is not None
+
+    def match(self, request: Request) -> Match:
+        """What a request that holds nothing can share of what is on the device."""
+        digests, most = request.hold.digests, self.most_shared(request)
+        if not self.by_border:
+            pages = self._pool.match(digests[:most])
+            return Match(len(pages), len(pages), [pages])
+        pool, groups = self._pool, self._groups
+        chain = longest_chain(groups, digests, 0, most, pool.has)
+        on_device = longest_chain(groups, digests, 0, chain, pool.cache.has_digest)
+        border = self.usable(request, 0, on_device, pool.cache.has_digest)
+        keys = [self.keys(request.hold, (group,), groups.first(group, border), border) for group in self._all]
+        return Match(border, chain, [pool.match(of_group) for of_group in keys], self.copy_at(request, border))
+
+    def usable(self, request: Request, start: int, end: int, has: Callable[[bytes], bool]) -> int:
+        """As `usable_border`, for a request, with states counted in."""
+        border = usable_border(self._groups, request.hold.digests, start, end, has)
+        while self._states is not None and border > start:
+            found = self._states.longest(request, start, border)
+            if found is None:
+                return start
+            border = usable_border(self._groups, request.hold.digests, start, found.depth, has)
+            if border == found.depth:
+                break
+        return border
+
+    def copy_at(self, request: Request, border: int) -> FoundCopy | None:
+        """The copy of a request's state at a usable border; None at its beginning, or without states."""
+        return None if self._states is None or not border else self._states.longest(request, border - 1, border)
+
+    def away(self, hold: PageHold, start: int, border: int) -> list[bytes]:
+        """What a request needs to go from one border to another and is not on the device."""
+        firsts = ((group, max(start, self._groups.first(group, border))) for group in self._all)
+        keys = (digest for group, first in firsts for digest in self.keys(hold, (group,), first, border))
+        return [digest for digest in keys if not self._pool.cache.has_digest(digest)]
+
+    def reach(self, hold: PageHold, start: int, chain: int, count: int) -> int:
+        """The page up to which full groups have at most `count` pages that are not on the device."""
+        for page in range(start, chain):
+            away = self.keys(hold, self._groups.full, page, page + 1)
+            count -= sum(not self._pool.cache.has_digest(digest) for digest in away)
+            if count < 0:
+                return page
+        return chain
+
+    def keys(self, hold: PageHold, groups: tuple[int, ...], start: int, end: int) -> list[bytes]:
+        """What the cache knows pages of these groups by, of those that have digests."""
+        return [key(digest, group) for group in groups for digest in hold.digests[start:end]]
+
+    def most_shared(self, request: Request) -> int:
+        """How many of its first pages a request can share, given what it has to compute itself."""
+        return min(len(request.hold.digests), request.skippable // self._size)
