@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain
 from longreach.engine.kv_cache.groups import PageGroups
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.prefix_finder import PrefixFinder
@@ -94,7 +94,7 @@ class PageAllocator:
     def usage(self) -> PageUsage:
         """How many pages and slots there are, and how many are in use."""
         pool, host = self._pool, self._pool.host
-        slots = (0, 0) if host is None else (host.num_slots, host.num_used)
+        slots = (0, 0) if host is None else (host.index.num_places, host.index.num_used)
         return PageUsage(pool.num_pages, pool.num_free, pool.cache.num_idle, *slots)
 
     @property
@@ -201,7 +201,7 @@ class PageAllocator:
         if not self._finder.by_border:
             hold.cached_until = chain * self._size
         elif chain > known or hold.cached_until < request.computed or self.states is not None:
-            hold.cached_until = self._finder.usable(request, start, chain, self._pool.has) * self._size
+            hold.cached_until = self._finder.usable(request, start, chain) * self._size
         hold.chain_until = chain
         return max(hold.cached_until, request.computed)
 
@@ -360,18 +360,25 @@ class PageAllocator:
         if self.states is not None:
             self.states.expire(now)
 
-    def take_moves(self) -> PageMoves:
+    def take_moves(self) -> CacheMoves:
         """What has to be copied and cleaned for the step that has been planned, since the last call."""
+        if self.states is not None:
+            self.states.save_ahead()
         return self._pool.take_moves()
 
     def moves_launched(self) -> None:
         """The copies of the last `take_moves` are on their way: steps to come may read what is restored."""
-        self._pool.moves_launched()
+        if self._pool.host is not None:
+            self._pool.host.launched()
 
-    def moves_failed(self, moves: PageMoves, requests: list[Request]) -> list[Request]:
+    def moves_failed(self, moves: CacheMoves, requests: list[Request]) -> list[Request]:
         """The copies of the last `take_moves` failed: nobody shares them. Which `requests` cannot go on without."""
-        wrong = self._pool.moves_failed(moves)
-        return [request for request in requests if not wrong.isdisjoint(request.hold.held(self._all))]
+        assert self._pool.host is not None
+        self._pool.host.failed(moves)
+        pages = {copy.at for copy in moves.restored if not copy.is_state}
+        slots = {copy.at for copy in moves.restored if copy.is_state}
+        held = ((request, request.hold.held(self._all), request.states.pinned) for request in requests)
+        return [r for r, tables, pinned in held if not (pages.isdisjoint(tables) and slots.isdisjoint(pinned))]
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
@@ -421,19 +428,20 @@ class PageAllocator:
         start = len(hold.pages)
         here = PrefixMatch(start * self._size, False)
         chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), pool.has)
-        border = self._finder.usable(request, start, chain, pool.has)
-        away = self._finder.away(hold, start, border)
-        if len(away) > max(0, max_restored - pool.num_restoring):
+        border = self._finder.usable(request, start, chain)
+        away = self._finder.away(request, start, border)
+        if self._finder.places(away) > max(0, max_restored - pool.num_restoring):
             if pool.num_restoring:
                 return here._replace(waits=True)
             reach = self._finder.reach(hold, start, chain, max_restored)
-            nearer = self._finder.usable(request, start, reach, pool.has)
+            nearer = self._finder.usable(request, start, reach)
             border = nearer if nearer > start else border
-            away = self._finder.away(hold, start, border)
+            away = self._finder.away(request, start, border)
         if border == start:
             return here
-        if any(pool.is_restoring(digest) for digest in away):
+        if any(pool.is_restoring(name) for name in away.keys):
             return here._replace(waits=True)
+        pool.pin_away(away.keys)
         if self.states is not None:
             copy = self._finder.copy_at(request, border)
             if copy is None or not self.states.start_from(request, copy):
@@ -453,12 +461,12 @@ class PageAllocator:
                     table.append(page)
                 hold.reserves[group] -= 1
         # Last, since it may take the place of idle pages.
-        for (table, place), page in zip(places, pool.restore(away) if away else (), strict=True):
+        for (table, place), page in zip(places, pool.restore(away.pages) if places else (), strict=True):
             table[place] = page
         hold.settled = border
         self._trim(hold)
         self._note_cached(request)
-        return PrefixMatch(border * self._size, bool(away))
+        return PrefixMatch(border * self._size, bool(away.keys))
 
     def _drop_behind(self, request: Request, border: int) -> None:
         """Drop what no window sees behind a border of so many pages."""
