@@ -32,7 +32,9 @@ _ROTARY = "model_patches/longreach_patches/fused/rotary_kernel.py"
 _ALLOCATOR = "server/longreach/engine/kv_cache/allocator.py"
 _PAGE_POOL = "server/longreach/engine/kv_cache/page_pool.py"
 _PREFIX_CACHE = "server/longreach/engine/kv_cache/prefix_cache.py"
+_PREFIX_SHARING = "server/longreach/engine/kv_cache/prefix_sharing.py"
 _SCHEDULER = "server/longreach/engine/scheduling/scheduler.py"
+_RUN_QUEUE = "server/longreach/engine/scheduling/run_queue.py"
 _STATES = "server/longreach/engine/kv_cache/state_allocator.py"
 _STATE_POOL = "server/longreach/engine/kv_cache/state_pool.py"
 _PRIORITY = "server/longreach/engine/scheduling/priority.py"
@@ -224,7 +226,7 @@ FAULTS = (
     ),
     Fault(
         "a request reads what another is about to leave a copy of",
-        _ALLOCATOR,
+        _PREFIX_SHARING,
         "        if ahead is request or end < start:\n",
         "        if True:\n",
         (f"{_ENGINE}/test_state_prefixes.py::test_a_shorter_question_waits_for_who_reads_the_document",),
@@ -311,7 +313,7 @@ FAULTS = (
     ),
     Fault(
         "preemption loses the tokens that were drawn",
-        _SCHEDULER,
+        _RUN_QUEUE,
         "        victim.preempted = True\n",
         "        victim.preempted = True\n        del victim.tokens[victim.prompt_tokens :]\n",
         (f"{_ENGINE}/test_engine.py::test_a_preempted_request_goes_on_with_the_same_answer",),
@@ -319,7 +321,7 @@ FAULTS = (
     Fault(
         "an answer that finds no page goes on without one",
         _SCHEDULER,
-        "                if not self._make_place(request, now):\n                    continue\n",
+        "                if not self._queue.make_place(request, now):\n                    continue\n",
         "                pass\n",
         (f"{_ENGINE}/test_scheduler.py::test_answers_that_outgrow_their_promise_preempt_the_last_comer_once",),
     ),

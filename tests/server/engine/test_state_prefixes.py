@@ -12,6 +12,7 @@ import random
 import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import SLOTS_PER_REQUEST, StateAllocator
@@ -39,13 +40,14 @@ class Bench:
         kinds: States = "beside",
         overlaps: bool = True,
         caches: bool = True,
+        host: HostTier | None = None,
         **limits: float,
     ) -> None:
         self.runner = SimulatedRunner(page, overlaps=overlaps, states=kinds)
         self.windows: Windows = (None,) if kinds == "alone" else (None, None)
-        self.states = StateAllocator(StatePool(slots), page, copies=caches)
+        self.states = StateAllocator(StatePool(slots, host), page, copies=caches)
         hasher = PageHasher(page, "m") if caches else None
-        allocator = PageAllocator(PagePool(pages, page), hasher, states=self.states)
+        allocator = PageAllocator(PagePool(pages, page, host), hasher, states=self.states)
         bounds = Limits(rows, step, pages * page, resume_seconds=60.0, **limits)  # type: ignore[arg-type]
         self.engine = Engine(Scheduler(allocator, bounds), self.runner, self.runner.clock)
         self.streams: dict[str, list[int]] = {}

@@ -9,7 +9,8 @@ import torch
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.groups import PageGroups
-from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import CacheMoves, Copy
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Failed, Generate, Sampling
@@ -45,7 +46,7 @@ class Counting:
     def take_seconds(self) -> float:
         return 0.1
 
-    def move(self, moves: PageMoves) -> None:
+    def move(self, moves: CacheMoves) -> None:
         pass
 
     def recover(self) -> None:
@@ -60,7 +61,7 @@ def shape_of(config: object, *, divided: bool = True) -> PageShape:
 
 
 def engine_of(shape: PageShape, num_pages: int, slots: int = 0, step: int = STEP) -> Engine:
-    pool = PagePool(num_pages, PAGE, HostPages(slots) if slots else None)
+    pool = PagePool(num_pages, PAGE, HostTier(slots) if slots else None)
     groups = PageGroups(PAGE, shape.windows, step)
     limits = Limits(8, step, 1 << 20)
     return Engine(Scheduler(PageAllocator(pool, PageHasher(PAGE, "m"), groups), limits), Counting())
@@ -205,7 +206,7 @@ def test_a_page_that_two_hold_is_backed_by_one_that_is_kept_free() -> None:
 
 
 def test_passed_pages_are_given_up_first_and_not_kept_in_host_memory() -> None:
-    pool = PagePool(3, 1, HostPages(4))
+    pool = PagePool(3, 1, HostTier(4))
     pool.reserve(3)
     pages = pool.allocate(3)
     for page, digest in zip(pages, (b"a", b"b", b"c"), strict=True):
@@ -215,7 +216,7 @@ def test_passed_pages_are_given_up_first_and_not_kept_in_host_memory() -> None:
     pool.drop(pages[2], worth=True)
     assert [digest for _, digest in pool.cache.next_evicted(3)] == [b"b", b"a", b"c"]
     assert pool.allocate(2) == [pages[1], pages[0]]
-    assert pool.take_moves().evicted == [(pages[0], 0)]
+    assert pool.take_moves().evicted == [Copy(pages[0], (0,))]
 
 
 def test_what_a_broken_request_left_behind_is_not_shared() -> None:
