@@ -8,6 +8,7 @@ fails costs entries and a line of the log, never a request.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import logging
@@ -24,6 +25,7 @@ from typing import NamedTuple
 from longreach.engine.disk import entry_file
 from longreach.engine.disk.disk_index import DiskIndex
 from longreach.engine.disk.entry_file import Contents, DamagedEntryError
+from longreach.engine.messages import DiskStats
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class DiskStore:
         self._lock = _locked(folder)  # None where nothing can be written
         self._rests_until = 0.0
         self._queued_bytes = 0
-        self._done: queue.SimpleQueue[tuple[Done, int, OSError | ValueError | None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Done, int, Exception | None]] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         start = time.monotonic()
         self._delete(self._index.found(_files(folder)))
@@ -102,12 +104,26 @@ class DiskStore:
         """Bytes that all files take."""
         return self._index.bytes
 
-    def write(self, key: bytes, parts: Sequence[Contents]) -> bool:
-        """Begin to write an entry, whose `parts` must not change until `done` has it; False if it is not kept."""
+    @property
+    def stats(self) -> DiskStats:
+        """What is there, and what has happened to it."""
+        sizes = {"bytes": self.bytes, "most_bytes": self._index.most_bytes, "entries": len(self)}
+        return DiskStats(**sizes, **dataclasses.asdict(self.counts))
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing is written for a while, since a write has failed."""
+        return time.monotonic() < self._rests_until
+
+    def write(self, key: bytes, parts: Sequence[Contents], ready: Callable[[], object] | None = None) -> bool:
+        """Begin to write an entry, whose `parts` must not change until `done` has it; False if it is not kept.
+
+        `ready` waits until the parts are what is to be written; the thread that writes calls it.
+        """
         path, size = self._path(key), sum(memoryview(part).nbytes for part in parts)
         if path in self._index:
             return False
-        if time.monotonic() < self._rests_until or self._queued_bytes + size > _MOST_QUEUED_BYTES:
+        if self.is_resting or self._queued_bytes + size > _MOST_QUEUED_BYTES:
             self.counts.refused += 1
             return False
         gone = self._index.add(path, size + entry_file.HEADER_BYTES)
@@ -116,7 +132,7 @@ class DiskStore:
             return False
         self._queued_bytes += size
         self._delete(gone)
-        self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, entry_file.write, parts))
+        self._work.put(lambda: self._run(Done(key, is_read=False, ok=True), size, entry_file.write, parts, ready))
         return True
 
     def read(self, key: bytes, parts: Sequence[bytearray | memoryview]) -> None:
@@ -184,21 +200,25 @@ class DiskStore:
         size: int,
         work: Callable[[Path, Sequence[bytearray | memoryview]], None],
         parts: Sequence[Contents],
+        ready: Callable[[], object] | None = None,
     ) -> None:
         """In one of the threads: write or read one file."""
         path = self._folder / self._path(done.key)
         try:
+            if ready is not None:
+                ready()
             if not done.is_read:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             work(path, parts)  # pyright: ignore[reportArgumentType] - what is read has parts that can be written to
             if done.is_read:
-                os.utime(path)  # the order of uses outlives the process
-        except (OSError, DamagedEntryError) as error:
+                with contextlib.suppress(OSError):  # of a folder that can only be read
+                    os.utime(path)  # the order of uses outlives the process
+        except (OSError, DamagedEntryError, RuntimeError) as error:  # the last is a device's, of `ready`
             self._done.put((done._replace(ok=False), size, error))
         else:
             self._done.put((done, size, None))
 
-    def _settled(self, done: Done, size: int, error: OSError | ValueError | None) -> Done:
+    def _settled(self, done: Done, size: int, error: Exception | None) -> Done:
         path = self._path(done.key)
         if done.is_read:
             self._index.used(path)
@@ -214,7 +234,7 @@ class DiskStore:
             self._failed(done, error)
         return done
 
-    def _failed(self, done: Done, error: OSError | ValueError) -> None:
+    def _failed(self, done: Done, error: Exception) -> None:
         path = self._path(done.key)
         if isinstance(error, DamagedEntryError):
             self.counts.damaged += 1
