@@ -158,4 +158,3 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         build(models["llama"], **settings)
-
