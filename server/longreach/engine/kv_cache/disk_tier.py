@@ -124,7 +124,7 @@ class DiskTier:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to copy, or to look after."""
-        return bool(self._wanted or self._reading)
+        return bool(self._wanted or self._reading or self._writing)
 
     @property
     def num_unwritten(self) -> int:
