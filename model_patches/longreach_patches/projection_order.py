@@ -75,7 +75,7 @@ def _reordered(module: nn.Module, parts: DeltaParts, *, by_kind: bool) -> bool:
         else:
             projection.weight.data = weight
         if bias is not None:
-            projection.bias.data = bias[:, 0]
+            cast("Any", projection).bias.data = bias[:, 0]
     return True
 
 
