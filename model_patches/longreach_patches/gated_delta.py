@@ -61,12 +61,12 @@ def patch_mixers(model: PreTrainedModel, backend: str) -> list[nn.Module]:
     return mixers
 
 
-def arrange_weights(mixers: list[nn.Module]) -> None:
+def arrange_weights(mixers: list[nn.Module], ranks: int = 1) -> None:
     """Let the weights of modules that `patch_mixers` returned lie as steps read them fastest, for inference. Their
-    numbers stay as they are."""
+    numbers stay as they are. The modules have the heads of so many ranks."""
     for module in mixers:
         parts = cast("Mixer", getattr(module, MIXER)).parts
-        order_by_kind(module, parts)
+        order_by_kind(module, parts, ranks)
         taps = getattr(module, parts.convolution).weight  # (C, 1, W): neighbouring channels of a tap are read together
         taps.data = taps.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 

@@ -4,7 +4,8 @@ As they are published, what belongs to a key head lies together. To part queries
 step. So for inference the rows of the weights are put in another order once: queries of all heads, then keys, values
 and gates; and in the projection to numbers, what is replaced and then decays. Parts are views from then on.
 
-The order is that of the heads that a module has. On one of several ranks these are the rank's.
+The order is that of the heads that a module has. Where it has those of several ranks, each rank's rows are one run, and
+in the order of kinds among themselves.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ def is_by_key_head(module: nn.Module, parts: DeltaParts) -> bool:
     return parts.by_key_head and not hasattr(module, _BY_KIND)
 
 
-def order_by_kind(module: nn.Module, parts: DeltaParts) -> bool:
+def order_by_kind(module: nn.Module, parts: DeltaParts, ranks: int = 1) -> bool:
     """Put the outputs of a mixer's projections in the order of kinds; whether they are. Its own forward knows of it.
 
-    They stay by key head where a block of scales has rows of two kinds.
+    They stay by key head where a block of scales has rows of two kinds. The module has the heads of so many ranks, a
+    run of key heads each.
     """
     if not is_by_key_head(module, parts):
         return True
-    if not _reordered(module, parts, by_kind=True):
+    if not _reordered(module, parts, ranks, back=False):
         return False
-    setattr(module, _BY_KIND, True)
+    setattr(module, _BY_KIND, ranks)
     setattr(module, OWN_ORDER, functools.partial(_parted, module))
     return True
 
@@ -48,12 +50,12 @@ def order_by_kind(module: nn.Module, parts: DeltaParts) -> bool:
 def order_by_key_head(module: nn.Module, parts: DeltaParts) -> None:
     """Put outputs back that `order_by_kind` has put in order."""
     if hasattr(module, _BY_KIND):
-        _reordered(module, parts, by_kind=False)
+        _reordered(module, parts, getattr(module, _BY_KIND), back=True)
         delattr(module, _BY_KIND)
         delattr(module, OWN_ORDER)
 
 
-def _reordered(module: nn.Module, parts: DeltaParts, *, by_kind: bool) -> bool:
+def _reordered(module: nn.Module, parts: DeltaParts, ranks: int, *, back: bool) -> bool:
     """Give both projections their rows in the other order, or leave both as they are where a block would be cut."""
     has = cast("Any", module)
     shared = has.num_v_heads // has.num_k_heads  # value heads of a key head
@@ -62,7 +64,8 @@ def _reordered(module: nn.Module, parts: DeltaParts, *, by_kind: bool) -> bool:
     changed: list[tuple[Any, Weight, Tensor | None]] = []
     for name, of_head in sizes.items():
         projection = getattr(module, name)
-        runs = (_runs_by_kind if by_kind else _runs_by_key_head)(of_head, has.num_k_heads)
+        runs = _runs(of_head, has.num_k_heads, ranks)
+        runs = _inverse(runs) if back else runs
         weight = projection.weight_value if isinstance(projection, QuantizedLinear) else projection.weight.data
         bias = None if projection.bias is None else runs_of_outputs(projection.bias.data[:, None], runs)
         try:
@@ -79,31 +82,32 @@ def _reordered(module: nn.Module, parts: DeltaParts, *, by_kind: bool) -> bool:
     return True
 
 
-def _runs_by_kind(sizes: Sequence[int], heads: int) -> Runs:
-    """Where each kind of each head is in the published order, kind after kind; `sizes` are the rows of a head."""
-    starts = [0, *accumulate(sizes)]
+def _runs(sizes: Sequence[int], heads: int, ranks: int) -> Runs:
+    """Where each kind of each head is in the published order: rank after rank, and kind after kind. `sizes` are the
+    rows of a head."""
+    starts, of_rank = [0, *accumulate(sizes)], heads // ranks
     return [
         (head * starts[-1] + start, head * starts[-1] + start + size)
+        for rank in range(ranks)
         for start, size in zip(starts, sizes, strict=False)
-        for head in range(heads)
+        for head in range(rank * of_rank, (rank + 1) * of_rank)
     ]
 
 
-def _runs_by_key_head(sizes: Sequence[int], heads: int) -> Runs:
-    """Where each kind of each head is in the order of kinds, head after head."""
-    starts = [heads * start for start in (0, *accumulate(sizes))]
-    return [
-        (start + head * size, start + (head + 1) * size)
-        for head in range(heads)
-        for start, size in zip(starts, sizes, strict=False)
-    ]
+def _inverse(runs: Runs) -> Runs:
+    """Where runs that were put one after another are, in the order in which they were."""
+    ends = accumulate(stop - start for start, stop in runs)
+    moved = [(end - (stop - start), end) for (start, stop), end in zip(runs, ends, strict=True)]
+    return [place for _, place in sorted(zip(runs, moved, strict=True))]
 
 
 def _parted(module: nn.Module, qkvz: Tensor, numbers: Tensor) -> tuple[Tensor, ...]:
     """In the place of the method `OWN_ORDER`: queries, keys, values, gates (.., heads, channels), and the numbers of
     what is replaced and of decays (.., Hv)."""
-    has = cast("Any", module)
-    query, key, value, gate = qkvz.split([has.key_dim, has.key_dim, has.value_dim, has.value_dim], -1)
-    query, key = (x.unflatten(-1, (-1, has.head_k_dim)) for x in (query, key))
-    value, gate = (x.unflatten(-1, (-1, has.head_v_dim)) for x in (value, gate))
-    return query, key, value, gate, *numbers.chunk(2, -1)
+    has, ranks = cast("Any", module), getattr(module, _BY_KIND)
+    sizes = [size // ranks for size in (has.key_dim, has.key_dim, has.value_dim, has.value_dim)]
+    kinds = [kind.flatten(-2) for kind in qkvz.unflatten(-1, (ranks, -1)).split(sizes, -1)]
+    query, key = (x.unflatten(-1, (-1, has.head_k_dim)) for x in kinds[:2])
+    value, gate = (x.unflatten(-1, (-1, has.head_v_dim)) for x in kinds[2:])
+    beta, decay = (x.flatten(-2) for x in numbers.unflatten(-1, (ranks, -1)).chunk(2, -1))
+    return query, key, value, gate, beta, decay

@@ -41,14 +41,11 @@ def fp8_blocks(rows: int) -> Fp8Blocks:
     return Fp8Blocks(values, 1 + torch.arange(ROWS // rows * 2).view(-1, 2).float(), (rows, HIDDEN // 2))
 
 
-def mixer(weight: Weight) -> tuple[nn.Module, DeltaParts]:
+def mixer(weight: Weight, key_heads: int = KEY_HEADS) -> tuple[nn.Module, DeltaParts]:
     """A module whose wide projection has this weight."""
     config = config_of("qwen3_next")
-    config.hidden_size, config.linear_num_key_heads, config.linear_num_value_heads = (
-        HIDDEN,
-        KEY_HEADS,
-        KEY_HEADS * SHARED,
-    )
+    config.hidden_size = HIDDEN
+    config.linear_num_key_heads, config.linear_num_value_heads = key_heads, key_heads * SHARED
     config.linear_key_head_dim = config.linear_value_head_dim = DIM
     torch.manual_seed(3)
     module: Any = Qwen3NextGatedDeltaNet(config, 0).requires_grad_(False)
@@ -87,6 +84,28 @@ def test_a_mixer_computes_the_same_in_either_order(name: str) -> None:
     assert is_by_key_head(module, parts)
     assert all(torch.equal(one, other) for one, other in zip(tensors_of(module), before, strict=True))
     torch.testing.assert_close(module(x), expected)
+
+
+def test_each_ranks_rows_are_one_run() -> None:
+    module, parts = mixer(weights()["fp32"])
+    x = torch.randn(1, 5, HIDDEN)
+    expected, before = module(x), [tensor.clone() for tensor in tensors_of(module)]
+    assert order_by_kind(module, parts, ranks=KEY_HEADS)
+    # With one key head a rank, kinds are in their order already.
+    assert all(torch.equal(one, other) for one, other in zip(tensors_of(module), before, strict=True))
+    assert not is_by_key_head(module, parts)
+    torch.testing.assert_close(module(x), expected)
+    four, _ = mixer(torch.cat([before[0], before[0] + 1]), key_heads=2 * KEY_HEADS)
+    expected, before = four(x), [tensor.clone() for tensor in tensors_of(four)]
+    assert order_by_kind(four, parts, ranks=2)
+    wide, numbers = tensors_of(four)
+    # The third head's queries are the first rows of the second rank, its keys behind those of two heads.
+    assert torch.equal(wide[ROWS : ROWS + DIM], before[0][ROWS : ROWS + DIM])
+    assert torch.equal(wide[ROWS + 2 * DIM : ROWS + 3 * DIM], before[0][ROWS + DIM : ROWS + 2 * DIM])
+    assert torch.equal(numbers[2 * SHARED : 3 * SHARED], before[1][SHARED : 2 * SHARED])
+    torch.testing.assert_close(four(x), expected)
+    order_by_key_head(four, parts)
+    assert all(torch.equal(one, other) for one, other in zip(tensors_of(four), before, strict=True))
 
 
 def test_what_a_block_of_scales_holds_together_stays_as_it_is() -> None:
