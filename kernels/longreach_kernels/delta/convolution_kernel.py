@@ -35,8 +35,10 @@ TILES = ConvolutionTiles()
 def _bias(Bias, channels, inside, BLOCK: tl.constexpr):
     """What a sum over taps starts from."""
     if Bias is None:
-        return tl.zeros((BLOCK,), tl.float32)
-    return tl.load(Bias + channels, mask=inside, other=0.0).to(tl.float32)
+        start = tl.zeros((BLOCK,), tl.float32)
+    else:
+        start = tl.load(Bias + channels, mask=inside, other=0.0).to(tl.float32)
+    return start
 
 
 @triton.jit
