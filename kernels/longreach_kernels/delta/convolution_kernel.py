@@ -18,12 +18,16 @@ from longreach_kernels.delta.batch import StateBatch
 
 class ConvolutionTiles(NamedTuple):
     """How kernels are compiled. A program of prompts has `rows` tokens, of which it reads `ahead` at once, and
-    `channels`; one of states has `state_channels`."""
+    `channels`; one of states has `state_channels`.
+
+    Measured on an H200, microseconds for 8,192 tokens of 8,192 channels, as one prompt and as 16: rows, ahead, channels
+    and warps 32, 8, 512, 4 take 78 and 79; 64, 8, 512, 4 take 82 and 82; 32, 8, 256, 1 take 101 and 103.
+    """
 
     rows: int = 32
     ahead: int = 8
-    channels: int = 256
-    warps: int = 1
+    channels: int = 512
+    warps: int = 4
     state_channels: int = 256
     state_warps: int = 4
 
