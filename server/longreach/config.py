@@ -189,7 +189,7 @@ class Settings(BaseSettings):
         description="Host memory for evicted KV pages and states: 64GiB or a number of bytes; 0 drops them.",
     )
     kv_disk: Path | None = Field(
-        None, description="Folder that keeps KV pages and states on disk, for restarts too; see docs/documents.md."
+        None, description="Folder that keeps KV pages and states on disk, also over restarts."
     )
     kv_disk_bytes: Bytes = Field(
         0, ge=0, le=2**50, description="What that folder may take: 200GiB or a number of bytes."
