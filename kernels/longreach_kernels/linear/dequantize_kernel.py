@@ -14,6 +14,8 @@ from longreach_kernels.linear.rows_kernel import KernelWeight
 from longreach_kernels.linear.tiles import load_scales, spread
 from longreach_kernels.linear.unpack import FP8, MXFP4, e8m0_scales, int4_shifts, sum_factor, word_numbers
 
+# A program of this form takes 64 registers of a thread and half a KB of shared memory: it fits beside one of a grouped
+# product on a multiprocessor of sm_90. With loads some blocks ahead it would not.
 _BLOCK_N, _BLOCK_K = 16, 512
 
 
@@ -46,16 +48,18 @@ def _dequantize_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Grid (blocks of inputs, programs): Out (N, K). A program takes block after block of outputs."""
+    """Any number of programs: Out (N, K). A program takes block after block."""
     PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
     WORDS: tl.constexpr = BLOCK_K // PER_WORD
     GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     dtype: tl.constexpr = Out.dtype.element_ty
-    first = tl.program_id(0) * BLOCK_K
-    place = first // PER_WORD + tl.arange(0, WORDS)
     columns = 1 if GROUP == 0 else tl.cdiv(K, GROUP)
-    for block in range(tl.program_id(1), tl.cdiv(N, BLOCK_N), tl.num_programs(1)):
-        rows = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    across = tl.cdiv(K, BLOCK_K)
+    blocks = across * tl.cdiv(N, BLOCK_N)
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        first = block % across * BLOCK_K
+        place = first // PER_WORD + tl.arange(0, WORDS)
+        rows = block // across * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = rows < N
         valid = inside[:, None] & (place < K // PER_WORD)[None, :]
         words = tl.load(W + rows.to(tl.int64)[:, None] * stride_w + place[None, :], mask=valid, other=0)
@@ -85,15 +89,21 @@ def _dequantize_kernel(
 
 
 def dequantized(
-    weight: KernelWeight, outputs: int, inputs: int, dtype: torch.dtype, programs: int | None = None
+    weight: KernelWeight,
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype,
+    programs: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """A weight (N, K) of any format but 16 bits, rounded once to `dtype`. It takes so many `programs` at most, which
-    leave room for a kernel beside it."""
-    out = torch.empty(outputs, inputs, dtype=dtype, device=weight.numbers.device)
-    blocks = cdiv(inputs, _BLOCK_K)
+    """A weight (N, K) of any format but 16 bits, rounded once to `dtype`, in `out` if that is given. It takes so many
+    `programs` at most, which leave room for a kernel beside it."""
+    if out is None:
+        out = torch.empty(outputs, inputs, dtype=dtype, device=weight.numbers.device)
+    blocks = cdiv(inputs, _BLOCK_K) * cdiv(outputs, _BLOCK_N)
     launch(
         _dequantize_kernel,
-        (blocks, cdiv(outputs, _BLOCK_N) if programs is None else max(1, programs // blocks)),
+        (blocks if programs is None else min(programs, blocks),),
         weight.numbers,
         weight.scales,
         weight.zeros,

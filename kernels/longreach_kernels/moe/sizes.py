@@ -11,6 +11,17 @@ TWICE_ROWS = 384
 # Rows of an expert, on average, up to which packed weights are unpacked in the registers of the product; with more they
 # are unpacked before it. 0 for never.
 UNPACKED_ROWS = {"int4": 512, "mxfp4": 384}
+# Whether what is unpacked before a product is unpacked beside the product before that, in how many programs, and on
+# which GPUs.
+UNPACKS_BESIDE = False
+UNPACKING_PROGRAMS = 132
+_UNPACKS_BESIDE_ON = (90,)
+
+
+def unpacks_beside(arch: int) -> bool:
+    """Whether a GPU of compute capability `arch` (90 for 9.0) unpacks weights of experts beside products. The 16-bit
+    forms of two weights are in memory then, and else of one."""
+    return UNPACKS_BESIDE and arch in _UNPACKS_BESIDE_ON
 
 
 def step_sizes(experts: int, top_k: int) -> list[int]:
