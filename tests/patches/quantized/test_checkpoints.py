@@ -352,10 +352,8 @@ def test_experts_that_are_unpacked_beside_products_are_planned_together(
     read = load_config(str(tmp_path), overrides=declared)
     needed = {arch: Footprint.of(read, torch.bfloat16, 16, arch=arch).scratch_bytes for arch in (80, 90)}
     up = 2 * 2 * config.num_experts * config.hidden_size * config.moe_intermediate_size
-    heads = config.num_attention_heads + 2 * config.num_key_value_heads
-    attention = (
-        2 * config.hidden_size * heads * config.head_dim
-    )  # the next layer's, beside what is unpacked ahead of it
+    # The next layer's, beside what is unpacked ahead of it: queries, keys and values, and their way back.
+    attention = 2 * config.hidden_size * 3 * config.hidden_size
     assert needed == {80: up, 90: max(up + up // 2, up + attention) if beside else up}
 
 
