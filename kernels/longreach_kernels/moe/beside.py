@@ -103,8 +103,9 @@ class UnpackedLayer:
 
     def end(self) -> None:
         """After the call, or an error in it: wait for what has not been taken."""
-        if self._down is not None:
-            self._down.take()
+        for weight in (self._gate_up, self._down):
+            if weight is not None and not isinstance(weight, Tensor):
+                weight.take()
 
 
 @contextmanager
