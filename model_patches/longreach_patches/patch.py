@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from longreach_kernels import Backend, resolve_backend
-from longreach_kernels.moe import UnpackedAhead
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -102,9 +101,6 @@ class PatchedModel:
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)
-        ahead = UnpackedAhead([fused.mixture for fused in self.fused_layers if fused.mixture is not None])
-        for fused in self.fused_layers:
-            fused.join_mixtures(ahead)
 
     def spread_layers(self, layout: RankLayout) -> None:
         """Let the model's own layers compute steps over KV pages, with our products of experts, for inference.

@@ -4,10 +4,9 @@ No call waits for the host, so that steps with experts replay as CUDA graphs. `r
 computes, and `Experts` holds the weights.
 """
 
-from longreach_kernels.moe.ahead import UnpackedAhead
 from longreach_kernels.moe.api import experts_product
 from longreach_kernels.moe.experts import Experts, ExpertsActivation
 from longreach_kernels.moe.route import route
 from longreach_kernels.moe.routing import Routing
 
-__all__ = ["Experts", "ExpertsActivation", "Routing", "UnpackedAhead", "experts_product", "route"]
+__all__ = ["Experts", "ExpertsActivation", "Routing", "experts_product", "route"]

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.backends.resolve import resolve_backend
-from longreach_kernels.moe.ahead import UnpackedAhead
 from longreach_kernels.moe.experts import Experts
 
 
@@ -20,7 +19,6 @@ def experts_product(
     scale: float = 1.0,
     backend: str = "auto",
     batch_invariant: bool = False,
-    ahead: UnpackedAhead | None = None,
 ) -> Tensor:
     """scale * sum of weights[t, j] * expert[experts[t, j]](x[t]) over j, for each token t.
 
@@ -37,8 +35,6 @@ def experts_product(
         backend: as `longreach_kernels.resolve_backend` takes it.
         batch_invariant: whether a token's bits may not depend on the other tokens, nor on how many there are. Steps of
             few tokens are slower then.
-        ahead: of the model whose layer this is. Where packed weights are unpacked beside products, those of the next
-            layer are, too.
 
     Returns:
         (T, C) of x's dtype.
@@ -65,7 +61,7 @@ def experts_product(
         return add_to.copy_(add_to + scale * total)
     from longreach_kernels.moe.launch import experts_product as product_on_gpu
 
-    return product_on_gpu(x, experts, weights, layer, add_to, scale, batch_invariant, ahead)
+    return product_on_gpu(x, experts, weights, layer, add_to, scale, batch_invariant)
 
 
 def _check(x: Tensor, experts: Tensor, weights: Tensor, layer: Experts, add_to: Tensor | None) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,21 +11,10 @@ from longreach_kernels.backends.triton.config import capability, cdiv
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
 from longreach_kernels.linear.fp8_products import experts_take_fp8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
-from longreach_kernels.moe import sizes
-from longreach_kernels.moe.ahead import UnpackedAhead
-from longreach_kernels.moe.beside import UnpackedLayer
 from longreach_kernels.moe.experts import Experts
 from longreach_kernels.moe.one import down_one, up_one
 from longreach_kernels.moe.packed_many_kernel import STEP
-from longreach_kernels.moe.products import (
-    Product,
-    format_name,
-    multiply,
-    packed_weight,
-    unpacks,
-    unpacks_at_once,
-    unpacks_in_registers,
-)
+from longreach_kernels.moe.products import Product, format_name, multiply, packed_weight, unpacks, unpacks_in_registers
 from longreach_kernels.moe.sort_kernel import SortedPairs, sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_planes, gather_rows, sum_rows
 from longreach_kernels.moe.tile_sizes import (
@@ -55,62 +43,30 @@ def experts_product(
     add_to: Tensor | None,
     scale: float,
     batch_invariant: bool,
-    ahead: UnpackedAhead | None = None,
 ) -> Tensor:
     """As `longreach_kernels.moe.experts_product`."""
     x, experts, weights = x.contiguous(), experts.contiguous(), weights.contiguous()
     out = torch.empty_like(x) if add_to is None else add_to
     assert out.is_contiguous(), "the residual stream is dense"
-    parts = [slice(start, start + MAX_TOKENS) for start in range(0, x.shape[0], MAX_TOKENS)]
-    calls = [Call(x[some], experts[some], weights[some], layer) for some in parts]
-    unpacked = None if batch_invariant else _unpacked(calls, ahead)
-    try:
-        for some, call in zip(parts, calls, strict=True):
-            ones = None if batch_invariant else call.one_tiles()
-            if ones is not None:
-                call.add_one(out[some], *ones, add=add_to is not None, scale=scale)
-                continue
-            if unpacked is not None and call.unpacks_beside():
-                call = replace(call, unpacked=unpacked, is_last=some is parts[-1])
+    for start in range(0, x.shape[0], MAX_TOKENS):
+        some = slice(start, start + MAX_TOKENS)
+        call = Call(x[some], experts[some], weights[some], layer)
+        ones = None if batch_invariant else call.one_tiles()
+        if ones is not None:
+            call.add_one(out[some], *ones, add=add_to is not None, scale=scale)
+        else:
             call.add(out[some], *call.tiles(batch_invariant), add=add_to is not None, scale=scale)
-    finally:
-        if unpacked is not None:
-            unpacked.end()
     return out
-
-
-def _unpacked(calls: list[Call], ahead: UnpackedAhead | None) -> UnpackedLayer | None:
-    """What unpacks weights beside the products of calls of a layer; None where they are not unpacked so."""
-    if not calls or not calls[0].unpacks_beside():
-        return None
-    following = None if ahead is None else ahead.following(calls[0].layer)
-    if following is not None and not replace(calls[-1], layer=following).unpacks_beside():
-        following = None
-    return UnpackedLayer(calls[0].layer, following, ahead, calls[0].x)
 
 
 @dataclass(frozen=True)
 class Call:
-    """Tokens x (T, C), their experts (T, k) and weights (T, k), and the layer.
-
-    Its weights are taken from `unpacked` where that is given; `is_last` says that no other call takes them.
-    """
+    """Tokens x (T, C), their experts (T, k) and weights (T, k), and the layer."""
 
     x: Tensor
     experts: Tensor
     weights: Tensor
     layer: Experts
-    unpacked: UnpackedLayer | None = None
-    is_last: bool = True
-
-    def unpacks_beside(self) -> bool:
-        """Whether packed weights are unpacked before both products, each by one kernel, and beside other products."""
-        layer, arch = self.layer, capability(self.x.device)
-        if not sizes.unpacks_beside(arch) or self.x.dtype == torch.float32:
-            return False
-        if not unpacks_at_once(layer.gate_up) or not unpacks_at_once(layer.down):
-            return False
-        return all(isinstance(tile, ManyTile) and not tile.unpacks for tile in self.tiles(False))
 
     def tiles(self, batch_invariant: bool) -> tuple[FewTile | ManyTile, FewTile | ManyTile]:
         """The tiles of both products, which have as many rows."""
@@ -167,23 +123,12 @@ class Call:
         width = layer.gate_up.shape[1] // (2 if layer.is_gated else 1)
         planes = layer.is_gated and unpacks(up) and unpacks(down)
         inner = self.x.new_empty(pairs, cdiv(width, STEP) * STEP if planes else width)
-        product = self.product(self.x, True, inner, up, order, planes=planes)
-        with self._beside(is_up=True):
-            self.multiply(product, up, order)
-        del product  # and with it a weight whose memory the next may take
+        self.multiply(self.product(self.x, True, inner, up, order, planes=planes), up, order)
         if callable(layer.activation):
             inner = layer.activation(inner).contiguous()
         rows = inner.new_empty(pairs, layer.channels)
-        product = self.product(inner, False, rows, down, order, planes=planes)
-        with self._beside(is_up=False):
-            self.multiply(product, down, order)
+        self.multiply(self.product(inner, False, rows, down, order, planes=planes), down, order)
         sum_rows(rows, order, self.experts, self.weights, out, layer.count, layer.first, add=add, scale=scale)
-
-    def _beside(self, *, is_up: bool) -> AbstractContextManager[None]:
-        """What is unpacked beside a product that is begun inside."""
-        if self.unpacked is None:
-            return nullcontext()
-        return self.unpacked.beside_up() if is_up else self.unpacked.beside_down(is_last=self.is_last)
 
     def product(
         self,
@@ -216,8 +161,6 @@ class Call:
         gathers = is_up and (scales is not None or is_gathered_first(out.shape[1]))
         if gathers:
             x = gather_rows(x, order, self.experts.shape[1])
-        if self.unpacked is not None:  # taken last: what comes before need not wait for it
-            weight = self.unpacked.gate_up() if is_up else self.unpacked.down()
         return Product(x, weight, bias, out, gathers or not is_up, gated, scales, not is_up)
 
     def multiply(self, product: Product, tile: FewTile | ManyTile, order: SortedPairs | None) -> None:

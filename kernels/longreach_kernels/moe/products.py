@@ -270,34 +270,21 @@ def packed_weight(weight: Weight, dtype: torch.dtype) -> KernelWeight:
     return packed or KernelWeight(unpacked_weight(weight, dtype), None, None, 0, HALF.value)
 
 
-def unpacked_weight(
-    weight: Weight, dtype: torch.dtype, programs: int | None = None, out: Tensor | None = None
-) -> Tensor:
-    """A weight (E, N, K) for products of many rows, dense and of the rows' dtype. Programs and `out` are as of
-    `dequantized`, for weights that one kernel unpacks."""
+def unpacked_weight(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """A weight (E, N, K) for products of many rows, dense and of the rows' dtype."""
     if isinstance(weight, Tensor):
         return weight.contiguous()
     count, outputs, inputs = weight.shape
     packed = kernel_weight(weight)
     if packed is None:
         return weight.dequantize(dtype)
-    if _lies_evenly(packed, outputs):
-        out = None if out is None else out.view(count * outputs, inputs)
-        return dequantized(packed, count * outputs, inputs, dtype, programs, out).view(count, outputs, inputs)
+    numbers, scales = packed.numbers, packed.scales
+    assert scales is not None
+    # Experts one after another are one weight, if their outputs and scales lie evenly.
+    if numbers.is_contiguous() and scales.is_contiguous() and outputs % packed.block_rows == 0:
+        return dequantized(packed, count * outputs, inputs, dtype).view(count, outputs, inputs)
     each = (kernel_weight(weight.experts(expert, expert + 1).mapped(lambda x: x[0])) for expert in range(count))
     return torch.stack([dequantized(one, outputs, inputs, dtype) for one in each if one is not None])
-
-
-def unpacks_at_once(weight: Weight) -> bool:
-    """Whether a weight has four bits, and one kernel unpacks those of all experts."""
-    packed = kernel_weight(weight) if isinstance(weight, Int4Groups | Mxfp4) else None
-    return packed is not None and _lies_evenly(packed, weight.shape[1])
-
-
-def _lies_evenly(packed: KernelWeight, outputs: int) -> bool:
-    """Whether experts one after another are one weight: their outputs and scales lie evenly."""
-    assert packed.scales is not None
-    return packed.numbers.is_contiguous() and packed.scales.is_contiguous() and outputs % packed.block_rows == 0
 
 
 def format_name(weight: Weight) -> str:

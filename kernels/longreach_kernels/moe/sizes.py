@@ -4,24 +4,14 @@ from __future__ import annotations
 
 FEW_PAIRS = 2048  # pairs of a token and an expert that one kernel sorts
 # Rows of an expert, on average, up to which tiles of 16, 32 and 64 rows are quickest in the form for few rows; then up
-# to which tiles of 64 rows are in the form for many, whose other tiles have 128.
+# to which tiles of 64 rows are in the form for many, whose other tiles have 128. `unpacking_tile` takes the place of
+# the form for few rows above ROWS_32, and above ROWS_16 in MXFP4.
 ROWS_16, ROWS_32, ROWS_64, MEDIUM_ROWS = 10, 22, 56, 96
 # Rows of an expert, on average, from which tiles of FP8 in blocks are two tiles side by side.
 TWICE_ROWS = 384
 # Rows of an expert, on average, up to which packed weights are unpacked in the registers of the product; with more they
 # are unpacked before it. 0 for never.
 UNPACKED_ROWS = {"int4": 512, "mxfp4": 384}
-# Whether what is unpacked before a product is unpacked beside the product before that, in how many programs, and on
-# which GPUs.
-UNPACKS_BESIDE = False
-UNPACKING_PROGRAMS = 132
-_UNPACKS_BESIDE_ON = (90,)
-
-
-def unpacks_beside(arch: int) -> bool:
-    """Whether a GPU of compute capability `arch` (90 for 9.0) unpacks weights of experts beside products. The 16-bit
-    forms of two weights are in memory then, and else of one."""
-    return UNPACKS_BESIDE and arch in _UNPACKS_BESIDE_ON
 
 
 def step_sizes(experts: int, top_k: int) -> list[int]:

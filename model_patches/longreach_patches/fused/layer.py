@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from longreach_kernels.call import AttentionCall
 from longreach_kernels.context_parallel import heads_to_tokens, packed_to_heads
-from longreach_kernels.moe import Experts, UnpackedAhead
+from longreach_kernels.moe import Experts
 from torch import Tensor, nn
 
 from longreach_patches.cache.step import PagedStep
@@ -158,15 +157,6 @@ class FusedLayer:
     def layout(self) -> RankLayout:
         """Which part of the layer this is."""
         return self._layout
-
-    @property
-    def mixture(self) -> Experts | None:
-        """All experts of a mixture."""
-        return self._whole.experts
-
-    def join_mixtures(self, ahead: UnpackedAhead) -> None:
-        """Let the model's mixtures know of each other."""
-        self._mlp = replace(self._mlp, ahead=ahead)
 
     @contextmanager
     def own_weights(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from longreach_kernels.moe import Experts, UnpackedAhead, experts_product
+from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor
 
 from longreach_patches.families import LayerParts
@@ -31,7 +31,6 @@ class Mlp:
         gated: whether the MLP has gates.
         gate: of the MLP beside experts, a projection to one number.
         experts_factor: of what experts give together.
-        ahead: what the model's mixtures know of each other.
     """
 
     products: Products
@@ -41,7 +40,6 @@ class Mlp:
     gated: bool
     gate: Projection | None = None
     experts_factor: float = 1.0
-    ahead: UnpackedAhead | None = None
 
     @classmethod
     def of(cls, modules: LayerModules, parts: LayerParts, products: Products) -> Mlp:
@@ -121,5 +119,4 @@ class Mlp:
             scale=self.experts_factor * (1.0 if to is None else self.residual.multiplier),
             backend=self.products.backend,
             batch_invariant=self.products.batch_invariant,
-            ahead=self.ahead,
         )

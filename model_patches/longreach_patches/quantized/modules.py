@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 import torch
 from longreach_kernels.linear import (
     Int4Groups,
-    Mxfp4,
     Quantized,
     Weight,
     join_outputs,
@@ -19,7 +18,6 @@ from longreach_kernels.linear import (
 )
 from longreach_kernels.linear.fp8_products import experts_take_fp8, library_takes_fp8
 from longreach_kernels.moe import Experts, experts_product
-from longreach_kernels.moe.sizes import unpacks_beside
 from torch import Tensor, nn
 
 
@@ -195,22 +193,19 @@ def bytes_of(model: nn.Module) -> int:
 def scratch_bytes(model: nn.Module, dtype: torch.dtype, arch: int) -> int:
     """The most that a product of many rows dequantises at once: projections of a module that share an input, since
     they may be joined, or all experts. FP8 is dequantised where a GPU of compute capability `arch` (90 for 9.0) has no
-    product of it. Where experts are unpacked beside products, that is both of a layer's weights, and one that is
-    unpacked ahead is there beside other projections. The model may be on the meta device."""
-    widest, of_experts, ahead = 0, 0, 0
+    product of it. The model may be on the meta device."""
+    widest = 0
     for module in model.modules():
         if isinstance(module, QuantizedExperts):
-            weights = [x for x in weights_of(module) if not experts_take_fp8(x, dtype, arch)]
-            sizes = [x.shape.numel() for x in weights]
-            together = unpacks_beside(arch) and all(isinstance(x, Int4Groups | Mxfp4) for x in weights)
-            of_experts = max([of_experts, sum(sizes) if together else max(sizes, default=0)])
-            ahead = max([ahead, *sizes]) if together else ahead
+            widest = max(
+                [widest, *(x.shape.numel() for x in weights_of(module) if not experts_take_fp8(x, dtype, arch))]
+            )
         by_inputs: dict[int, list[Weight]] = {}
         for child in module.children():
             if isinstance(child, QuantizedLinear):
                 by_inputs.setdefault(child.in_features, []).append(child.weight_value)
         widest = max([widest, *(_dequantised(weights, dtype, arch) for weights in by_inputs.values())])
-    return max(ahead + widest, of_experts) * dtype.itemsize
+    return widest * dtype.itemsize
 
 
 def _dequantised(weights: list[Weight], dtype: torch.dtype, arch: int) -> int:

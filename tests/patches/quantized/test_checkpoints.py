@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4
-from longreach_kernels.moe import sizes
 from longreach_patches import (
     Footprint,
     LoadedModel,
@@ -339,39 +338,6 @@ def test_a_step_is_planned_with_the_weights_that_a_product_dequantises(tmp_path:
         assert footprint.step_bytes(100, 1) == 100 * footprint.token_bytes + scratch[name]
     # Gates and ups are joined: 64 inputs, 2 times 96 outputs, and queries, keys, values and their way back are as wide.
     assert scratch == {"int4": 64 * 2 * 96 * 2, "fp8": 0, "16 bits": 0}
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_experts_that_are_unpacked_beside_products_are_planned_together(
-    tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "UNPACKS_BESIDE", beside)
-    config = config_of("qwen3_moe")
-    config.save_pretrained(tmp_path)
-    declared = {"quantization_config": compressed(INT4, None, "pack-quantized")}
-    read = load_config(str(tmp_path), overrides=declared)
-    needed = {arch: Footprint.of(read, torch.bfloat16, 16, arch=arch).scratch_bytes for arch in (80, 90)}
-    up = 2 * 2 * config.num_experts * config.hidden_size * config.moe_intermediate_size
-    # The next layer's, beside what is unpacked ahead of it: queries, keys and values, and their way back.
-    attention = 2 * config.hidden_size * 3 * config.hidden_size
-    assert needed == {80: up, 90: max(up + up // 2, up + attention) if beside else up}
-
-
-def test_mixtures_know_which_follows(tmp_path: Path) -> None:
-    config = config_of("qwen3_moe")
-    config.num_hidden_layers = 3
-    config.save_pretrained(tmp_path)
-    layers = load_model(str(tmp_path), device="cpu", random_weights=True).patched.fused_layers
-    first, second, last = (layer.mixture for layer in layers)
-    aheads = {id(layer._mlp.ahead) for layer in layers}
-    ahead = layers[0]._mlp.ahead
-    assert len(aheads) == 1
-    assert ahead is not None
-    assert first is not None
-    assert second is not None
-    assert last is not None
-    assert ahead.following(first) is second
-    assert ahead.following(second) is ahead.following(last) is None, "the last may have fewer rows"
 
 
 EVERY_GPU = (0, 80, 86, 89, 90, 100, 120)  # 0 stands for CPUs and for GPUs that are not known
