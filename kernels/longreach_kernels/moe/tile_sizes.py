@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_16, ROWS_32, ROWS_64, TWICE_ROWS, UNPACKED_ROWS
+from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_8, ROWS_16, ROWS_32, ROWS_64, TWICE_ROWS, UNPACKED_ROWS
 
 
 class FewTile(NamedTuple):
@@ -81,14 +81,19 @@ def few_tile(
     is_one: bool,
     is_packed: bool,
     is_fp8: bool,
+    is_mxfp4: bool = False,
 ) -> FewTile | None:
     """The tile of a product whose rows are few for each expert; None where they are many. `arch` is a compute
     capability as one number, 0 for the interpreter. `is_one`: there is one token. `is_packed`: weights are unpacked on
-    the way; `is_fp8`: they are multiplied in FP8.
+    the way, those of MXFP4 if `is_mxfp4`; `is_fp8`: they are multiplied in FP8.
 
     Measured on an H200, microseconds of both products, Qwen3-30B at 256 tokens and gpt-oss at 256: 16 rows 317 and 592,
     32 rows 292 and 441, 64 rows 300 and 390. In FP8 at 64 tokens 16 rows take 166, 32 rows 208 and 64 rows 278: each
     program quantises its rows.
+
+    gpt-oss's layer in MXFP4 takes in tiles of 16 and of 8 rows 112 and 90 us at 4 tokens, 194 and 162 at 16, 214 and 187
+    at 32, and 216 and 245 at 64: what is multiplied for rows that are not there takes the tensor cores longer than the
+    memory takes for the weights.
     """
     average = pairs / experts
     if average > (ROWS_32 if is_fp8 else ROWS_64):
@@ -96,6 +101,8 @@ def few_tile(
     rows = 16 if average <= ROWS_16 else 32 if average <= ROWS_32 else 64
     if arch == 0:
         return FewTile(rows, 32, 128 if is_packed or is_fp8 else 32, 4, 1)
+    if is_mxfp4 and arch == 90 and dtype != torch.float32 and average <= ROWS_8 and not is_one:
+        return FewTile(8, 32, 256, 2, 3)
     if is_packed:
         return _packed_tile(min(rows, 32), gated, dtype, arch, is_one)
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
