@@ -39,6 +39,7 @@ _STATES = "server/longreach/engine/kv_cache/state_allocator.py"
 _STATE_POOL = "server/longreach/engine/kv_cache/state_pool.py"
 _PRIORITY = "server/longreach/engine/scheduling/priority.py"
 _ADMISSION = "server/longreach/engine/admission.py"
+_BATCH_BUILDER = "server/longreach/engine/device/batch_builder.py"
 _SAMPLER = "server/longreach/engine/sampling/sampler.py"
 _PROCESSORS = "server/longreach/engine/sampling/logit_processors.py"
 _STOP = "server/longreach/text/stop.py"
@@ -167,6 +168,13 @@ FAULTS = (
         "        pool.free(pages, hold.reserved, ",
         "        pool.free(pages[:-1], hold.reserved, ",
         (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
+    ),
+    Fault(
+        "a page that a window has dropped stays in the device's table",
+        _BATCH_BUILDER,
+        "                self._note_change(group, slot, before, first)\n",
+        "                pass\n",
+        (f"{_ENGINE}/test_device_tables.py",),
     ),
     Fault(
         "a page that others hold is free",
