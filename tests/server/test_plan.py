@@ -161,6 +161,13 @@ def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
     assert kv_tokens[1] < kv_tokens[0] - 30_000
 
 
+def test_steps_that_unpack_weights_are_planned_longer_on_large_gpus(llama: Path) -> None:
+    declared = json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}})
+    found = plan(llama, "--gpu-memory", "48GiB,80GiB", "--hf-overrides", declared)["rows"]
+    asked = plan(llama, "--gpu-memory", "80GiB", "--hf-overrides", declared, "--max-batched-tokens", "16384")["rows"]
+    assert found[1]["step_bytes"] == asked[0]["step_bytes"] > 1.5 * found[0]["step_bytes"]
+
+
 def test_host_memory_is_planned_in_tokens(llama: Path) -> None:
     arguments = ["--gpu-memory", "80GiB", "--kv-cache-dtype", "auto,fp8", "--kv-offload-bytes", "64GiB"]
     assert [row["host_kv_tokens"] for row in plan(llama, *arguments)["rows"]] == [2**19, 2**20]
