@@ -32,11 +32,14 @@ _ROTARY = "model_patches/longreach_patches/fused/rotary_kernel.py"
 _ALLOCATOR = "server/longreach/engine/kv_cache/allocator.py"
 _PAGE_POOL = "server/longreach/engine/kv_cache/page_pool.py"
 _PREFIX_CACHE = "server/longreach/engine/kv_cache/prefix_cache.py"
+_PREFIX_SHARING = "server/longreach/engine/kv_cache/prefix_sharing.py"
 _SCHEDULER = "server/longreach/engine/scheduling/scheduler.py"
+_RUN_QUEUE = "server/longreach/engine/scheduling/run_queue.py"
 _STATES = "server/longreach/engine/kv_cache/state_allocator.py"
 _STATE_POOL = "server/longreach/engine/kv_cache/state_pool.py"
 _PRIORITY = "server/longreach/engine/scheduling/priority.py"
 _ADMISSION = "server/longreach/engine/admission.py"
+_BATCH_BUILDER = "server/longreach/engine/device/batch_builder.py"
 _SAMPLER = "server/longreach/engine/sampling/sampler.py"
 _PROCESSORS = "server/longreach/engine/sampling/logit_processors.py"
 _STOP = "server/longreach/text/stop.py"
@@ -167,6 +170,13 @@ FAULTS = (
         (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
     ),
     Fault(
+        "a page that a window has dropped stays in the device's table",
+        _BATCH_BUILDER,
+        "                self._note_change(group, slot, before, first)\n",
+        "                pass\n",
+        (f"{_ENGINE}/test_device_tables.py",),
+    ),
+    Fault(
         "a page that others hold is free",
         _PAGE_POOL,
         "left = [page for page in pages if not self._holders[page]]",
@@ -224,7 +234,7 @@ FAULTS = (
     ),
     Fault(
         "a request reads what another is about to leave a copy of",
-        _ALLOCATOR,
+        _PREFIX_SHARING,
         "        if ahead is request or end < start:\n",
         "        if True:\n",
         (f"{_ENGINE}/test_state_prefixes.py::test_a_shorter_question_waits_for_who_reads_the_document",),
@@ -311,7 +321,7 @@ FAULTS = (
     ),
     Fault(
         "preemption loses the tokens that were drawn",
-        _SCHEDULER,
+        _RUN_QUEUE,
         "        victim.preempted = True\n",
         "        victim.preempted = True\n        del victim.tokens[victim.prompt_tokens :]\n",
         (f"{_ENGINE}/test_engine.py::test_a_preempted_request_goes_on_with_the_same_answer",),
@@ -319,7 +329,7 @@ FAULTS = (
     Fault(
         "an answer that finds no page goes on without one",
         _SCHEDULER,
-        "                if not self._make_place(request, now):\n                    continue\n",
+        "                if not self._queue.make_place(request, now):\n                    continue\n",
         "                pass\n",
         (f"{_ENGINE}/test_scheduler.py::test_answers_that_outgrow_their_promise_preempt_the_last_comer_once",),
     ),

@@ -3,9 +3,9 @@
     verb          | what it does
     --------------+-------------------------------------------------------------------------------------
     reserve       | promises a request pages up to a length; they are allocated without being refused then
-    match_prefix  | gives a request cached pages in place of reserved ones
+    prefixes      | gives a request cached pages in place of reserved ones: `prefix_sharing`
     allocate      | gives a request ids for reserved pages
-    drop          | takes back the pages that a request's windows have left behind
+    held          | takes back the pages that a request's windows have left behind: `group_pages`
     commit        | puts full pages into the prefix cache: others may share them
     invalidate    | takes pages out of the prefix cache, since their contents may be wrong
     free          | takes everything back; cached pages can still be matched until they are evicted
@@ -20,22 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from longreach.engine.kv_cache.borders import is_worth_keeping, key, longest_chain
+from longreach.engine.kv_cache.borders import key
+from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.prefix_finder import PrefixFinder
+from longreach.engine.kv_cache.prefix_sharing import PrefixSharing
 from longreach.engine.kv_cache.state_allocator import StateAllocator, StateUsage
-from longreach.engine.requests.page_hold import DROPPED, PageHold
+from longreach.engine.requests.page_hold import DROPPED
 from longreach.engine.requests.request import Request
-
-
-class PrefixMatch(NamedTuple):
-    """Where a request stands, `computed` tokens, and whether it `waits` for pages from the host before it computes."""
-
-    computed: int
-    waits: bool
 
 
 class PageUsage(NamedTuple):
@@ -67,9 +63,10 @@ class PageAllocator:
         self._size = pool.page_size
         self.groups = PageGroups(pool.page_size) if groups is None else groups
         self._all = tuple(range(len(self.groups.windows)))
-        self._has_windows = bool(self.groups.windowed)
         self.states = states
         self._finder = PrefixFinder(pool, self.groups, states)
+        self.held = GroupPages(pool, self.groups)
+        self.prefixes = PrefixSharing(pool, self.groups, states, self.held, self._finder)
 
     @property
     def num_pages(self) -> int:
@@ -122,7 +119,7 @@ class PageAllocator:
         match = self._finder.match(request)
         if self.states is not None and not self.states.can_reserve(match.start):
             return False
-        missing = self._missing(request.hold, self._pool.pages_for(length), match.border)
+        missing = self.held.missing(request.hold, self._pool.pages_for(length), match.border)
         return self._pool.can_reserve(sum(missing), *self._apart(match.pages))
 
     def reserve(self, request: Request, length: int) -> bool:
@@ -134,12 +131,12 @@ class PageAllocator:
         if hold.promised:
             if pages <= hold.promised:
                 return True
-            missing = self._missing(hold, pages, None)
+            missing = self.held.missing(hold, pages, None)
             if not self._pool.reserve(sum(missing)):
                 return False
         else:
             match = self._finder.match(request)
-            missing = self._missing(hold, pages, match.border)
+            missing = self.held.missing(hold, pages, match.border)
             if self.states is not None and not self.states.can_reserve(match.start):
                 return False
             if not self._pool.reserve(sum(missing), *self._apart(match.pages)):
@@ -153,97 +150,15 @@ class PageAllocator:
                 hold.first[group] = match.border - len(shared)
                 hold.tables[group] = [DROPPED] * hold.first[group] + shared
             if match.border:
-                self._note_cached(request)
+                self.prefixes.note_cached(request)
         hold.promised = pages
         for group, count in enumerate(missing):
             hold.reserves[group] += count
         return True
 
-    def match_prefix(self, request: Request, max_restored: int) -> PrefixMatch:
-        """Share cached pages in place of reserved ones, from where the request stands, as far as there are any.
-
-        Pages that the host has are restored, at most `max_restored` of all requests before the next `take_moves`.
-        Where windows need more for the next border, that is restored when nothing else is.
-        """
-        if request.computed % self._size:
-            return PrefixMatch(request.computed, False)
-        start = len(request.hold.pages)
-        assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
-        if self._finder.by_border:
-            return self._match_borders(request, max_restored)
-        hold, pool = request.hold, self._pool
-        waits = False
-        for digest in hold.digests[start : self._finder.most_shared(request)]:
-            if pool.is_restoring(digest):
-                waits = True  # for another request's page
-                break
-            if (page := pool.cache.lookup(digest)) is not None:
-                pool.share(page)
-            elif pool.host is not None and digest in pool.host:
-                waits = True
-                if pool.num_restoring >= max_restored:
-                    break
-                [page] = pool.restore([digest])
-            else:
-                break
-            hold.pages.append(page)
-            hold.reserves[0] -= 1
-            self._note_cached(request)
-        return PrefixMatch(len(hold.pages) * self._size, waits)
-
-    def lookup(self, request: Request) -> int:
-        """The position up to which a request's tokens are computed or cached; looks further than last time only."""
-        if request.computed % self._size:
-            return request.computed
-        hold, start = request.hold, request.computed // self._size
-        known = max(start, hold.chain_until)
-        chain = longest_chain(self.groups, hold.digests, known, self._finder.most_shared(request), self._pool.has)
-        if not self._finder.by_border:
-            hold.cached_until = chain * self._size
-        elif chain > known or hold.cached_until < request.computed or self.states is not None:
-            hold.cached_until = self._finder.usable(request, start, chain, self._pool.has) * self._size
-        hold.chain_until = chain
-        return max(hold.cached_until, request.computed)
-
-    def awaits(self, request: Request, start: int, ahead: Request, end: int) -> bool:
-        """Whether a request, which could compute from `start` on, waits for one that is computed up to `end`.
-
-        It does where that one goes on to leave a copy of its state from which the request can start further on.
-        """
-        if ahead is request or end < start:
-            return False
-        digests, last = request.hold.digests, self._finder.most_shared(request)
-        depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
-        return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
-
-    def digests(self, request: Request, start: int, end: int) -> list[bytes]:
-        """Those of the pages that hold tokens `start` to `end`, of those that have any."""
-        return request.hold.digests[start // self._size : self._pool.pages_for(end)]
-
-    def first_of(self, digests: set[bytes], request: Request, start: int, end: int) -> int:
-        """The first position from `start` to `end` at which a page with one of these digests begins; `end` if none."""
-        last = min(self._pool.pages_for(end), self._finder.most_shared(request))
-        for page in range(self._pool.pages_for(start), last):
-            if request.hold.digests[page] in digests:
-                return page * self._size
-        return end
-
     def reserved_tokens(self, request: Request) -> int:
         """Tokens that a request may grow to without being refused."""
         return request.hold.promised * self._size
-
-    def longest_chunk(self, request: Request) -> int:
-        """How many tokens a request can have computed in its next step: its windows' pages are dropped step by step.
-
-        Some are always there, once no step in flight computes others of it. Of what is there half is left to the step
-        after, so that two may be in flight.
-        """
-        hold = request.hold
-        if not self._has_windows:
-            return hold.promised * self._size
-        windowed = self.groups.windowed
-        pages = min(hold.reserves[group] for group in windowed) + self._pool.num_available // len(windowed)
-        return len(hold.pages) * self._size - request.computed + (pages + 1) // 2 * self._size
 
     def allocate(self, request: Request, length: int) -> None:
         """Give a request ids of those reserved pages that its first `length` tokens need.
@@ -261,17 +176,6 @@ class PageAllocator:
                 hold.reserves[group] += short
             table += self._pool.allocate(missing)
             hold.reserves[group] -= missing
-
-    def drop(self, request: Request, position: int) -> None:
-        """Take back the pages that no window sees from `position` on, before which all tokens are settled."""
-        if not self._has_windows:
-            return
-        hold, border = request.hold, position // self._size
-        answering = request.known - position <= 1 + request.redo
-        if border > hold.settled or answering != hold.answering:
-            hold.settled, hold.answering = border, answering
-            self._drop_behind(request, border)
-            self._trim(hold)
 
     def commit(self, request: Request, start: int, end: int, *, in_flight: bool = False) -> bool:
         """Let others share the pages that computing tokens `start` to `end` has filled; whether there are any.
@@ -375,117 +279,11 @@ class PageAllocator:
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
-        pool, windowed = self._pool, self.groups.windowed
-        backed = [page for request in requests for page in request.hold.held(windowed)] if windowed else []
-        pool.check([r.hold.held(self._all) for r in requests], [r.hold.reserved for r in requests], backed)
+        check_pages(self._pool, self.groups, requests)
         if self.states is not None:
             self.states.check(requests)
-        for request in requests:
-            hold = request.hold
-            assert len(hold.pages) * self._size >= request.computed, request.id
-            assert self.reserved_tokens(request) <= pool.pages_for(request.max_length) * self._size, request.id
-            for group, table in enumerate(hold.tables):
-                first = hold.first[group]
-                assert len(table) == len(hold.pages), f"{request.id} has tables of several lengths"
-                assert table[:first] == [DROPPED] * first, f"{request.id} has dropped other pages than it says"
-                assert DROPPED not in table[first:], f"{request.id} has dropped a page that it may need"
-                assert first <= self.groups.first(group, request.computed // self._size), f"{request.id} lacks a page"
-                promise = self.groups.promise(group, hold.promised, first, hold.answering)
-                assert len(table) - first + hold.reserves[group] >= promise, f"{request.id} lacks a promised page"
-                for page in table[request.computed // self._size :]:
-                    assert pool.holders(page) == 1, f"{request.id} writes to page {page}, which others read"
-                    assert not pool.cache.has(page), f"{request.id} writes to page {page}, which is cached"
 
     def _apart(self, pages: list[list[int]]) -> tuple[list[int], list[int]]:
         """The pages of all full groups, and those of all windows."""
         full, windowed = self.groups.full, self.groups.windowed
         return [p for group in full for p in pages[group]], [p for group in windowed for p in pages[group]]
-
-    def _missing(self, hold: PageHold, pages: int, border: int | None) -> list[int]:
-        """Of each group the pages that it lacks for a sequence of `pages` pages: of a request that stands at a border
-        and holds what it needs there, or, with None, holds what it does."""
-        groups, missing = self.groups, []
-        for group in self._all:
-            if border is None:
-                first, answering = hold.first[group], hold.answering
-                held = len(hold.pages) - first + hold.reserves[group]
-            else:
-                first, answering = groups.first(group, border), False
-                held = border - first
-            missing.append(max(0, groups.promise(group, pages, first, answering) - held))
-        return missing
-
-    def _match_borders(self, request: Request, max_restored: int) -> PrefixMatch:
-        """As `match_prefix`, from border to border: windows have pages for some only, and states copies at some."""
-        hold, pool, groups = request.hold, self._pool, self.groups
-        start = len(hold.pages)
-        here = PrefixMatch(start * self._size, False)
-        chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), pool.has)
-        border = self._finder.usable(request, start, chain, pool.has)
-        away = self._finder.away(hold, start, border)
-        if len(away) > max(0, max_restored - pool.num_restoring):
-            if pool.num_restoring:
-                return here._replace(waits=True)
-            reach = self._finder.reach(hold, start, chain, max_restored)
-            nearer = self._finder.usable(request, start, reach, pool.has)
-            border = nearer if nearer > start else border
-            away = self._finder.away(hold, start, border)
-        if border == start:
-            return here
-        if any(pool.is_restoring(digest) for digest in away):
-            return here._replace(waits=True)
-        if self.states is not None:
-            copy = self._finder.copy_at(request, border)
-            if copy is None or not self.states.start_from(request, copy):
-                return here
-        self._drop_behind(request, border)
-        places: list[tuple[list[int], int]] = []  # of what is restored, in the order of `away`
-        for group, table in enumerate(hold.tables):
-            first = max(start, groups.first(group, border))
-            table += [DROPPED] * (first - start)
-            for digest in self._finder.keys(hold, (group,), first, border):
-                page = pool.cache.lookup(digest)
-                if page is None:
-                    places.append((table, len(table)))
-                    table.append(DROPPED)
-                else:
-                    pool.share(page, backed=group in groups.windowed)
-                    table.append(page)
-                hold.reserves[group] -= 1
-        # Last, since it may take the place of idle pages.
-        for (table, place), page in zip(places, pool.restore(away) if away else (), strict=True):
-            table[place] = page
-        hold.settled = border
-        self._trim(hold)
-        self._note_cached(request)
-        return PrefixMatch(border * self._size, bool(away))
-
-    def _drop_behind(self, request: Request, border: int) -> None:
-        """Drop what no window sees behind a border of so many pages."""
-        hold, pool = request.hold, self._pool
-        for group in self.groups.windowed:
-            table, before = hold.tables[group], hold.first[group]
-            after = min(self.groups.first(group, border), len(table))
-            for place in range(before, after):
-                page, table[place] = table[place], DROPPED
-                if request.known <= request.prompt_tokens:
-                    pool.mark_unclean([page])  # no answer has been drawn that depends on it
-                worth = is_worth_keeping(self.groups, request, group, place)
-                if worth and (digest := pool.cache.digest_of(page)) is not None:
-                    hold.kept.append((place, page, digest))
-                pool.drop(page, worth=worth)
-                hold.reserves[group] += 1
-            hold.first[group] = max(before, self.groups.first(group, border))
-
-    def _trim(self, hold: PageHold) -> None:
-        """Take back what windows have reserved beyond their promise."""
-        for group in self.groups.windowed:
-            first = hold.first[group]
-            promise = self.groups.promise(group, hold.promised, first, hold.answering)
-            if (surplus := min(hold.reserves[group], len(hold.pages) - first + hold.reserves[group] - promise)) > 0:
-                self._pool.unreserve(surplus)
-                hold.reserves[group] -= surplus
-
-    def _note_cached(self, request: Request) -> None:
-        if not request.preempted:
-            request.hold.cached_tokens = len(request.hold.pages) * self._size

@@ -3,11 +3,7 @@
 Every step first takes one token, and its drafts, from each request that is writing its answer. Prompts get the rest, in
 the order of `priority.rank`; `chunk_size` says how many tokens of each.
 
-A prompt is let in when its turn comes and pages for all of it and for the beginning of its answer can be reserved. An
-answer that outgrows its reservation and finds no page preempts the request that came last, perhaps itself. Requests
-whose end has pages reserved are spared. A preempted request keeps its tokens and its place, and comes back with pages
-reserved for its longest end: nobody is preempted twice, and every request ends. But flexible requests are preempted for
-any other that cannot be let in, as often as one comes.
+Who is let in, and who has to give way, is said in `run_queue`.
 
 A step can be planned while the one before it runs: `advance` says that it was started, and the tokens that it draws are
 wanted before they are known; `settle` says what they are. If one of them ends its request, what the next step computes
@@ -30,8 +26,8 @@ from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.scheduling.chunk_size import ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
-from longreach.engine.scheduling.next_in_line import NextInLine
 from longreach.engine.scheduling.priority import rank, seniority
+from longreach.engine.scheduling.run_queue import RunQueue
 
 
 class Scheduler:
@@ -44,15 +40,25 @@ class Scheduler:
 
     def __init__(self, allocator: PageAllocator, limits: Limits) -> None:
         self.allocator = allocator
-        self._states = allocator.states
-        self.limits = limits
+        self._prefixes, self._held, self._states = allocator.prefixes, allocator.held, allocator.states
         self.step_time = StepTime()
-        self.waiting: dict[str, Request] = {}
-        self.running: dict[str, Request] = {}
-        self.preemptions = 0
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._queue = RunQueue(allocator, limits)
+        self.waiting, self.running = self._queue.waiting, self._queue.running
         self._in_flight: list[StepPlan] = []
-        self._next = NextInLine()
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of a step and of a request; others may take their place between two steps."""
+        return self._queue.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._queue.limits = limits
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request was preempted."""
+        return self._queue.preemptions
 
     @property
     def has_work(self) -> bool:
@@ -79,8 +85,7 @@ class Scheduler:
             raise ValueError(f"{total} tokens do not fit into the KV cache of {self.allocator.num_tokens} tokens")
         request.foresee(self.limits.dense_share)
         self.allocator.add(request, chain(self.running.values(), self.waiting.values()))
-        self.waiting[request.id] = request
-        self._next.unblock()
+        self._queue.add(request)
 
     def remove(self, request_id: str, now: float = 0.0) -> Request | None:
         """Forget a request whose caller has gone; None if it is not here.
@@ -94,19 +99,19 @@ class Scheduler:
                 end, in_flight = min(chunk.end - len(chunk.drafts), request.known), True
                 self.allocator.commit(request, chunk.start, end, in_flight=True)
             self.allocator.leave(request, end, in_flight=in_flight)
-            self._release(request, now + self.limits.resume_seconds)
+            self._queue.release(request, now + self.limits.resume_seconds)
             return request
         return self.waiting.pop(request_id, None)
 
     def discard(self, request: Request) -> None:
         """Forget a running request whose step failed; nobody takes over the pages that it held."""
         self.allocator.invalidate(request)
-        self._release(request)
+        self._queue.release(request)
 
     def plan(self, now: float = 0.0) -> StepPlan | None:
         """Decide the next step, or None when there is nothing to compute before the step in flight is settled."""
         self.allocator.expire(now)
-        streams = self._streams(now) if self._give_way(now) else None
+        streams = self._streams(now) if self._queue.give_way(now, in_flight=bool(self._in_flight)) else None
         if streams is None:
             return None
         chunks = streams + self._prompts(streams)
@@ -115,9 +120,10 @@ class Scheduler:
     def advance(self, plan: StepPlan) -> None:
         """Record that `plan` is being computed: the next one may be planned."""
         self._in_flight.append(plan)
+        running = self.running
         for chunk in plan.chunks:
             request = chunk.request
-            if self.running.get(request.id) is request:
+            if running.get(request.id) is request:
                 request.computed, request.redo = chunk.end - len(chunk.drafts), 0
                 if self._states is not None:
                     self._states.advance(request, chunk.end, drafts=bool(chunk.drafts))
@@ -131,9 +137,10 @@ class Scheduler:
         plan = self._in_flight.pop(0)
         if not self._in_flight:
             self.allocator.finish_steps()
+        running = self.running
         for chunk in plan.chunks:
             request = chunk.request
-            if self.running.get(request.id) is not request:
+            if running.get(request.id) is not request:
                 continue  # removed, or finished, while the step ran
             end = chunk.end - len(chunk.drafts)
             for position, token in enumerate(chunk.standing(drawn[request.id]) if chunk.num_draws else ()):
@@ -147,17 +154,17 @@ class Scheduler:
                 request.computed = self.allocator.settle_drafts(request, end)
                 end, request.redo = request.computed, end - request.computed
             if self.allocator.commit(request, chunk.start, end):
-                self._next.unblock()  # who waits may need fewer pages now
-            self.allocator.drop(request, end)
+                self._queue.next.unblock()  # who waits may need fewer pages now
+            self._held.drop(request, end)
             if request.finish_reason is not None:
                 self.allocator.leave(request, end)
-                self._release(request)
+                self._queue.release(request)
 
     def abandon(self) -> list[Request]:
         """Forget the running requests of the oldest step in flight, which failed, and invalidate what it wrote."""
         plan = self._in_flight.pop(0)
         self.allocator.invalidate_unfinished()
-        requests = [c.request for c in plan.chunks if self.running.get(c.request.id) is c.request]
+        requests = [c.request for c in plan.chunks if self._queue.is_running(c.request)]
         for request in requests:
             self.discard(request)
         return requests
@@ -168,18 +175,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that pages and requests agree."""
-        requests = list(self.running.values())
-        self.allocator.check(requests)
-        for request in requests:
-            assert 0 <= request.computed < len(request.tokens), request.id
-            assert request.finish_reason is None, request.id
-            assert not (request.preempted and self._may_be_preempted(request)), request.id
-        for request in self.waiting.values():
-            assert not request.pages, request.id
-            assert not request.hold.reserved, request.id
-            assert request.id not in self.running, request.id
-        slots = [request.seq_slot for request in requests]
-        assert sorted(slots + self._free_slots) == list(range(self.limits.max_num_seqs)), "a slot is lost or used twice"
+        self.allocator.check(list(self.running.values()))
+        self._queue.check()
 
     def _streams(self, now: float) -> list[Chunk] | None:
         """The token that each answer wants and the drafts behind it, which leave half of the step to prompts.
@@ -202,9 +199,9 @@ class Scheduler:
             if not self.allocator.reserve(request, len(request.tokens)):
                 if self._in_flight:
                     return None
-                if not self._make_place(request, now):
+                if not self._queue.make_place(request, now):
                     continue
-            if (most := self.allocator.longest_chunk(request)) < wanted:
+            if (most := self._held.longest_chunk(request)) < wanted:
                 continue  # until the step in flight is settled, which leaves pages behind
             drafts = ()
             if request.computed >= request.prompt_tokens or not self.limits.batch_invariant:
@@ -215,84 +212,40 @@ class Scheduler:
             chunks.append(self._chunk(request, wanted + len(drafts), drafts))
         return chunks
 
-    def _make_place(self, request: Request, now: float) -> bool:
-        """Reserve an answer's next page by preempting others; False if it is preempted itself."""
-        while not self.allocator.reserve(request, len(request.tokens)):
-            victim = max((r for r in self.running.values() if self._may_be_preempted(r)), key=seniority)
-            self._preempt(victim, now)
-            if victim is request:
-                return False
-        return True
-
-    def _preempt(self, victim: Request, now: float) -> None:
-        self.allocator.leave(victim, victim.computed)
-        self._release(victim, now + self.limits.resume_seconds)
-        victim.computed = victim.redo = 0
-        victim.preempted = True
-        self.preemptions += 1
-        self.waiting[victim.id] = victim
-
-    def _give_way(self, now: float) -> bool:
-        """Preempt flexible requests, the last first, until there is room for another that could not be let in.
-
-        False if it has to be done once the step in flight is settled.
-        """
-        request = self._next.refused
-        while request is not None and self.waiting.get(request.id) is request and not self._has_room(request):
-            if not (flexible := [r for r in self.running.values() if r.spec.flexible]):
-                break
-            if self._in_flight:
-                return False
-            self._preempt(max(flexible, key=seniority), now)
-        self._next.refused = None
-        return True
-
-    def _has_room(self, request: Request) -> bool:
-        return bool(self._free_slots) and self.allocator.can_reserve(request, self._first_reservation(request))
-
-    def _first_reservation(self, request: Request) -> int:
-        """Tokens for which a request has to have room when it is let in."""
-        if request.preempted:
-            return request.max_length
-        return min(request.max_length, request.prompt_tokens + self.limits.promised_tokens)
-
-    def _may_be_preempted(self, request: Request) -> bool:
-        return self.allocator.reserved_tokens(request) < request.max_length
-
     def _prompts(self, streams: list[Chunk]) -> list[Chunk]:
         """Chunks of prompts for what the `streams` leave of a step; lets requests in whose turn has come."""
         requests = [request for request in self.running.values() if not request.is_answering and request.wanted > 1]
-        if not self._next.is_blocked:
+        if not self._queue.next.is_blocked:
             requests += self.waiting.values()
         if not requests:
             return []
         cost = self.step_time.cost
         left = StepBudget.beside(streams, self.limits, self.step_time)
         sizer = ChunkSizer(self.limits, cost)
-        cached_until = {request.id: self.allocator.lookup(request) for request in requests}
+        cached_until = {request.id: self._prefixes.lookup(request) for request in requests}
         requests.sort(key=lambda r: rank(r, cached_until[r.id], cost, self.limits.max_batched_tokens))
         chunks: list[Chunk] = []
         in_flight = self._digests_in_flight()
-        readers: list[Chunk] = []  # see `PageAllocator.awaits`
+        readers: list[Chunk] = []  # see `PrefixSharing.awaits`
         if self._states is not None:
             readers += (chunk for plan in self._in_flight for chunk in plan.chunks if self._leaves_copies(chunk))
         for request in requests:
             if left.is_spent:
                 break
             start = cached_until[request.id]
-            if any(self.allocator.awaits(request, start, reader.request, reader.end) for reader in readers):
+            if any(self._prefixes.awaits(request, start, reader.request, reader.end) for reader in readers):
                 continue
             if not self._can_compute(request, cached_until[request.id], in_flight):
                 continue
             start = request.computed
-            most = min(left.tokens, self.allocator.longest_chunk(request))
+            most = min(left.tokens, self._held.longest_chunk(request))
             if most < 1:
                 continue  # until the step in flight is settled, which leaves pages behind
-            stop = self.allocator.first_of(in_flight, request, start, start + most)
+            stop = self._prefixes.first_of(in_flight, request, start, start + most)
             length, fills_step = sizer.length(request, stop, left)
             if length:
                 chunks.append(self._chunk(request, length))
-                in_flight.update(self.allocator.digests(request, start, start + length))
+                in_flight.update(self._prefixes.digests(request, start, start + length))
                 if self._states is not None and self._leaves_copies(chunks[-1]):
                     readers.append(chunks[-1])
                 left.take(request, start, length, cost)
@@ -306,47 +259,26 @@ class Scheduler:
             digest
             for plan in self._in_flight
             for chunk in plan.chunks
-            if self.running.get(chunk.request.id) is chunk.request
-            for digest in self.allocator.digests(chunk.request, chunk.start, chunk.end)
+            if self._queue.is_running(chunk.request)
+            for digest in self._prefixes.digests(chunk.request, chunk.start, chunk.end)
         }
 
     def _leaves_copies(self, chunk: Chunk) -> bool:
         """Whether a chunk's request is here and is going to leave copies of its state in its prompt."""
         request = chunk.request
-        return self.running.get(request.id) is request and any(at >= chunk.end for at in request.states.borders)
+        return self._queue.is_running(request) and any(at >= chunk.end for at in request.states.borders)
 
     def _can_compute(self, request: Request, start: int, in_flight: set[bytes]) -> bool:
         """Whether a request computes from `start` on in this step; it is let in and shares cached pages for that.
 
         It waits where somebody else computes its next page, and while pages are brought back from the host.
         """
-        if self.allocator.first_of(in_flight, request, start, start + 1) == start or not self._let_in(request):
+        if self._prefixes.first_of(in_flight, request, start, start + 1) == start or not self._queue.let_in(request):
             return False
-        request.computed, waits = self.allocator.match_prefix(request, self.limits.restored_pages)
+        request.computed, waits = self._prefixes.match_prefix(request, self.limits.restored_pages)
         return not waits
-
-    def _let_in(self, request: Request) -> bool:
-        """Whether a request runs; one that waited gets a slot and its pages, if it can."""
-        if request.seq_slot >= 0:
-            return True
-        if self._next.is_blocked:
-            return False
-        if not self._free_slots or not self.allocator.reserve(request, self._first_reservation(request)):
-            self._next.block(request)
-            return False
-        del self.waiting[request.id]
-        self.running[request.id] = request
-        request.seq_slot = self._free_slots.pop()
-        return True
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self.allocator.allocate(request, request.computed + length)
         state = None if self._states is None else self._states.begin(request)
         return Chunk.of(request, length, drafts, batch_invariant=self.limits.batch_invariant, state=state)
-
-    def _release(self, request: Request, keep_until: float | None = None) -> None:
-        del self.running[request.id]
-        self.allocator.free(request, keep_until)
-        self._free_slots.append(request.seq_slot)
-        request.seq_slot = -1
-        self._next.unblock()

@@ -1,0 +1,163 @@
+"""Cached pages for requests that run: how far a request gets with what others have computed or are computing.
+
+A request that is let in begins with cached pages, see `allocator.PageAllocator.reserve`. Here it takes over more of
+them later, in place of reserved ones, and it is told what others compute for it. `prefix_finder` says what there is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from longreach.engine.kv_cache.borders import longest_chain
+from longreach.engine.kv_cache.group_pages import GroupPages
+from longreach.engine.kv_cache.groups import PageGroups
+from longreach.engine.kv_cache.page_pool import PagePool
+from longreach.engine.kv_cache.prefix_finder import PrefixFinder
+from longreach.engine.kv_cache.state_allocator import StateAllocator
+from longreach.engine.requests.page_hold import DROPPED
+from longreach.engine.requests.request import Request
+
+
+class PrefixMatch(NamedTuple):
+    """Where a request stands, `computed` tokens, and whether it `waits` for pages from the host before it computes."""
+
+    computed: int
+    waits: bool
+
+
+class PrefixSharing:
+    """Cached pages of a `pool`, and copies of `states`, for requests that hold pages already or wait."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        groups: PageGroups,
+        states: StateAllocator | None,
+        held: GroupPages,
+        finder: PrefixFinder,
+    ) -> None:
+        self._pool = pool
+        self._size = pool.page_size
+        self._groups = groups
+        self._states = states
+        self._held = held
+        self._finder = finder
+
+    def match_prefix(self, request: Request, max_restored: int) -> PrefixMatch:
+        """Share cached pages in place of reserved ones, from where the request stands, as far as there are any.
+
+        Pages that the host has are restored, at most `max_restored` of all requests before the next `take_moves`.
+        Where windows need more for the next border, that is restored when nothing else is.
+        """
+        if request.computed % self._size:
+            return PrefixMatch(request.computed, False)
+        start = len(request.hold.pages)
+        assert request.computed in (0, start * self._size), request.id  # 0: it has just been let in
+        if self._finder.by_border:
+            return self._match_borders(request, max_restored)
+        hold, pool = request.hold, self._pool
+        waits = False
+        for digest in hold.digests[start : self._finder.most_shared(request)]:
+            if pool.is_restoring(digest):
+                waits = True  # for another request's page
+                break
+            if (page := pool.cache.lookup(digest)) is not None:
+                pool.share(page)
+            elif pool.host is not None and digest in pool.host:
+                waits = True
+                if pool.num_restoring >= max_restored:
+                    break
+                [page] = pool.restore([digest])
+            else:
+                break
+            hold.pages.append(page)
+            hold.reserves[0] -= 1
+            self.note_cached(request)
+        return PrefixMatch(len(hold.pages) * self._size, waits)
+
+    def lookup(self, request: Request) -> int:
+        """The position up to which a request's tokens are computed or cached; looks further than last time only."""
+        if request.computed % self._size:
+            return request.computed
+        hold, start = request.hold, request.computed // self._size
+        known = max(start, hold.chain_until)
+        chain = longest_chain(self._groups, hold.digests, known, self._finder.most_shared(request), self._pool.has)
+        if not self._finder.by_border:
+            hold.cached_until = chain * self._size
+        elif chain > known or hold.cached_until < request.computed or self._states is not None:
+            hold.cached_until = self._finder.usable(request, start, chain, self._pool.has) * self._size
+        hold.chain_until = chain
+        return max(hold.cached_until, request.computed)
+
+    def awaits(self, request: Request, start: int, ahead: Request, end: int) -> bool:
+        """Whether a request, which could compute from `start` on, waits for one that is computed up to `end`.
+
+        It does where that one goes on to leave a copy of its state from which the request can start further on.
+        """
+        if ahead is request or end < start:
+            return False
+        digests, last = request.hold.digests, self._finder.most_shared(request)
+        depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
+        return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
+
+    def digests(self, request: Request, start: int, end: int) -> list[bytes]:
+        """Those of the pages that hold tokens `start` to `end`, of those that have any."""
+        return request.hold.digests[start // self._size : self._pool.pages_for(end)]
+
+    def first_of(self, digests: set[bytes], request: Request, start: int, end: int) -> int:
+        """The first position from `start` to `end` at which a page with one of these digests begins; `end` if none."""
+        last = min(self._pool.pages_for(end), self._finder.most_shared(request))
+        for page in range(self._pool.pages_for(start), last):
+            if request.hold.digests[page] in digests:
+                return page * self._size
+        return end
+
+    def note_cached(self, request: Request) -> None:
+        """Note how much of a request's prompt was in the prefix cache; what it gets back after a preemption is not."""
+        if not request.preempted:
+            request.hold.cached_tokens = len(request.hold.pages) * self._size
+
+    def _match_borders(self, request: Request, max_restored: int) -> PrefixMatch:
+        """As `match_prefix`, from border to border: windows have pages for some only, and states copies at some."""
+        hold, pool, groups = request.hold, self._pool, self._groups
+        start = len(hold.pages)
+        here = PrefixMatch(start * self._size, False)
+        chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), pool.has)
+        border = self._finder.usable(request, start, chain, pool.has)
+        away = self._finder.away(hold, start, border)
+        if len(away) > max(0, max_restored - pool.num_restoring):
+            if pool.num_restoring:
+                return here._replace(waits=True)
+            reach = self._finder.reach(hold, start, chain, max_restored)
+            nearer = self._finder.usable(request, start, reach, pool.has)
+            border = nearer if nearer > start else border
+            away = self._finder.away(hold, start, border)
+        if border == start:
+            return here
+        if any(pool.is_restoring(digest) for digest in away):
+            return here._replace(waits=True)
+        if self._states is not None:
+            copy = self._finder.copy_at(request, border)
+            if copy is None or not self._states.start_from(request, copy):
+                return here
+        self._held.drop_behind(request, border)
+        places: list[tuple[list[int], int]] = []  # of what is restored, in the order of `away`
+        for group, table in enumerate(hold.tables):
+            first = max(start, groups.first(group, border))
+            table += [DROPPED] * (first - start)
+            for digest in self._finder.keys(hold, (group,), first, border):
+                page = pool.cache.lookup(digest)
+                if page is None:
+                    places.append((table, len(table)))
+                    table.append(DROPPED)
+                else:
+                    pool.share(page, backed=group in groups.windowed)
+                    table.append(page)
+                hold.reserves[group] -= 1
+        # Last, since it may take the place of idle pages.
+        for (table, place), page in zip(places, pool.restore(away) if away else (), strict=True):
+            table[place] = page
+        hold.settled = border
+        self._held.trim(hold)
+        self.note_cached(request)
+        return PrefixMatch(border * self._size, bool(away))
