@@ -91,9 +91,9 @@ def few_tile(
     32 rows 292 and 441, 64 rows 300 and 390. In FP8 at 64 tokens 16 rows take 166, 32 rows 208 and 64 rows 278: each
     program quantises its rows.
 
-    gpt-oss's layer in MXFP4 takes in tiles of 16 and of 8 rows 112 and 90 us at 4 tokens, 194 and 162 at 16, 214 and 187
-    at 32, and 216 and 245 at 64: what is multiplied for rows that are not there takes the tensor cores longer than the
-    memory takes for the weights.
+    gpt-oss's layer in MXFP4 takes in tiles of 16 and of 8 rows 112 and 90 us at 4 tokens, 194 and 162 at 16, 214 and
+    187 at 32, and 216 and 245 at 64: rows that are not there, and are multiplied, take the tensor cores longer than the
+    weights take the memory.
     """
     average = pairs / experts
     if average > (ROWS_32 if is_fp8 else ROWS_64):
