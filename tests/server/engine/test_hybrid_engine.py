@@ -123,8 +123,10 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
     assert engine.scheduler.preemptions
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_pages_and_states_come_back_from_host_memory(model_dir: Path, plain, device: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "ranks"), [("cpu", 1), ("cpu", 2), pytest.param("cuda", 1, marks=[pytest.mark.gpu, needs_gpu])]
+)
+def test_pages_and_states_come_back_from_host_memory(model_dir: Path, plain, device: str, ranks: int) -> None:
     page_bytes = build(model_dir)[1].page_bytes
     shape = StateShape.of(config_of("qwen3_next"), torch.float32)
     assert shape is not None
@@ -134,23 +136,26 @@ def test_pages_and_states_come_back_from_host_memory(model_dir: Path, plain, dev
         dtype="float32",
         max_batched_tokens=512,
         max_num_seqs=1,
-        kv_cache_bytes=100 * page_bytes + 3 * shape.bytes_per_slot,
+        tensor_parallel_size=ranks,
+        kv_cache_bytes=100 * page_bytes // ranks + 3 * shape.bytes_per_slot,
         state_cache_bytes=shape.bytes_per_slot,
         kv_offload_bytes=400 * page_bytes,
         max_model_len=1300,
     )
-    assert started.state_slots == 3
-    assert started.host_bytes == 400 * page_bytes > started.host_kv_tokens // PAGE * page_bytes
-    documents = [text(seed, 1200) for seed in (1, 2)]
-    for turn, document in enumerate(documents + documents):
-        prompt = document + text(10 + turn, 20)
-        assert engine.submit(spec("a", prompt, max_tokens=10)) is None
-        tokens, updates, failures = drain(engine)
-        assert not failures
-        assert tokens["a"] == plain(prompt, 10)
-        assert updates["a"][-1].cached == (1088 if turn > 1 else 0)
-    assert engine.stats.restored_states == 2
-    assert engine.stats.host_state_copies >= 2
+    try:
+        assert started.host_bytes == 400 * page_bytes > started.host_kv_tokens // PAGE * page_bytes
+        documents = [text(seed, 1200) for seed in (1, 2, 3)]
+        for turn, document in enumerate(documents + documents[:2]):
+            prompt = document + text(10 + turn, 20)
+            assert engine.submit(spec("a", prompt, max_tokens=5)) is None
+            tokens, updates, failures = drain(engine)
+            assert not failures
+            assert tokens["a"] == plain(prompt, 5)
+            assert updates["a"][-1].cached == (1088 if turn > 2 else 0)
+        assert engine.stats.restored_states == 2
+        assert engine.stats.host_state_copies >= 2
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize(
