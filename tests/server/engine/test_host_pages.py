@@ -80,14 +80,18 @@ def border(name: bytes) -> bytes:
 
 def test_a_state_takes_places_where_they_are_and_is_as_young_as_its_page() -> None:
     host = HostIndex(6, 3)
+    assert sorted(host.save(border(b"a"), 7) or ()) == [0, 1, 2]
     pages = {name: host.save(name) for name in (b"a", b"b", b"c")}
-    assert sorted(host.save(border(b"a"), 7) or ()) == [3, 4, 5]
     assert (host.num_used, host.num_states) == (6, 1)
     host.unpin()
     host.load(b"a")  # and so the state at its end is younger than b and c
     host.unpin()
     assert host.save(b"d") == pages[b"b"]
-    assert [name in host for name in (b"a", border(b"a"), b"c")] == [True, True, True]
+    assert host.save(b"e") == pages[b"c"]
+    assert [name in host for name in (b"a", border(b"a"))] == [True, True]
+    host.unpin()
+    host.save(b"f")
+    assert [name in host for name in (b"a", border(b"a"))] == [True, False], "of use to longer prompts still"
     host.check()
 
 

@@ -12,6 +12,7 @@ import random
 import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
 from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_pool import PagePool
@@ -46,6 +47,7 @@ class Bench:
     ) -> None:
         self.runner = SimulatedRunner(page, overlaps=overlaps, states=kinds)
         self.windows: Windows = (None,) if kinds == "alone" else (None, None)
+        self.host = host
         self.states = StateAllocator(StatePool(slots, host), page, copies=caches)
         hasher = PageHasher(page, "m") if caches else None
         allocator = PageAllocator(PagePool(pages, page, host), hasher, states=self.states)
@@ -318,6 +320,25 @@ def test_the_bound_holds_for_pages_and_copies_together() -> None:
     assert bench.ask("last", documents[3] + text(50, 1)) < 400
     assert bench.ask("second last", documents[2] + text(50, 2)) < 400
     assert bench.ask("first again", documents[0] + text(50, 3)) > 8000, "it was used longest ago"
+
+
+def test_what_comes_back_is_not_given_up_for_what_it_pushes_out() -> None:
+    bench, documents = kept_apart(slots=5, rows=2, restored_pages=200)
+    bench.send("writer", text(20, 9), max_tokens=100)
+    for _ in range(4):
+        bench.step()
+    host = bench.host
+    assert host is not None
+    assert bench.states.usage.free == 1, "which the writer takes, so that a copy that comes back pushes out another"
+    copies = list(bench.states._pool._slot_of)
+    host.remove(key(digest, STATE_GROUP) for digest in copies)
+    for number in range(host.index.num_places - host.index.num_used):
+        host.index.save(b"%d" % number)
+    host.index.unpin()
+    bench.send("again", documents[0] + text(50, 1))
+    bench.drain()
+    assert bench.cached["again"] >= 7800
+    assert any(key(digest, STATE_GROUP) in host for digest in copies), "in place of what is older than it"
 
 
 def test_a_copy_that_cannot_be_brought_back_costs_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -151,10 +151,10 @@ class HostIndex:
             assert len(kept.places) == (self.state_places if kept.depth else 1), name
 
     def _touch(self, name: bytes) -> None:
-        """An entry is used, and with a page the state at its end."""
-        self._kept.move_to_end(name)
+        """An entry is used, and with a page the state at its end, which is given up before it."""
         if (state := key(name, STATE_GROUP)) in self._kept:
             self._kept.move_to_end(state)
+        self._kept.move_to_end(name)
 
     def _make_room(self, count: int) -> bool:
         """Have so many places free, if entries that this step does not use are enough."""
