@@ -70,7 +70,8 @@ class HostIndex:
         self._free = list(range(num_places - 1, -1, -1))
         self._freed: list[int] = []  # that copies of this step still use
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the one used longest ago first
-        self._pinned: set[bytes] = set()
+        self._pinned: set[bytes] = set()  # that this step copies
+        self._in_use = 0  # places that it copies from or to
         self._depths = StateDepths()
         self.num_states = 0
 
@@ -97,8 +98,7 @@ class HostIndex:
             return None
         places = tuple(self._free.pop() for _ in range(count))
         self._kept[name] = _Kept(places, depth)
-        self._pinned.add(name)
-        self._touch(name)
+        self._pin(name)
         if depth:
             self._depths.add(depth)
             self.num_states += 1
@@ -106,13 +106,13 @@ class HostIndex:
 
     def load(self, name: bytes) -> tuple[int, ...]:
         """The places to copy an entry from; it must be here."""
-        self._touch(name)
-        self._pinned.add(name)
+        self._pin(name)
         return self._kept[name].places
 
     def unpin(self) -> None:
         """The copies of a step are on their way: what is copied later is copied after them."""
         self._pinned.clear()
+        self._in_use = 0
         self._free += self._freed
         self._freed = []
 
@@ -144,11 +144,19 @@ class HostIndex:
         every = sorted(used + self._free + self._freed)
         assert every == list(range(self.num_places)), "a place is lost or used twice"
         assert self._pinned <= set(self._kept), "an entry is in use in this step and is not here"
+        pinned = sum(len(self._kept[name].places) for name in self._pinned)
+        assert self._in_use == pinned + len(self._freed), "places are in use in this step that nobody knows"
         depths = [kept.depth for kept in self._kept.values() if kept.depth]
         assert self.num_states == len(depths)
         self._depths.check(depths)
         for name, kept in self._kept.items():
             assert len(kept.places) == (self.state_places if kept.depth else 1), name
+
+    def _pin(self, name: bytes) -> None:
+        self._touch(name)
+        if name not in self._pinned:
+            self._pinned.add(name)
+            self._in_use += len(self._kept[name].places)
 
     def _touch(self, name: bytes) -> None:
         """An entry is used, and with a page the state at its end, which is given up before it."""
@@ -160,8 +168,7 @@ class HostIndex:
         """Have so many places free, if entries that this step does not use are enough."""
         if count <= len(self._free):
             return True
-        in_use = len(self._freed) + sum(len(self._kept[name].places) for name in self._pinned)
-        if count > self.num_places - in_use:
+        if count > self.num_places - self._in_use:
             return False
         while count > len(self._free):
             self.remove(next(name for name in self._kept if name not in self._pinned))
