@@ -267,6 +267,20 @@ FAULTS = (
         (f"{_ENGINE}/test_host_pages.py::test_states_come_back_bit_by_bit_and_only_they_change",),
     ),
     Fault(
+        "smaller layers find their pages at the ids of larger ones",
+        "server/longreach/engine/device/batch_builder.py",
+        "                new *= self._strides[group]\n",
+        "",
+        (f"{_ENGINE}/test_device_tables.py",),
+    ),
+    Fault(
+        "smaller layers that share a place write to the same pages",
+        "model_patches/longreach_patches/cache/pages.py",
+        "[shape.place_of[layer] % shape.stride_of[layer] :]",
+        "[0:]",
+        (f"{_PATCHES}/test_pages.py::test_layers_of_several_sizes_share_page_ids",),
+    ),
+    Fault(
         "a page of an answer leaves no copy of the state",
         _STATES,
         "        if at >= request.prompt_tokens:\n            # Copies",

@@ -44,6 +44,7 @@ def test_what_went_to_the_host_and_came_back_gives_the_same_answer(model_dir: Pa
     """Pages for little more than one prompt: the second takes those of the first, which a third asks for again."""
     prompts = [prompt_of(seed, 150) for seed in (1, 2)]
     started = build(model_dir)[1]
+    assert started.page_groups > 1, "windows take pages of their own"
     page_bytes = started.page_groups * started.page_bytes  # of all layers together
     engine, _ = build(model_dir, kv_cache_bytes=12 * page_bytes, kv_offload_bytes=40 * page_bytes)
     answers = []

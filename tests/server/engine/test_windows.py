@@ -243,6 +243,22 @@ def test_a_unit_wastes_little(full: int, windowed: int, unit: int, groups: int) 
     assert len(found) == groups
 
 
+@pytest.mark.parametrize(
+    ("wide", "full", "windowed", "unit", "groups"),
+    [("full", 7, 28, 7, 3), ("windows", 10, 50, 8, 8), ("windows", 5, 25, 4, 8), ("full", 1, 3, 1, 3)],
+)
+def test_layers_of_half_the_size_are_twice_as_many_in_a_page(
+    wide: str, full: int, windowed: int, unit: int, groups: int
+) -> None:
+    layers = {index: None if index < full else 1024 for index in range(full + windowed)}
+    strides = {index: 1 if (window is None) == (wide == "full") else 2 for index, window in layers.items()}
+    found = divide(layers, strides)
+    assert [layer for group in found for layer in group.layers] == sorted(layers)
+    assert all(strides[layer] == group.stride for group in found for layer in group.layers)
+    assert max(-(-len(group.layers) // group.stride) for group in found) == unit
+    assert len(found) == groups
+
+
 def test_a_model_of_full_layers_is_one_group_without_a_page_for_what_is_dropped() -> None:
     shape = shape_of(LlamaConfig(num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, hidden_size=64))
     assert shape == PageShape(4, 2, 16, torch.bfloat16, PAGE)

@@ -88,7 +88,8 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     groups = PageGroups(config.page_size, windows, limits.max_batched_tokens)
     places = pool.pages_for(limits.max_model_len)
     dropped = pages.dropped if groups.windowed else 0
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, len(windows), dropped)
+    strides = [group.stride for group in pages.shape.groups]
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
