@@ -22,8 +22,9 @@ class KVPages:
     """`num_pages` pages, allocated once: per layer a key and a value tensor (num_pages, page_size, Hkv, D), and in the
     bounded layers the keys' bounds (num_pages, page_size // 16, Hkv, 2, D); None in the others.
 
-    Where layers of several sizes share ids, a layer has as many more pages as its group's stride says, of which those of
-    an id times the stride are its own. A layer that reads another's keys and values has that layer's tensors here, and must not write them."""
+    Where layers of several sizes share ids, a layer has as many more pages as its group's stride says, and its own are
+    those of ids times the stride. A layer that reads another's keys and values has that layer's tensors here, and
+    must not write them."""
 
     def __init__(self, shape: PageShape, num_pages: int, device: torch.device, scales: KVScales | None = None) -> None:
         if num_pages < 1:
