@@ -125,7 +125,10 @@ def test_keys_and_values_are_planned_layer_by_layer(tmp_path: Path) -> None:
         return row
 
     each, shared = planned(), planned(num_kv_shared_layers=12)
-    assert each["kv_bytes_per_token"] == 2 * 2 * (20 * 4 * 256 + 4 * 1 * 512)
+    # Eight groups of three of the larger layers: seven with windows, and one of four that see everything, in two places.
+    assert each["kv_bytes_per_token"] == 2 * 2 * 8 * 3 * (4 * 256)
+    assert each["windows"]
+    assert each["kv_bytes_per_request"] < each["kv_bytes_per_token"] * each["max_model_len"] / 5
     assert shared["kv_bytes_per_token"] == each["kv_bytes_per_token"] // 2
     assert shared["weight_bytes"] < each["weight_bytes"], "layers that read others' keys have no weights for them"
     assert planned(hidden_size_per_layer_input=1024)["step_bytes"] > 3 * each["step_bytes"]
