@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import DeltaParts, family_of, state_layers
+from longreach_patches.projection_order import OWN_ORDER, is_by_key_head, order_by_key_head, order_by_kind
 from longreach_patches.quantized.modules import QuantizedLinear
 
 MIXER = "longreach_mixer"  # on modules that are patched
@@ -60,9 +61,23 @@ def patch_mixers(model: PreTrainedModel, backend: str) -> list[nn.Module]:
     return mixers
 
 
+def arrange_weights(mixers: list[nn.Module], ranks: int = 1) -> None:
+    """Let the weights of modules that `patch_mixers` returned lie as steps read them fastest, for inference. Their
+    numbers stay as they are. The modules have the heads of so many ranks."""
+    for module in mixers:
+        parts = cast("Mixer", getattr(module, MIXER)).parts
+        order_by_kind(module, parts, ranks)
+        taps = getattr(module, parts.convolution).weight  # (C, 1, W): neighbouring channels of a tap are read together
+        taps.data = taps.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+
+
 def restore(mixers: list[nn.Module]) -> None:
     """Let modules that `patch_mixers` returned compute as before."""
     for module in mixers:
+        parts = cast("Mixer", getattr(module, MIXER)).parts
+        order_by_key_head(module, parts)
+        taps = getattr(module, parts.convolution).weight
+        taps.data = taps.data.contiguous()
         del module.forward
         delattr(module, MIXER)
 
@@ -77,6 +92,11 @@ def _check(module: nn.Module, parts: DeltaParts, index: int) -> None:
         if isinstance(child, QuantizedLinear) or any(True for _ in child.parameters())
     }
     own = set(module._parameters)
+    if parts.by_key_head and not hasattr(module, OWN_ORDER):
+        raise UnsupportedModelError(
+            f"the mixer of layer {index} has no {OWN_ORDER}, which parts its projections; use the version of "
+            "transformers that this package names"
+        )
     if there != read or own != {"A_log", "dt_bias"} or cast("Any", module).activation != "silu":
         raise UnsupportedModelError(
             f"the mixer of layer {index} has {', '.join(sorted(there | own))} and the activation "
@@ -161,7 +181,7 @@ def split(module: nn.Module, parts: DeltaParts, wide: Sequence[Tensor], numbers:
     """The inputs of a mixer, from what its projections give: `wide` those to queries, keys, values and gates, `numbers`
     those to what is replaced and to decays; each in a tensor or several, of T rows."""
     has = cast("Any", module)
-    if not parts.by_key_head:
+    if not is_by_key_head(module, parts):
         width = 2 * has.key_dim + has.value_dim
         first, gate = wide[:-1] or [wide[0][:, :width]], wide[-1][:, -has.value_dim :]
         beta, decay = numbers if len(numbers) == 2 else numbers[0].chunk(2, 1)

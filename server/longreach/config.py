@@ -149,7 +149,10 @@ class Settings(BaseSettings):
     )
     max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
     max_batched_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
-        None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
+        None,
+        ge=16,
+        le=2**20,
+        description="Token budget of one engine step, or auto: 8192 on a GPU, or 16384 where steps unpack weights.",
     )
     max_itl: Milliseconds = Field(
         50,

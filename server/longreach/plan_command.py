@@ -35,8 +35,8 @@ from longreach.engine.startup.capacity import (
     Capacity,
     Demand,
     arch_of,
+    batched_tokens,
     bounded_layers,
-    default_batched_tokens,
     host_places,
     host_tokens,
     readable,
@@ -238,7 +238,7 @@ def _row(
     memory: int,
 ) -> Row:
     count, on_gpu = layout.size, host is None
-    tokens = config.max_batched_tokens or default_batched_tokens(on_gpu, layout.context_size)
+    tokens = batched_tokens(config, part, memory if on_gpu else None, layout.context_size)
     demand = Demand.of(part, model, config, tokens)
     if config.kv_cache_bytes is not None:
         room = config.kv_cache_bytes

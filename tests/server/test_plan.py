@@ -125,7 +125,7 @@ def test_keys_and_values_are_planned_layer_by_layer(tmp_path: Path) -> None:
         return row
 
     each, shared = planned(), planned(num_kv_shared_layers=12)
-    # Eight groups of three of the larger layers: seven with windows, and one of four that see everything, in two places.
+    # Eight groups of three of the larger layers: seven with windows, and one of four that see everything in two places.
     assert each["kv_bytes_per_token"] == 2 * 2 * 8 * 3 * (4 * 256)
     assert each["windows"]
     assert each["kv_bytes_per_request"] < each["kv_bytes_per_token"] * each["max_model_len"] / 5
@@ -167,6 +167,13 @@ def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
         for budget in ("4k", "64k")
     ]
     assert kv_tokens[1] < kv_tokens[0] - 30_000
+
+
+def test_steps_that_unpack_weights_are_planned_longer_on_large_gpus(llama: Path) -> None:
+    declared = json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}})
+    found = plan(llama, "--gpu-memory", "48GiB,80GiB", "--hf-overrides", declared)["rows"]
+    asked = plan(llama, "--gpu-memory", "80GiB", "--hf-overrides", declared, "--max-batched-tokens", "16384")["rows"]
+    assert found[1]["step_bytes"] == asked[0]["step_bytes"] > 1.5 * found[0]["step_bytes"]
 
 
 def test_host_memory_is_planned_in_tokens(llama: Path) -> None:

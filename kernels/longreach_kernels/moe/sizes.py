@@ -4,7 +4,8 @@ from __future__ import annotations
 
 FEW_PAIRS = 2048  # pairs of a token and an expert that one kernel sorts
 # Rows of an expert, on average, up to which tiles of 16, 32 and 64 rows are quickest in the form for few rows; then up
-# to which tiles of 64 rows are in the form for many, whose other tiles have 128.
+# to which tiles of 64 rows are in the form for many, whose other tiles have 128. `unpacking_tile` takes the place of
+# the form for few rows above ROWS_32, and above ROWS_16 in MXFP4.
 ROWS_16, ROWS_32, ROWS_64, MEDIUM_ROWS = 10, 22, 56, 96
 # Rows of an expert, on average, from which tiles of FP8 in blocks are two tiles side by side.
 TWICE_ROWS = 384

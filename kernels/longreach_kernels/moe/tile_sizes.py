@@ -157,6 +157,8 @@ def unpacking_tile(pairs: int, experts: int, format_: str, dtype: torch.dtype, a
 
     | rows of an expert | in registers | else |
     |---|---:|---|
+    | 8 | 233 in tiles of 32 rows, 336 of 64 | 215 in the form for few rows |
+    | 16 | 236 and 340 | 327 in the form for few rows |
     | 32 | 404 in tiles of 64 rows, 499 of 128 | 467 in the form for few rows |
     | 80 | 704 and 506 | 1073 unpacked before |
     | 1024 | 5124 and 3522 | 2988 unpacked before |
@@ -165,9 +167,11 @@ def unpacking_tile(pairs: int, experts: int, format_: str, dtype: torch.dtype, a
     tiles, and 4120 in tiles of 128 outputs and 8 warps: two programs on a multiprocessor unpack and multiply in turn.
     """
     average = pairs / experts
-    if not ROWS_32 < average <= UNPACKED_ROWS[format_] or arch != 90 or dtype == torch.float32:
+    few = ROWS_16 if format_ == "mxfp4" else ROWS_32
+    if not few < average <= UNPACKED_ROWS[format_] or arch != 90 or dtype == torch.float32:
         return None
-    return ManyTile(64 if average <= ROWS_64 else 128, 64, 128, 4, 3, programs=0, unpacks=True)
+    rows = 32 if average <= ROWS_32 else 64 if average <= ROWS_64 else 128
+    return ManyTile(rows, 64, 128, 4, 3, programs=0, unpacks=True)
 
 
 @lru_cache(maxsize=256)

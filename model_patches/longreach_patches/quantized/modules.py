@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -229,11 +229,22 @@ def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> We
     whole = weight.shape[-2] // packed
     share = whole // parts
     starts = [index * whole + part * share for index in range(packed)]
+    return runs_of_outputs(weight, [(start, start + share) for start in starts])
+
+
+def runs_of_outputs(weight: Weight, runs: Sequence[tuple[int, int]]) -> Weight:
+    """Runs of outputs, each from its first one to before its end, one after another in a copy.
+
+    Raises:
+        ValueError: a run's border cuts a block.
+    """
     order = weight.permutation if isinstance(weight, Int4Groups) else None
     if isinstance(weight, Int4Groups):  # that of the inputs is one for all, and is not compared
         weight = replace(weight, permutation=None)
-    run = join_outputs([take_outputs(weight, start, start + share) for start in starts])
-    return _copied(replace(run, permutation=order) if isinstance(run, Int4Groups) else run)
+    joined = join_outputs([take_outputs(weight, start, stop) for start, stop in runs])
+    if isinstance(joined, Int4Groups):
+        joined = replace(joined, permutation=order)
+    return _copied(joined) if len(runs) == 1 else joined
 
 
 def format_name(weight: Weight) -> str:

@@ -103,6 +103,9 @@ def longreach(model: Model, flags: Sequence[str] = ()) -> Iterator[Running]:
 def process(command: Sequence[str], environment: dict[str, str] | None = None) -> Iterator[Running]:
     """The OpenAI-compatible server that `command` starts, on a free port; `environment` adds to this process's own.
 
+    What the server printed is kept in a file, which the error names, where it did not start or anything failed while it
+    ran.
+
     Raises:
         ValueError: it did not start.
     """
@@ -110,7 +113,8 @@ def process(command: Sequence[str], environment: dict[str, str] | None = None) -
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile() as log:
+    with tempfile.NamedTemporaryFile(prefix="longreach-bench-", suffix=".log", delete=False) as log:
+        kept = Path(log.name)
         start = time.monotonic()
         child = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)],
@@ -122,11 +126,16 @@ def process(command: Sequence[str], environment: dict[str, str] | None = None) -
             while not _answers(url):
                 seconds = time.monotonic() - start
                 if child.poll() is not None or seconds > _DEADLINE:
-                    log.seek(0)
-                    lines = log.read().decode(errors="replace").strip().splitlines()
-                    raise ValueError(f"{' '.join(command[2:5])} did not start: {' / '.join(lines[-3:])[:600]}")
+                    lines = kept.read_text(errors="replace").strip().splitlines()
+                    what = f"{' '.join(command[2:5])} did not start"
+                    raise ValueError(f"{what}: {' / '.join(lines[-3:])[:600]}; all that it printed is in {kept}")
                 time.sleep(0.1)
             yield Running(url, time.monotonic() - start)
+        except Exception as error:
+            error.add_note(f"what the server printed is in {kept}")
+            raise
+        else:
+            kept.unlink()
         finally:
             child.send_signal(signal.SIGTERM)
             try:

@@ -103,8 +103,11 @@ def test_sizes_are_read_as_the_servers_settings_are() -> None:
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    with pytest.raises(ValueError, match=r"did not start: .*--max-model-len"):
+    with pytest.raises(ValueError, match=r"did not start: .*--max-model-len") as raised:
         run("tiny", {"latency": latency}, LOAD, lambda line: None, ["--max-model-len", "99k"])
+    log = Path(str(raised.value).rsplit(" is in ")[-1])
+    assert "--max-model-len" in log.read_text()
+    log.unlink()
 
 
 def test_a_server_is_started_for_a_shape_and_the_result_is_written(tmp_path: Path) -> None:

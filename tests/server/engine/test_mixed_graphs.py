@@ -10,10 +10,12 @@ import torch
 from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
 from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.forward_pass import fill_pending, forward
+from longreach.engine.device.graphs import mixed
 from longreach.engine.device.graphs.mixed import PROMPTS, Layout, MixedGraphs, lay_out, sizes
 from longreach.engine.messages import Generate, Sampling
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
+from longreach.engine.scheduling import step_sizes
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.step_sizes import SIZES, cut, holding, places_for
 from longreach_kernels import DecodeNeeds, PagedBatch
@@ -35,6 +37,7 @@ def test_sizes_hold_what_they_say() -> None:
         held = holding(places, rows)
         assert held == min(size for size in SIZES[places] if size >= rows)
     assert holding(8, 2049) is holding(129, 200) is None
+    assert [holding(0, rows) for rows in (2049, 3072, 3073, 8192, 8193)] == [3072, 3072, 4096, 8192, None]
 
 
 def test_steps_are_cut_to_sizes_with_a_graph() -> None:
@@ -120,12 +123,33 @@ def _forward(
         return forward(loaded, step, *map(on_device, (arrays.input_ids, arrays.positions, arrays.logit_rows)))
 
 
+@pytest.fixture
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of more than 40 rows are too many beside answers, and those of prompts alone have sizes of their own."""
+    monkeypatch.setattr(mixed, "MOST_BESIDE", 40)
+    monkeypatch.setattr(mixed, "ALONE", (48, 96))
+    monkeypatch.setattr(step_sizes, "ALONE", (48, 96))
+
+
+@pytest.mark.usefixtures("small_is_large")
+def test_a_large_step_of_a_prompt_alone_has_no_places_for_answers(loaded: LoadedModel) -> None:
+    layout = _computes_the_same(loaded, "a prompt alone")
+    assert (layout.answers, layout.rows) == (0, 96)
+    _, beside, _ = _step("one prompt, which ends")
+    assert (layout := lay_out(beside)) is not None
+    assert layout.answers == 8
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, name: str) -> None:
+    layout = _computes_the_same(loaded, name)
+    assert layout.rows in SIZES[layout.answers]
+
+
+def _computes_the_same(loaded: LoadedModel, name: str) -> Layout:
     _, batch, _ = _step(name)
     layout = lay_out(batch)
     assert layout is not None
-    assert layout.rows in SIZES[layout.answers]
     table = np.zeros((layout.answers + PROMPTS, batch.num_pages), np.int32)
     table[layout.sequences] = _page_table(batch)
     expected_pages, pages = _pages(loaded), _pages(loaded)
@@ -135,6 +159,7 @@ def test_a_step_laid_out_with_padding_computes_the_same(loaded: LoadedModel, nam
     for found, wanted in zip((*pages.keys, *pages.values), (*expected_pages.keys, *expected_pages.values), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert [int(row) for row in layout.seq_slots[: batch.num_decodes]] == batch.seq_slots[: batch.num_decodes].tolist()
+    return layout
 
 
 def test_what_no_graph_holds_is_left_alone() -> None:
@@ -150,6 +175,21 @@ def test_what_no_graph_holds_is_left_alone() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", STEPS)
 def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
+    _replays(model_dir, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("small_is_large")
+def test_a_large_step_is_replayed_where_launching_takes_longer(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _replays(model_dir, "a prompt alone")
+    monkeypatch.setattr(mixed, "worthwhile", lambda steps: [rows for rows, _ in steps][:1])
+    with pytest.raises(AssertionError, match="no graph"):
+        _replays(model_dir, "a prompt alone")
+
+
+def _replays(model_dir: Path, name: str) -> None:
     loaded = load_model(str(model_dir), device="cuda", dtype="float32")
     _, batch, limits = _step(name)
     pages, drawn = _pages(loaded), torch.zeros(8, dtype=torch.int64, device="cuda")
@@ -161,7 +201,7 @@ def test_a_replayed_step_computes_the_same(model_dir: Path, name: str) -> None:
         for tensor, fresh in zip((*pages.keys, *pages.values), _tensors(_pages(loaded)), strict=True):
             torch.testing.assert_close(tensor, fresh, rtol=0, atol=0)  # capturing wrote nothing
         logits = graphs.replay(batch, _tables(batch, loaded.device))
-    assert logits is not None
+    assert logits is not None, "no graph"
     torch.testing.assert_close(logits, _plain(loaded, _pages(loaded), batch), rtol=1e-4, atol=1e-4)
 
 

@@ -4,6 +4,8 @@ Launching the kernels of such a step one by one takes the host 25 to 55 ms for a
 mood is: as long as `--max-itl` lets a whole step take, and longer than the GPU needs for a chunk that fits it. So steps
 of up to 2,048 rows are captured too, in a few sizes (`step_sizes`). A step is laid out in the smallest that holds it:
 the answers' rows first, then the prompts', each with padding behind it that writes nowhere.
+
+Larger steps of prompts alone are captured where that gains something (`large`).
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from longreach.engine.device.graphs.capture import (
     others,
     states_of,
 )
+from longreach.engine.device.graphs.large import worthwhile
 from longreach.engine.scheduling.limits import Limits
-from longreach.engine.scheduling.step_sizes import SIZES, holding, places_for
+from longreach.engine.scheduling.step_sizes import ALONE, MOST_BESIDE, SIZES, holding, places_for
 from longreach.util.transfer import upload
 
 logger = logging.getLogger(__name__)
@@ -74,8 +77,8 @@ def lay_out(batch: HostBatch) -> Layout | None:
     count = batch.num_decodes
     prompts = len(batch.seq_slots) - count
     wanted = batch.rows_wanted
-    answers = places_for(count)
     beside = len(batch.input_ids) - count
+    answers = 0 if count == 0 and beside + places_for(0) > MOST_BESIDE else places_for(count)
     rows = holding(answers, answers + beside)
     fits = rows is not None and 1 <= prompts <= PROMPTS
     if not fits or batch.groups or wanted.max() > 1:
@@ -129,7 +132,8 @@ class MixedGraphs:
         self._context = limits.max_model_len
         self._device = pages.keys[0].device
         self._sizes = sizes(limits, needs)
-        rows = max((rows for _, rows in self._sizes), default=0)
+        self._alone = alone(limits)
+        rows = max((rows for _, rows in (*self._sizes, *self._alone)), default=0)
         sequences = max((answers for answers, _ in self._sizes), default=0) + PROMPTS
         groups = len(pages.shape.groups)
         self._long = torch.zeros((2 + groups) * rows + 2 * sequences, dtype=torch.int64, device=self._device)
@@ -147,14 +151,18 @@ class MixedGraphs:
     def capture(self, pool: Any) -> None:
         """Capture every size; afterwards no step captures anything."""
         start = time.perf_counter()
+        # The largest first, whose memory then does for the others.
+        large = worthwhile((rows, self._step(0, rows)) for _, rows in self._alone)
+        for rows in reversed(large):
+            self._captured[0, rows] = capture(self._step(0, rows), pool)
         for (answers, rows), run in self.steps():
             self._captured[answers, rows] = capture(run, pool)
-        if self._sizes:
+        if self._captured:
             elapsed = time.perf_counter() - start
-            logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._sizes), elapsed)
+            logger.info("captured %d graphs of prompts beside answers in %.1f s", len(self._captured), elapsed)
 
     def steps(self) -> Iterator[tuple[tuple[int, int], Callable[[], torch.Tensor]]]:
-        """What is captured: sizes, and the step of each. It is to be run before the next is taken."""
+        """What is captured in any case: sizes, and the step of each. It is to be run before the next is taken."""
         for answers, rows in reversed(self._sizes):  # the largest first, whose memory then does for the others
             yield (answers, rows), self._step(answers, rows)
 
@@ -214,6 +222,12 @@ class MixedGraphs:
             return self._run(step, torch.cat([filled, input_ids[answers:]]), positions, logit_rows)
 
         return run
+
+
+def alone(limits: Limits) -> list[tuple[int, int]]:
+    """No answers, and the rows of the large steps that there can be under these limits."""
+    most = min(limits.max_batched_tokens, limits.max_model_len)
+    return [(0, rows) for rows in ALONE if rows <= most]
 
 
 def sizes(limits: Limits, needs: Needs) -> list[tuple[int, int]]:
