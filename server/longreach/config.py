@@ -189,7 +189,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=2**44,
-        description="Host memory for evicted KV pages: 64GiB or a number of bytes; 0 drops them.",
+        description="Host memory for evicted KV pages and states: 64GiB or a number of bytes; 0 drops them.",
     )
     state_cache_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=0, le=2**44, description="Memory on each device for copies of recurrent states: 2GiB, auto; 0: none."

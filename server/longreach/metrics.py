@@ -267,12 +267,16 @@ class _EngineCollector:
             for state, count in (("held", held), ("cached", stats.state_copies), ("free", stats.free_state_slots)):
                 slots.add_metric((*self._names, state), count)
             yield slots
-        for name, text, count in (
-            ("vllm:kv_offload_store_bytes", "Bytes of KV pages copied to host memory.", stats.stored_pages),
-            ("vllm:kv_offload_load_bytes", "Bytes of KV pages copied back from host memory.", stats.restored_pages),
+            text = "Copies of recurrent states in host memory."
+            yield self._gauge("longreach:host_state_copies", text, stats.host_state_copies)
+        stored = stats.stored_pages, stats.stored_states
+        restored = stats.restored_pages, stats.restored_states
+        for name, text, (num_pages, num_states) in (
+            ("vllm:kv_offload_store_bytes", "Bytes of KV pages and states copied to host memory.", stored),
+            ("vllm:kv_offload_load_bytes", "Bytes of KV pages and states copied back from host memory.", restored),
         ):
             copied = CounterMetricFamily(name, text, labels=_LABELS)
-            copied.add_metric(self._names, count * info.page_bytes)
+            copied.add_metric(self._names, num_pages * info.page_bytes + num_states * info.state_bytes)
             yield copied
         pairs = CounterMetricFamily(
             "longreach:attention_pairs",

@@ -37,8 +37,10 @@ from longreach.engine.startup.capacity import (
     arch_of,
     batched_tokens,
     bounded_layers,
-    host_slots,
+    host_places,
+    host_tokens,
     readable,
+    state_places,
 )
 from longreach.engine.startup.host_memory import HostMemory, host_memory
 from longreach.engine.startup.vocabulary import check_vocabulary
@@ -156,7 +158,8 @@ class Forecast:
                 "others are copies that later requests start from."
             )
         for row in {row.kv_dtype: row for row in self.rows if row.host_kv_tokens}.values():
-            console.print(f"Host memory keeps {row.host_kv_tokens:,} tokens ({row.kv_dtype}) that are evicted.")
+            copies = ", in requests of the longest length with a copy of the state each" if row.state_bytes else ""
+            console.print(f"Host memory keeps {row.host_kv_tokens:,} tokens ({row.kv_dtype}) that are evicted{copies}.")
         for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
             console.print(f"-: {problem}", highlight=False)
 
@@ -247,11 +250,13 @@ def _row(
     page_bytes = part.pages.bytes_per_page
     # Of another machine's memory nothing is known; this one's is also what a CPU's pages take.
     left = HostMemory(config.kv_offload_bytes) if host is None else host.less(room // page_bytes * count * page_bytes)
-    slots = host_slots(config, count * page_bytes, left)
+    state_bytes = 0 if demand.states is None else demand.states.slot_bytes
+    places = host_places(config, count * page_bytes, left, count * state_bytes)
     try:
         capacity = demand.fit(room, "" if host is None or config.kv_cache_bytes is not None else host.why)
     except ValueError as error:
         problem = str(error)
+    longest = 0 if capacity is None else capacity.max_model_len
     return Row(
         device="GPU" if on_gpu else "CPU",
         gpus=count,
@@ -261,12 +266,12 @@ def _row(
         step_bytes=demand.step_bytes,
         kv_bytes_per_token=demand.token_bytes,
         capacity=capacity,
-        kv_bytes_per_request=0 if capacity is None else demand.request_bytes(capacity.max_model_len),
+        kv_bytes_per_request=demand.request_bytes(longest),
         windows=bool(demand.groups.windowed),
-        host_kv_tokens=slots // len(demand.groups.windows) * config.page_size,
+        host_kv_tokens=host_tokens(places, demand.groups, longest, state_places(page_bytes, state_bytes)),
         problem=problem,
         context_parallel_size=layout.context_size,
-        state_bytes=0 if demand.states is None else demand.states.slot_bytes,
+        state_bytes=state_bytes,
     )
 
 

@@ -91,6 +91,10 @@ class StateStore:
         """Where the states are."""
         return self.recurrent[0].device
 
+    def parts(self, slot: int) -> list[Tensor]:
+        """The memory of a slot, `shape.bytes_per_slot` in all: tensors (n,) uint8 in one order, which write through."""
+        return [tensor[slot].view(-1).view(torch.uint8) for tensor in (*self.convolutions, *self.recurrent)]
+
 
 @dataclass(frozen=True)
 class StateStep:

@@ -236,7 +236,7 @@ def _announce(service: Service, url: str) -> None:
         size = info.state_slots * info.state_bytes / 2**30
         log.info("recurrent states: %d slots, %.1f GiB; a running request has two", info.state_slots, size)
     if info.host_kv_tokens:
-        size = info.host_kv_tokens // info.page_size * info.page_groups * info.page_bytes / 2**30
+        size = info.host_bytes / 2**30
         log.info("host memory: %.1f GiB for %d tokens that are evicted from the KV cache", size, info.host_kv_tokens)
     log.info(
         "Maximum concurrency for %d tokens per request: %.2f", info.max_model_len, info.kv_tokens / info.max_model_len

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longreach.engine.errors import DeviceLostError, FailureKind
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.messages import (
     AttentionUse,
     DecodeUse,
@@ -88,7 +88,7 @@ class Engine:
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._step_began: float | None = None
-        self._stored = self._restored = 0
+        self._stored, self._restored = [0, 0], [0, 0]  # pages, states
         self.stats = self._take_stats()
 
     @property
@@ -164,13 +164,15 @@ class Engine:
         except Exception:  # whatever it was, it ends the requests whose pages were brought back, and not the server
             if not moves.copies:
                 raise
-            logger.exception("%d pages could not be copied between device and host", moves.copies)
+            logger.exception("%d pages and states could not be copied between device and host", moves.copies)
             self._runner.recover()
-            self._runner.move(PageMoves([], moves.unclean, [], []))
+            self._runner.move(CacheMoves([], moves.unclean, [], []))
             return self._fail(self.scheduler.moves_failed(moves), _NOT_COMPUTED)
         allocator.moves_launched()
-        self._stored += len(moves.evicted) + len(moves.saved)
-        self._restored += len(moves.restored)
+        for copy in moves.evicted + moves.saved:
+            self._stored[copy.is_state] += 1
+        for copy in moves.restored:
+            self._restored[copy.is_state] += 1
         return []
 
     def _launch(self, plan: StepPlan, start: float) -> list[Updates | Failed]:
@@ -261,8 +263,11 @@ class Engine:
             state_slots=states.slots,
             free_state_slots=states.free,
             state_copies=states.copies,
-            stored_pages=self._stored,
-            restored_pages=self._restored,
+            host_state_copies=states.host_copies,
+            stored_pages=self._stored[0],
+            restored_pages=self._restored[0],
+            stored_states=self._stored[1],
+            restored_states=self._restored[1],
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
             computed_pairs=round(self._pairs.computed),

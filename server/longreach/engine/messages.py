@@ -152,11 +152,12 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The engine is ready. Lengths and sizes are in tokens; `max_model_len` is what really fits, prompt and answer.
 
     `kv_tokens` fit into the KV cache in requests of the longest length; `host_kv_tokens` is what host memory keeps of
-    those that are evicted. `page_bytes` is what one page takes, and `page_groups` groups of layers have one each.
-    `dense_share` is the share of the full layers that no attention policy touches; `page_bounds` says whether the other
-    full layers keep bounds of their keys, as a decode budget needs. `quantization` names the formats of quantised
-    weights; `weight_bytes` is what the weights take on one device. `state_slots` are for recurrent states, of which one
-    takes `state_bytes`; a running request has two, and the others are copies that later ones start from.
+    those that are evicted, in `host_bytes`, where copies of states are, too. `page_bytes` is what one page takes, and
+    `page_groups` groups of layers have one each. `dense_share` is the share of the full layers that no attention policy
+    touches; `page_bounds` says whether the other full layers keep bounds of their keys, as a decode budget needs.
+    `quantization` names the formats of quantised weights; `weight_bytes` is what the weights take on one device.
+    `state_slots` are for recurrent states, of which one takes `state_bytes`; a running request has two, and the others
+    are copies that later ones start from.
     """
 
     max_model_len: int
@@ -165,6 +166,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     page_size: int
     page_bytes: int
     host_kv_tokens: int
+    host_bytes: int = 0
     vocab_size: int
     eos_token_ids: list[int]
     model_type: str
@@ -285,9 +287,13 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine holds, requests, KV pages (`cached` ones are idle and can be evicted), places for them in host
-    memory and slots for recurrent states (`state_copies` are idle), and has done so far: pages copied to the host
-    (`stored`) and back, preemptions, and pairs of queries and keys (see `pair_count.PairCount`)."""
+    """What the engine holds and has done so far.
+
+    It holds requests, KV pages (`cached` ones are idle and can be evicted), places for pages in host memory, of which
+    states take several, slots for recurrent states (`state_copies` are idle), and copies of states in host memory. It
+    has copied pages and states to the host (`stored`) and back, preempted requests, and computed pairs of queries and
+    keys (see `pair_count.PairCount`).
+    """
 
     running: int = 0
     waiting: int = 0
@@ -299,8 +305,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     state_slots: int = 0
     free_state_slots: int = 0
     state_copies: int = 0
+    host_state_copies: int = 0
     stored_pages: int = 0
     restored_pages: int = 0
+    stored_states: int = 0
+    restored_states: int = 0
     preemptions: int = 0
     causal_pairs: int = 0
     computed_pairs: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from longreach.engine.errors import DeviceLostError
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 
@@ -41,13 +41,13 @@ class StepRunner(Protocol):
         """
         ...
 
-    def move(self, moves: PageMoves) -> None:
+    def move(self, moves: CacheMoves) -> None:
         """Copy and clean pages for the step that is launched next, or never; called once for each plan.
 
         All that was launched before is done before. What is `evicted` is copied and what is `unclean` cleaned before
         any step to come. What is `restored` or `saved` may be copied beside the next step, but before the next call
         of `move` and the steps behind it take effect. Copies of one kind do not depend on each other; those of a
-        kind that comes first in `PageMoves` are made first.
+        kind that comes first in `CacheMoves` are made first.
         """
         ...
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from longreach.engine.cost_model import StepCost
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves, Copy
 from longreach.engine.messages import Generate, Logprob
 from longreach.engine.requests.request import PENDING, Request
 from longreach.engine.requests.state_hold import StateSlots
@@ -22,7 +22,7 @@ from longreach.engine.sampling.sampler import NOT_A_NUMBER
 Windows = tuple[int | None, ...]
 # Whether a model has layers with recurrent states, beside others or alone.
 States = Literal["none", "beside", "alone"]
-NO_MOVES = PageMoves([], [], [], [])
+NO_MOVES = CacheMoves([], [], [], [])
 
 
 def _state(previous: bytes, salt: str, token: int, as_decode: bool = False) -> bytes:
@@ -111,12 +111,13 @@ class SimulatedRunner:
         self._contents: dict[int, dict[int, bytes]] = {}  # by page and place in it
         self._drawn: dict[int, int] = {}  # by sequence slot
         # Before a move takes place; it may raise, and then nothing of it does.
-        self.before_move: Callable[[PageMoves], None] = lambda moves: None
+        self.before_move: Callable[[CacheMoves], None] = lambda moves: None
         self.moves = self.copied = 0
-        self._host: dict[int, tuple[dict[int, bytes], bool]] = {}  # by slot: contents, and whether they are no numbers
+        # By the first place: which places, contents, and whether they are no numbers.
+        self._host: dict[int, tuple[tuple[int, ...], dict[int, bytes] | bytes, bool]] = {}
         self._late = NO_MOVES
-        self._arriving: set[int] = set()
-        self._leaving: set[int] = set()
+        self._arriving: set[tuple[bool, int]] = set()  # states or pages, and which
+        self._leaving: set[tuple[bool, int]] = set()
 
     def clock(self) -> float:
         """Seconds of simulated time."""
@@ -134,8 +135,11 @@ class SimulatedRunner:
             read, written = self._pages_of(chunk)
             clean = chunk.request.id in self.broken or not self.not_numbers.intersection(read)
             assert clean, "a step reads a page that was to be cleaned"
-            assert self._arriving.isdisjoint(read), "a step reads a page that is on its way from the host"
-            assert self._leaving.isdisjoint(written), "a step writes to a page that is on its way to the host"
+            slots: tuple[int, ...] = () if chunk.state is None else chunk.state
+            reads = {(False, page) for page in read} | {(True, slot) for slot in slots}
+            assert self._arriving.isdisjoint(reads), "a step reads what is on its way from the host"
+            writes = {(False, page) for page in written} | {(True, slot) for slot in slots[1:]}
+            assert self._leaving.isdisjoint(writes), "a step writes to what is on its way to the host"
             tokens = [self._drawn[chunk.request.seq_slot] if token == PENDING else token for token in chunk.token_ids]
             as_decode = self._rounds and chunk.as_decodes
             states = [self._write(chunk.request, chunk.start + i, token, as_decode) for i, token in enumerate(tokens)]
@@ -171,7 +175,7 @@ class SimulatedRunner:
         seconds, self._seconds = self._seconds, None
         return seconds
 
-    def move(self, moves: PageMoves) -> None:
+    def move(self, moves: CacheMoves) -> None:
         """As `StepRunner.move`; what is restored or saved is copied as late as it may be, before the move after it."""
         self._copy_late()
         self.before_move(moves)
@@ -182,26 +186,38 @@ class SimulatedRunner:
             self._contents.pop(page, None)
         self.not_numbers.difference_update(moves.unclean)
         self._late = moves
-        for _, page in moves.restored:
-            self._arriving.add(page)
-        self._leaving.update(page for page, _ in moves.saved)
+        self._arriving.update((copy.is_state, copy.at) for copy in moves.restored)
+        self._leaving.update((copy.is_state, copy.at) for copy in moves.saved)
 
     def _copy_late(self) -> None:
-        for slot, page in self._late.restored:
-            self._forget(page)
-            states, wrong = self._host[slot]
-            self._contents[page] = dict(states)
-            self.not_numbers |= {page} if wrong else set()
+        for copy in self._late.restored:
+            places, contents, wrong = self._host[copy.places[0]]
+            assert places == copy.places, "an entry comes back from other places than it went to"
+            if isinstance(contents, bytes):
+                assert copy.is_state, "a state comes back to a page"
+                self._states[copy.at] = contents
+                self._wrong_slots.discard(copy.at)
+                self._wrong_slots |= {copy.at} if wrong else set()
+            else:
+                assert not copy.is_state, "a page comes back to a slot for states"
+                self._forget(copy.at)
+                self._contents[copy.at] = dict(contents)
+                self.not_numbers |= {copy.at} if wrong else set()
         self._save(self._late.saved)
         self._late = NO_MOVES
         self._arriving.clear()
         self._leaving.clear()
 
-    def _save(self, copies: list[tuple[int, int]]) -> None:
-        for page, slot in copies:
-            states = dict(self._contents.get(page, {}))
-            assert len(states) == self._page_size, "a page is kept that is not full"
-            self._host[slot] = states, page in self.not_numbers
+    def _save(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            if copy.is_state:
+                contents, wrong = self._states[copy.at], copy.at in self._wrong_slots
+            else:
+                contents, wrong = dict(self._contents.get(copy.at, {})), copy.at in self.not_numbers
+                assert len(contents) == self._page_size, "a page is kept that is not full"
+            for other in [first for first, kept in self._host.items() if not set(kept[0]).isdisjoint(copy.places)]:
+                del self._host[other]
+            self._host[copy.places[0]] = copy.places, contents, wrong
 
     def _forget(self, page: int) -> None:
         self._contents.pop(page, None)

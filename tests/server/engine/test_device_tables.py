@@ -22,10 +22,13 @@ CPU = torch.device("cpu")
 
 
 class Bench:
-    """A builder of two groups of layers, and the device's tables, which every step is compared with."""
+    """A builder of two groups of layers, and the device's tables, which every step is compared with. In the second
+    group a page id has the room of several pages."""
+
+    strides = (1, 3)
 
     def __init__(self) -> None:
-        self.builder = BatchBuilder(SEQS, PAGES, PAGE, 2, NOBODYS)
+        self.builder = BatchBuilder(SEQS, PAGES, PAGE, self.strides, NOBODYS)
         self.tables = DeviceTables(2, SEQS, PAGES, CPU)
 
     def step(self, *requests: Request) -> int:
@@ -36,7 +39,8 @@ class Bench:
         found = self.tables.rows(torch.from_numpy(batch.seq_slots), batch.num_pages)
         for row, request in enumerate(requests):
             for group, table in enumerate(request.hold.tables):
-                expected = [NOBODYS if page == DROPPED else page for page in table]
+                stride = self.strides[group]
+                expected = [stride * (NOBODYS if page == DROPPED else page) for page in table]
                 assert found[group, row, : len(table)].tolist() == expected
             request.computed = len(request.pages) * PAGE - 2
         return batch.table_changes.shape[1]

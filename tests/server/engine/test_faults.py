@@ -10,7 +10,7 @@ import pytest
 import torch
 from longreach.engine.engine import Engine
 from longreach.engine.errors import DeviceLostError
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.messages import Updates
 from longreach.engine.requests.step_plan import StepPlan
 from longreach_patches import KVPages
@@ -41,7 +41,7 @@ class _Faulty:
     def take_seconds(self) -> float | None:
         return self.real.take_seconds()
 
-    def move(self, moves: PageMoves) -> None:
+    def move(self, moves: CacheMoves) -> None:
         self.real.move(moves)
 
     def recover(self) -> None:

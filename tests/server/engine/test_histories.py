@@ -16,7 +16,8 @@ from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.groups import PageGroups
-from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
@@ -63,6 +64,7 @@ class Histories(RuleBasedStateMachine):
         batch_invariant=st.booleans(),
         model=st.sampled_from(MODELS),
         copies=st.sampled_from([0, 1, 3, 100]),
+        state_places=st.sampled_from([1, 3, 7]),
         rule=st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
     )
     def start(
@@ -77,6 +79,7 @@ class Histories(RuleBasedStateMachine):
         batch_invariant: bool,
         model: tuple[Windows, States],
         copies: int,
+        state_places: int,
         rule: BorderRule,
     ) -> None:
         self.page_size = page_size
@@ -84,11 +87,12 @@ class Histories(RuleBasedStateMachine):
         self.batch_invariant = batch_invariant
         windows, kept = model
         self.windows = (None,) if kept == "alone" else (*windows, *([None] if kept == "beside" else []))
+        host = HostTier(slots, 0 if kept == "none" else state_places) if slots else None
         states = None
         if kept != "none":
-            states = StateAllocator(StatePool(3 + copies), page_size, copies=True, rule=rule)
+            states = StateAllocator(StatePool(3 + copies, host), page_size, copies=True, rule=rule)
         num_pages = len(windows) * pages * 4 // page_size
-        pool = PagePool(num_pages, page_size, HostPages(slots) if slots else None)
+        pool = PagePool(num_pages, page_size, host)
         more = {"restored_pages": restored, "batch_invariant": batch_invariant}
         limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, **more)
         cost = StepCost(0.05, 0.02, 1e-4, 1e-4)
@@ -248,7 +252,7 @@ class Histories(RuleBasedStateMachine):
             self.cancel(self.cancel_in_step)
             self.left, self.cancel_in_step = self.cancel_in_step, None
 
-    def while_pages_are_moved(self, moves: PageMoves) -> None:
+    def while_pages_are_moved(self, moves: CacheMoves) -> None:
         if self.fail_moves and moves.copies:
             self.fail_moves, self.failed_moves = False, True
             raise RuntimeError("copies that fail, on purpose")

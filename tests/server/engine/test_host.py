@@ -131,7 +131,7 @@ def test_what_does_not_fit_names_the_limit(tmp_path: Path) -> None:
     memory = host_memory(machine(tmp_path, "0::/app\n", V2.format(top="/"), files))
     named = r"512\.0 MiB of host memory that can be had \(within memory\.max of the control group /app, 1\.0 GiB\)"
     with pytest.raises(ValueError, match=named):
-        capacity.host_slots(EngineConfig(model="m", kv_offload_bytes=4 * GIB), 4096, memory)
+        capacity.host_places(EngineConfig(model="m", kv_offload_bytes=4 * GIB), 4096, memory)
     demand = capacity.Demand(0, 0, 1024, 1024 * 16, PageGroups(16), 16, 16, 1 << 20, 1 << 20)
     with pytest.raises(ValueError, match=r"128\.0 MiB are there \(within memory\.max of the control group /app"):
         demand.fit(demand.host_room(memory.available), memory.why)

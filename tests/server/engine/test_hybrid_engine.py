@@ -124,8 +124,44 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
 
 
 @pytest.mark.parametrize(
+    ("device", "ranks"), [("cpu", 1), ("cpu", 2), pytest.param("cuda", 1, marks=[pytest.mark.gpu, needs_gpu])]
+)
+def test_pages_and_states_come_back_from_host_memory(model_dir: Path, plain, device: str, ranks: int) -> None:
+    page_bytes = build(model_dir)[1].page_bytes
+    shape = StateShape.of(config_of("qwen3_next"), torch.float32)
+    assert shape is not None
+    engine, started = build(
+        model_dir,
+        device=device,
+        dtype="float32",
+        max_batched_tokens=512,
+        max_num_seqs=1,
+        tensor_parallel_size=ranks,
+        kv_cache_bytes=100 * page_bytes // ranks + 3 * shape.bytes_per_slot,
+        state_cache_bytes=shape.bytes_per_slot,
+        kv_offload_bytes=400 * page_bytes,
+        max_model_len=1300,
+    )
+    try:
+        assert started.host_bytes == 400 * page_bytes > started.host_kv_tokens // PAGE * page_bytes
+        documents = [text(seed, 1200) for seed in (1, 2, 3)]
+        for turn, document in enumerate(documents + documents[:2]):
+            prompt = document + text(10 + turn, 20)
+            assert engine.submit(spec("a", prompt, max_tokens=5)) is None
+            tokens, updates, failures = drain(engine)
+            assert not failures
+            assert tokens["a"] == plain(prompt, 5)
+            assert updates["a"][-1].cached == (1088 if turn > 2 else 0)
+        assert engine.stats.restored_states == 2
+        assert engine.stats.host_state_copies >= 2
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"kv_offload_bytes": 10000}, "--kv-offload-bytes: one page and one copy of a state take"),
         ({"state_cache_bytes": 1 << 20, "prefix_cache": False}, "leave out --no-prefix-cache"),
         ({"state_cache_bytes": 100}, "--state-cache-bytes: a copy of this model's states takes"),
         ({"state_cache_bytes": 1 << 30}, "--state-cache-bytes: .* are more than the 1.0 MiB .*; give less"),

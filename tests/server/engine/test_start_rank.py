@@ -51,6 +51,6 @@ def test_host_memory_is_measured_in_pages_of_all_ranks(model_dir: Path) -> None:
     rank = load(model_dir, kv_cache_bytes=1 << 20)
     page_bytes = rank.footprint.pages.bytes_per_page
     rank = load(model_dir, kv_cache_bytes=1 << 20, kv_offload_bytes=5 * page_bytes + 1)
-    assert measure(rank).host_slots == 5
+    assert measure(rank).host_places == 5
     with pytest.raises(ValueError, match="--kv-offload-bytes: one page takes"):
         measure(load(model_dir, kv_cache_bytes=1 << 20, kv_offload_bytes=page_bytes - 1))

@@ -7,7 +7,8 @@ import torch
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.groups import PageGroups
-from longreach.engine.kv_cache.offload_index import HostPages
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import Copy
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Failed, Generate, Sampling
@@ -32,7 +33,7 @@ def shape_of(config: object, *, divided: bool = True) -> PageShape:
 
 
 def engine_of(shape: PageShape, num_pages: int, slots: int = 0, step: int = STEP) -> Engine:
-    pool = PagePool(num_pages, PAGE, HostPages(slots) if slots else None)
+    pool = PagePool(num_pages, PAGE, HostTier(slots) if slots else None)
     groups = PageGroups(PAGE, shape.windows, step)
     limits = Limits(8, step, 1 << 20)
     return Engine(Scheduler(PageAllocator(pool, PageHasher(PAGE, "m"), groups), limits), Counting())
@@ -177,7 +178,7 @@ def test_a_page_that_two_hold_is_backed_by_one_that_is_kept_free() -> None:
 
 
 def test_passed_pages_are_given_up_first_and_not_kept_in_host_memory() -> None:
-    pool = PagePool(3, 1, HostPages(4))
+    pool = PagePool(3, 1, HostTier(4))
     pool.reserve(3)
     pages = pool.allocate(3)
     for page, digest in zip(pages, (b"a", b"b", b"c"), strict=True):
@@ -187,7 +188,7 @@ def test_passed_pages_are_given_up_first_and_not_kept_in_host_memory() -> None:
     pool.drop(pages[2], worth=True)
     assert [digest for _, digest in pool.cache.next_evicted(3)] == [b"b", b"a", b"c"]
     assert pool.allocate(2) == [pages[1], pages[0]]
-    assert pool.take_moves().evicted == [(pages[0], 0)]
+    assert pool.take_moves().evicted == [Copy(pages[0], (0,))]
 
 
 def test_what_a_broken_request_left_behind_is_not_shared() -> None:
@@ -211,6 +212,22 @@ def test_a_unit_wastes_little(full: int, windowed: int, unit: int, groups: int) 
     found = divide(layers)
     assert [layer for group in found for layer in group.layers] == sorted(layers)
     assert max(len(group.layers) for group in found) == unit
+    assert len(found) == groups
+
+
+@pytest.mark.parametrize(
+    ("wide", "full", "windowed", "unit", "groups"),
+    [("full", 7, 28, 7, 3), ("windows", 10, 50, 8, 8), ("windows", 5, 25, 4, 8), ("full", 1, 3, 1, 3)],
+)
+def test_layers_of_half_the_size_are_twice_as_many_in_a_page(
+    wide: str, full: int, windowed: int, unit: int, groups: int
+) -> None:
+    layers = {index: None if index < full else 1024 for index in range(full + windowed)}
+    strides = {index: 1 if (window is None) == (wide == "full") else 2 for index, window in layers.items()}
+    found = divide(layers, strides)
+    assert [layer for group in found for layer in group.layers] == sorted(layers)
+    assert all(strides[layer] == group.stride for group in found for layer in group.layers)
+    assert max(-(-len(group.layers) // group.stride) for group in found) == unit
     assert len(found) == groups
 
 

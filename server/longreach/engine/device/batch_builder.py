@@ -147,17 +147,20 @@ class HostBatch:
 class BatchBuilder:
     """Turns plans into arrays; keeps the tables of page ids between steps, since little of them changes in one.
 
-    The table of each of `num_groups` groups of layers has a row for each running request, at its `Request.seq_slot`.
-    `dropped` is the id that stands there for a page that a window has left behind. The device has the same tables:
+    The table of each group of layers has a row for each running request, at its `Request.seq_slot`, of page ids times
+    the group's stride: there is one group for each of `strides`. `dropped` is the id that stands for a page that a
+    window has left behind. The device has the same tables:
     each batch says what has changed since the one before it, and all of them have to reach the device.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_pages: int, page_size: int, num_groups: int = 1, dropped: int = 0
+        self, max_num_seqs: int, max_pages: int, page_size: int, strides: Sequence[int] = (1,), dropped: int = 0
     ) -> None:
+        num_groups = len(strides)
         self._page_size = page_size
+        self._strides = strides
         self._tables: Int32 = np.zeros((num_groups, max_num_seqs, max_pages), np.int32)
-        self._dropped = dropped
+        self._dropped = [dropped * stride for stride in strides]
         self._pages: list[list[int] | None] = [None] * max_num_seqs  # whose pages a row shows
         self._filled = [0] * max_num_seqs
         self._settled = [0] * max_num_seqs  # of the request, when the row was last brought up to date
@@ -222,15 +225,16 @@ class BatchBuilder:
             for group, table in enumerate(hold.tables):
                 new = self._tables[group, slot, filled : len(table)]
                 new[:] = table[filled:]
+                new *= self._strides[group]
                 if hold.first[group] > filled:
-                    new[: hold.first[group] - filled] = self._dropped
+                    new[: hold.first[group] - filled] = self._dropped[group]
                 self._note_change(group, slot, filled, len(table))
             self._filled[slot] = len(pages)
         if hold.settled > self._settled[slot]:
             self._settled[slot] = hold.settled
             for group, first in enumerate(hold.first):
                 before = self._first[slot][group]
-                self._tables[group, slot, before:first] = self._dropped
+                self._tables[group, slot, before:first] = self._dropped[group]
                 self._note_change(group, slot, before, first)
             self._first[slot] = list(hold.first)
 

@@ -22,7 +22,7 @@ from longreach.engine.device.graphs.policy import PolicyGraphs, Replayed
 from longreach.engine.device.offload_store import HostStore
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.device.policies.mass_samples import StepSamples
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.util.transfer import upload
@@ -219,14 +219,14 @@ class ForwardPass:
         return WantedRows(logit_rows, self._on_device(alone, seq_slots))
 
     @torch.inference_mode()
-    def move(self, moves: PageMoves) -> None:
+    def move(self, moves: CacheMoves) -> None:
         """As `step_retry.StepRunner.move`, for this rank's pages."""
         if self._host is not None:
             self._host.move(moves)
         elif moves.unclean:
             self.pages.clear(moves.unclean)
 
-    def has_to_do(self, moves: PageMoves) -> bool:
+    def has_to_do(self, moves: CacheMoves) -> bool:
         """Whether `move` does anything; copies under way are waited for even if there are no others."""
         return self._host is not None or bool(moves.unclean)
 

@@ -19,7 +19,7 @@ from longreach.engine.device.ranks.leader import Ranks
 from longreach.engine.device.ranks.process_group import leave
 from longreach.engine.device.ranks.rank_messages import Compute, Move
 from longreach.engine.errors import DeviceLostError
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.logit_processors import Draw
 from longreach.engine.sampling.logprobs import StepLogprobs
@@ -72,7 +72,7 @@ class Runner:
         seconds, self._seconds = self._seconds, None
         return seconds
 
-    def move(self, moves: PageMoves) -> None:
+    def move(self, moves: CacheMoves) -> None:
         """As `StepRunner.move`."""
         if self._ranks is not None and self._computing.has_to_do(moves):
             self._ranks.send(Move(moves))

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from longreach.engine.kv_cache.borders import key
 from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_checks import check_pages
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
@@ -91,7 +91,7 @@ class PageAllocator:
     def usage(self) -> PageUsage:
         """How many pages and slots there are, and how many are in use."""
         pool, host = self._pool, self._pool.host
-        slots = (0, 0) if host is None else (host.num_slots, host.num_used)
+        slots = (0, 0) if host is None else (host.index.num_places, host.index.num_used)
         return PageUsage(pool.num_pages, pool.num_free, pool.cache.num_idle, *slots)
 
     @property
@@ -264,18 +264,25 @@ class PageAllocator:
         if self.states is not None:
             self.states.expire(now)
 
-    def take_moves(self) -> PageMoves:
+    def take_moves(self) -> CacheMoves:
         """What has to be copied and cleaned for the step that has been planned, since the last call."""
+        if self.states is not None:
+            self.states.save_ahead()
         return self._pool.take_moves()
 
     def moves_launched(self) -> None:
         """The copies of the last `take_moves` are on their way: steps to come may read what is restored."""
-        self._pool.moves_launched()
+        if self._pool.host is not None:
+            self._pool.host.launched()
 
-    def moves_failed(self, moves: PageMoves, requests: list[Request]) -> list[Request]:
+    def moves_failed(self, moves: CacheMoves, requests: list[Request]) -> list[Request]:
         """The copies of the last `take_moves` failed: nobody shares them. Which `requests` cannot go on without."""
-        wrong = self._pool.moves_failed(moves)
-        return [request for request in requests if not wrong.isdisjoint(request.hold.held(self._all))]
+        assert self._pool.host is not None
+        self._pool.host.failed(moves)
+        pages = {copy.at for copy in moves.restored if not copy.is_state}
+        slots = {copy.at for copy in moves.restored if copy.is_state}
+        held = ((request, request.hold.held(self._all), request.states.pinned) for request in requests)
+        return [r for r, tables, pinned in held if not (pages.isdisjoint(tables) and slots.isdisjoint(pinned))]
 
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""

@@ -26,10 +26,13 @@ from longreach.engine.requests.request import Request
 TAIL_TOKENS = 2048
 # Tokens between two borders that are kept in a long prompt.
 SPACING_TOKENS = 16384
+# Stands for the layers that keep a recurrent state, where groups of layers with pages have their numbers.
+STATE_GROUP = 255
 
 
 def key(digest: bytes, group: int) -> bytes:
-    """What the cache knows a group's page by: equal contents have equal digests, in each group."""
+    """What the cache knows a group's entry by, a page or a copy of a state: the digest of the page that ends at the
+    border. Equal contents have equal keys."""
     return digest if group == 0 else digest + bytes([group])
 
 

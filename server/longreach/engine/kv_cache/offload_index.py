@@ -1,98 +1,175 @@
-"""Which page of the KV cache has a copy in host memory. Digests and slots only; `offload_store` has the memory.
+"""Which entries of the cache have a copy in host memory. Keys and places only; `offload_store` has the memory.
 
-Pages that the prefix cache evicts are kept here, by the same digests, until their slot is needed for another. What is
-kept here may also be on the device: contents with a digest never change, so that neither copy can be the wrong one.
+An *entry* is what one group of layers has at a border: a page of keys and values, or a copy of a state. It is known by
+its key, see `borders.key`. Host memory is divided into *places* of one page each. A page takes one of them, a state as
+many as it needs, wherever they are: one bound holds for both, and nothing is left between them.
+
+What the device evicts is kept here until its places are needed for another. It may also be on the device: contents
+with a key never change, so that neither copy can be the wrong one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.state_depths import StateDepths
 
-class PageMoves(NamedTuple):
-    """What has to be done to pages before and beside a step, in this order; see `step_retry.StepRunner.move`.
+
+class Copy(NamedTuple):
+    """An entry on its way: its page on the device, or of a state its slot, and its `places` in host memory."""
+
+    at: int
+    places: tuple[int, ...]
+    is_state: bool = False
+
+
+class CacheMoves(NamedTuple):
+    """What has to be done to pages and states before and beside a step, in this order; see
+    `step_retry.StepRunner.move`.
 
     Attributes:
-        evicted: pages that are about to be written to, each with the slot that its contents are kept in.
+        evicted: entries whose page or slot is about to be written to.
         unclean: pages that have to hold numbers from now on.
-        restored: slots whose contents come back, each with its page. The step does not read that page.
-        saved: pages that will soon be evicted, each with the slot that it is kept in. The step does not write to them.
+        restored: entries that come back. The step does not read their pages and slots.
+        saved: entries that will soon be evicted. The step does not write to their pages and slots.
     """
 
-    evicted: list[tuple[int, int]]
+    evicted: list[Copy]
     unclean: list[int]
-    restored: list[tuple[int, int]]
-    saved: list[tuple[int, int]]
+    restored: list[Copy]
+    saved: list[Copy]
 
     @property
     def copies(self) -> int:
-        """Pages that are copied."""
+        """Entries that are copied."""
         return len(self.evicted) + len(self.restored) + len(self.saved)
 
 
-class HostPages:
-    """`num_slots` places for pages in host memory; the one that was used longest ago is evicted first.
+class _Kept(NamedTuple):
+    places: tuple[int, ...]
+    depth: int  # pages before the border of a state; 0 of a page
 
-    Between two calls of `unpin` a slot is given one content at most, and one that is read keeps its own: the copies of
+
+class HostIndex:
+    """`num_places` places, of which a state takes `state_places`; the entry that was used longest ago is evicted first.
+
+    A state is as young as the page that ends at its border: neither is of use without the other.
+
+    Between two calls of `unpin` a place is given one content at most, and one that is read keeps its own: the copies of
     one step can be made in any order within their kind.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        if num_slots < 1:
-            raise ValueError(f"num_slots must be at least 1, got {num_slots}")
-        self.num_slots = num_slots
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # the one used longest ago first
-        self._pinned: set[int] = set()
+    def __init__(self, num_places: int, state_places: int = 0) -> None:
+        if num_places < 1:
+            raise ValueError(f"num_places must be at least 1, got {num_places}")
+        self.num_places = num_places
+        self.state_places = state_places
+        self._free = list(range(num_places - 1, -1, -1))
+        self._freed: list[int] = []  # that copies of this step still use
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the one used longest ago first
+        self._pinned: set[bytes] = set()  # that this step copies
+        self._in_use = 0  # places that it copies from or to
+        self._depths = StateDepths()
+        self.num_states = 0
 
     @property
     def num_used(self) -> int:
-        """Slots that hold a page."""
-        return len(self._slot_of)
+        """Places that hold an entry, or a part of one."""
+        return self.num_places - len(self._free) - len(self._freed)
 
-    def __contains__(self, digest: bytes) -> bool:
-        """Whether a page with this digest is here."""
-        return digest in self._slot_of
+    def __contains__(self, name: bytes) -> bool:
+        """Whether the entry with this key is here."""
+        return name in self._kept
 
-    def save(self, digest: bytes) -> int | None:
-        """The slot to copy a page with this digest to; None if it is here, or if this step uses all slots already."""
-        if digest in self._slot_of:
-            self._slot_of.move_to_end(digest)
+    def save(self, name: bytes, depth: int = 0) -> tuple[int, ...] | None:
+        """The places to copy an entry to, a page or with its `depth` in pages a state.
+
+        None if it is here, or if this step uses so many places already that it finds none.
+        """
+        if name in self._kept:
+            self._touch(name)
             return None
-        if not self._free:
-            oldest = next((key for key, slot in self._slot_of.items() if slot not in self._pinned), None)
-            if oldest is None:
-                return None
-            self.remove(oldest)
-        slot = self._free.pop()
-        self._slot_of[digest] = slot
-        self._pinned.add(slot)
-        return slot
+        count = self.state_places if depth else 1
+        assert count, "this model keeps no states"
+        if not self._make_room(count):
+            return None
+        places = tuple(self._free.pop() for _ in range(count))
+        self._kept[name] = _Kept(places, depth)
+        self._pin(name)
+        if depth:
+            self._depths.add(depth)
+            self.num_states += 1
+        return places
 
-    def load(self, digest: bytes) -> int:
-        """The slot to copy a page with this digest from; it must be here."""
-        self._slot_of.move_to_end(digest)
-        slot = self._slot_of[digest]
-        self._pinned.add(slot)
-        return slot
+    def load(self, name: bytes) -> tuple[int, ...]:
+        """The places to copy an entry from; it must be here."""
+        self._pin(name)
+        return self._kept[name].places
 
     def unpin(self) -> None:
         """The copies of a step are on their way: what is copied later is copied after them."""
         self._pinned.clear()
+        self._in_use = 0
+        self._free += self._freed
+        self._freed = []
 
-    def remove(self, digest: bytes) -> None:
-        """See that nobody gets what is kept under this digest, if anything is."""
-        if (slot := self._slot_of.pop(digest, None)) is not None:
-            self._free.append(slot)
+    def longest_state(self, digests: Sequence[bytes], above: int, most: int) -> int | None:
+        """The depth of the state of the longest beginning of `digests`, of more than `above` pages and at most
+        `most`."""
+        depths = self._depths.between(above, min(most, len(digests)))
+        return next((depth for depth in depths if key(digests[depth - 1], STATE_GROUP) in self._kept), None)
 
-    def remove_slots(self, slots: set[int]) -> None:
-        """See that nobody gets what is kept in these slots."""
-        for digest in [digest for digest, slot in self._slot_of.items() if slot in slots]:
-            self.remove(digest)
+    def remove(self, name: bytes) -> None:
+        """See that nobody gets what is kept under this key, if anything is."""
+        if (kept := self._kept.pop(name, None)) is None:
+            return
+        if kept.depth:
+            self._depths.remove(kept.depth)
+            self.num_states -= 1
+        (self._freed if name in self._pinned else self._free).extend(kept.places)
+        self._pinned.discard(name)
+
+    def remove_places(self, places: Iterable[int]) -> None:
+        """See that nobody gets what is kept in these places."""
+        wrong = set(places)
+        for name in [name for name, kept in self._kept.items() if not wrong.isdisjoint(kept.places)]:
+            self.remove(name)
 
     def check(self) -> None:
-        """Assert that every slot is free or holds the page of one digest."""
-        used = list(self._slot_of.values())
-        assert sorted(used + self._free) == list(range(self.num_slots)), "a slot is lost or used twice"
-        assert self._pinned <= set(used), "a slot is in use in this step and holds nothing"
+        """Assert that every place is free or holds one entry, or one part of one."""
+        used = [place for kept in self._kept.values() for place in kept.places]
+        every = sorted(used + self._free + self._freed)
+        assert every == list(range(self.num_places)), "a place is lost or used twice"
+        assert self._pinned <= set(self._kept), "an entry is in use in this step and is not here"
+        pinned = sum(len(self._kept[name].places) for name in self._pinned)
+        assert self._in_use == pinned + len(self._freed), "places are in use in this step that nobody knows"
+        depths = [kept.depth for kept in self._kept.values() if kept.depth]
+        assert self.num_states == len(depths)
+        self._depths.check(depths)
+        for name, kept in self._kept.items():
+            assert len(kept.places) == (self.state_places if kept.depth else 1), name
+
+    def _pin(self, name: bytes) -> None:
+        self._touch(name)
+        if name not in self._pinned:
+            self._pinned.add(name)
+            self._in_use += len(self._kept[name].places)
+
+    def _touch(self, name: bytes) -> None:
+        """An entry is used, and with a page the state at its end, which is given up before it."""
+        if (state := key(name, STATE_GROUP)) in self._kept:
+            self._kept.move_to_end(state)
+        self._kept.move_to_end(name)
+
+    def _make_room(self, count: int) -> bool:
+        """Have so many places free, if entries that this step does not use are enough."""
+        if count <= len(self._free):
+            return True
+        if count > self.num_places - self._in_use:
+            return False
+        while count > len(self._free):
+            self.remove(next(name for name in self._kept if name not in self._pinned))
+        return True

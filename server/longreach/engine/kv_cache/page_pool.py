@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
-from longreach.engine.kv_cache.offload_index import HostPages, PageMoves
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.prefix_cache import PrefixCache
 
 
@@ -26,7 +28,7 @@ class PagePool:
     collected, and taken by `take_moves` once a step.
     """
 
-    def __init__(self, num_pages: int, page_size: int, host: HostPages | None = None) -> None:
+    def __init__(self, num_pages: int, page_size: int, host: HostTier | None = None) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"num_pages and page_size must be at least 1, got {num_pages} and {page_size}")
         self.num_pages = num_pages
@@ -44,8 +46,6 @@ class PagePool:
         # no copy of them.
         self.unfinished: set[int] = set()
         self._allocated = 0
-        self._evicted: list[tuple[int, int]] = []
-        self._restoring: dict[bytes, tuple[int, int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -123,50 +123,41 @@ class PagePool:
 
     @property
     def num_restoring(self) -> int:
-        """Pages that have been restored since the last call of `take_moves`."""
-        return len(self._restoring)
+        """Pages that have been restored since the last copies were issued; a state counts as many as it takes."""
+        return 0 if self.host is None else self.host.num_restoring
 
-    def is_restoring(self, digest: bytes) -> bool:
-        """Whether a page with this digest has been restored since the last call of `take_moves`."""
-        return digest in self._restoring
+    def is_restoring(self, name: bytes) -> bool:
+        """Whether the entry with this key has been restored since the last copies were issued."""
+        return self.host is not None and self.host.is_restoring(name)
+
+    def pin_away(self, names: list[bytes]) -> None:
+        """See that the host keeps the entries with these keys, which it has, until they are restored in this step."""
+        if self.host is not None:
+            self.host.pin(names)
 
     def restore(self, digests: list[bytes]) -> list[int]:
         """Allocate reserved pages for what the host has under these digests; nobody else finds them yet."""
         assert self.host is not None
-        # Looked up first: the allocated pages may be kept in slots themselves, which must not be these.
-        slots = [self.host.load(digest) for digest in digests]
+        self.host.pin(digests)  # the allocated pages may be kept in host memory themselves
         pages = self.allocate(len(digests))
-        self._restoring.update(zip(digests, zip(slots, pages, strict=True), strict=True))
+        for digest, page in zip(digests, pages, strict=True):
+            self.host.restore(digest, page, partial(self.cache.insert, page, digest))
         return pages
 
-    def take_moves(self) -> PageMoves:
-        """What has to be done to pages for the step that has been planned, since the last call.
+    def take_moves(self) -> CacheMoves:
+        """What has to be done to pages, and to states, for the step that has been planned, since the last call.
 
         As many pages are saved ahead as this step allocated, of those that are evicted next. So a page has its copy
         when it is evicted, while prompts are read, and no step has to wait for that.
         """
-        saved = []
-        if self.host is not None:
-            for page, digest in self.cache.next_evicted(max(0, self._allocated - len(self._free))):
-                if self._is_worth_copying(page) and (slot := self.host.save(digest)) is not None:
-                    saved.append((page, slot))
-            self.host.unpin()
-        moves = PageMoves(self._evicted, self._unclean, list(self._restoring.values()), saved)
-        self._allocated, self._evicted, self._unclean = 0, [], []
-        return moves
-
-    def moves_launched(self) -> None:
-        """The copies of the last `take_moves` are on their way: steps to come may read what is restored."""
-        for digest, (_, page) in self._restoring.items():
-            self.cache.insert(page, digest)
-        self._restoring.clear()
-
-    def moves_failed(self, moves: PageMoves) -> set[int]:
-        """The copies of the last `take_moves` failed: nobody gets them. The pages that do not hold what they should."""
-        assert self.host is not None
-        self.host.remove_slots({slot for _, slot in moves.evicted + moves.saved} | {slot for slot, _ in moves.restored})
-        self._restoring.clear()
-        return {page for _, page in moves.restored}
+        unclean, self._unclean = self._unclean, []
+        allocated, self._allocated = self._allocated, 0
+        if self.host is None:
+            return CacheMoves([], unclean, [], [])
+        for page, digest in self.cache.next_evicted(max(0, allocated - len(self._free))):
+            if self._is_worth_copying(page):
+                self.host.save_ahead(digest, page)
+        return self.host.take(unclean)
 
     def share(self, page: int, *, backed: bool = False) -> None:
         """Hold a cached page in place of a reserved one, which is kept back if the page is `backed` and held."""
@@ -227,8 +218,7 @@ class PagePool:
     def remove_copies(self, digests: Iterable[bytes]) -> None:
         """See that nobody restores what the host has under these digests."""
         if self.host is not None:
-            for digest in digests:
-                self.host.remove(digest)
+            self.host.remove(digests)
 
     def check(self, held: list[list[int]], reserved: list[int], backed: Sequence[int] = ()) -> None:
         """Assert that the pages `held` by each request, the idle and the free ones are exactly all pages; those that
@@ -249,10 +239,9 @@ class PagePool:
 
     def _evict(self) -> int:
         [(page, digest)] = self.cache.next_evicted(1)
-        worth = self.host is not None and self._is_worth_copying(page)
+        if self.host is not None and self._is_worth_copying(page):
+            self.host.evict(digest, page)
         self.cache.remove(page)
-        if worth and self.host is not None and (slot := self.host.save(digest)) is not None:
-            self._evicted.append((page, slot))
         return page
 
     def _is_worth_copying(self, page: int) -> bool:

@@ -5,14 +5,13 @@ It asks the pool, the groups and the states, and changes nothing; `allocator` ac
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from longreach.engine.kv_cache.borders import key, longest_chain, usable_border
+from longreach.engine.kv_cache.borders import STATE_GROUP, key, longest_chain, usable_border
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.state_allocator import StateAllocator
-from longreach.engine.kv_cache.state_pool import FoundCopy
+from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy
 from longreach.engine.requests.page_hold import PageHold
 from longreach.engine.requests.request import Request
 
@@ -27,6 +26,19 @@ class Match(NamedTuple):
     start: FoundCopy | None = None
 
 
+class Away(NamedTuple):
+    """The keys of what a request needs at a border and only the host has: `pages`, and the copy of a `state`, or
+    none."""
+
+    pages: list[bytes]
+    state: list[bytes]
+
+    @property
+    def keys(self) -> list[bytes]:
+        """All of them."""
+        return self.pages + self.state
+
+
 class PrefixFinder:
     """Looks up prefixes in a `pool` of pages of `groups`, and of `states`, where a model keeps any."""
 
@@ -38,6 +50,7 @@ class PrefixFinder:
         self._all = tuple(range(len(groups.windows)))
         # Whether a prefix is usable up to some borders only.
         self.by_border = bool(groups.windowed) or states is not None
+        self._state_places = 0 if pool.host is None else pool.host.index.state_places
 
     def match(self, request: Request) -> Match:
         """What a request that holds nothing can share of what is on the device."""
@@ -48,15 +61,17 @@ class PrefixFinder:
         pool, groups = self._pool, self._groups
         chain = longest_chain(groups, digests, 0, most, pool.has)
         on_device = longest_chain(groups, digests, 0, chain, pool.cache.has_digest)
-        border = self.usable(request, 0, on_device, pool.cache.has_digest)
+        border = self.usable(request, 0, on_device, on_device=True)
         keys = [self.keys(request.hold, (group,), groups.first(group, border), border) for group in self._all]
         return Match(border, chain, [pool.match(of_group) for of_group in keys], self.copy_at(request, border))
 
-    def usable(self, request: Request, start: int, end: int, has: Callable[[bytes], bool]) -> int:
-        """As `usable_border`, for a request, with states counted in."""
+    def usable(self, request: Request, start: int, end: int, *, on_device: bool = False) -> int:
+        """As `usable_border`, for a request, with states counted in: of what the device or the host has, or of what is
+        `on_device`."""
+        has = self._pool.cache.has_digest if on_device else self._pool.has
         border = usable_border(self._groups, request.hold.digests, start, end, has)
         while self._states is not None and border > start:
-            found = self._states.longest(request, start, border)
+            found = self._states.longest(request, start, border, on_device=on_device)
             if found is None:
                 return start
             border = usable_border(self._groups, request.hold.digests, start, found.depth, has)
@@ -68,14 +83,24 @@ class PrefixFinder:
         """The copy of a request's state at a usable border; None at its beginning, or without states."""
         return None if self._states is None or not border else self._states.longest(request, border - 1, border)
 
-    def away(self, hold: PageHold, start: int, border: int) -> list[bytes]:
+    def away(self, request: Request, start: int, border: int) -> Away:
         """What a request needs to go from one border to another and is not on the device."""
+        hold = request.hold
         firsts = ((group, max(start, self._groups.first(group, border))) for group in self._all)
         keys = (digest for group, first in firsts for digest in self.keys(hold, (group,), first, border))
-        return [digest for digest in keys if not self._pool.cache.has_digest(digest)]
+        pages = [digest for digest in keys if not self._pool.cache.has_digest(digest)]
+        copy = self.copy_at(request, border) if border > start else None
+        state = [key(hold.digests[border - 1], STATE_GROUP)] if copy is not None and copy.slot == AWAY else []
+        return Away(pages, state)
+
+    def places(self, away: Away) -> int:
+        """How many pages could be restored in place of what is away."""
+        return len(away.pages) + (self._state_places if away.state else 0)
 
     def reach(self, hold: PageHold, start: int, chain: int, count: int) -> int:
-        """The page up to which full groups have at most `count` pages that are not on the device."""
+        """The page up to which full groups have so few pages that are not on the device that they and a state can be
+        restored in place of `count` pages."""
+        count = max(1, count - self._state_places)
         for page in range(start, chain):
             away = self.keys(hold, self._groups.full, page, page + 1)
             count -= sum(not self._pool.cache.has_digest(digest) for digest in away)

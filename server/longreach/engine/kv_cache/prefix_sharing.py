@@ -19,7 +19,7 @@ from longreach.engine.requests.request import Request
 
 
 class PrefixMatch(NamedTuple):
-    """Where a request stands, `computed` tokens, and whether it `waits` for pages from the host before it computes."""
+    """Where a request stands, `computed` tokens, and whether it `waits` for what the host has before it computes."""
 
     computed: int
     waits: bool
@@ -46,8 +46,8 @@ class PrefixSharing:
     def match_prefix(self, request: Request, max_restored: int) -> PrefixMatch:
         """Share cached pages in place of reserved ones, from where the request stands, as far as there are any.
 
-        Pages that the host has are restored, at most `max_restored` of all requests before the next `take_moves`.
-        Where windows need more for the next border, that is restored when nothing else is.
+        Pages and states that the host has are restored, at most as much as `max_restored` pages of all requests before
+        the next `take_moves`. Where the next border needs more, that is restored when nothing else is.
         """
         if request.computed % self._size:
             return PrefixMatch(request.computed, False)
@@ -85,7 +85,7 @@ class PrefixSharing:
         if not self._finder.by_border:
             hold.cached_until = chain * self._size
         elif chain > known or hold.cached_until < request.computed or self._states is not None:
-            hold.cached_until = self._finder.usable(request, start, chain, self._pool.has) * self._size
+            hold.cached_until = self._finder.usable(request, start, chain) * self._size
         hold.chain_until = chain
         return max(hold.cached_until, request.computed)
 
@@ -123,19 +123,20 @@ class PrefixSharing:
         start = len(hold.pages)
         here = PrefixMatch(start * self._size, False)
         chain = longest_chain(groups, hold.digests, start, self._finder.most_shared(request), pool.has)
-        border = self._finder.usable(request, start, chain, pool.has)
-        away = self._finder.away(hold, start, border)
-        if len(away) > max(0, max_restored - pool.num_restoring):
+        border = self._finder.usable(request, start, chain)
+        away = self._finder.away(request, start, border)
+        if self._finder.places(away) > max(0, max_restored - pool.num_restoring):
             if pool.num_restoring:
                 return here._replace(waits=True)
             reach = self._finder.reach(hold, start, chain, max_restored)
-            nearer = self._finder.usable(request, start, reach, pool.has)
+            nearer = self._finder.usable(request, start, reach)
             border = nearer if nearer > start else border
-            away = self._finder.away(hold, start, border)
+            away = self._finder.away(request, start, border)
         if border == start:
             return here
-        if any(pool.is_restoring(digest) for digest in away):
+        if any(pool.is_restoring(name) for name in away.keys):
             return here._replace(waits=True)
+        pool.pin_away(away.keys)
         if self._states is not None:
             copy = self._finder.copy_at(request, border)
             if copy is None or not self._states.start_from(request, copy):
@@ -155,9 +156,9 @@ class PrefixSharing:
                     table.append(page)
                 hold.reserves[group] -= 1
         # Last, since it may take the place of idle pages.
-        for (table, place), page in zip(places, pool.restore(away) if away else (), strict=True):
+        for (table, place), page in zip(places, pool.restore(away.pages) if places else (), strict=True):
             table[place] = page
         hold.settled = border
         self._held.trim(hold)
         self.note_cached(request)
-        return PrefixMatch(border * self._size, bool(away))
+        return PrefixMatch(border * self._size, bool(away.keys))

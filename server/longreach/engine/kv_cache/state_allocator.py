@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.state_borders import BorderRule
-from longreach.engine.kv_cache.state_pool import FoundCopy, StatePool
+from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.state_hold import NO_STATE, StateAt, StateHold, StateSlots
 from longreach.sizes import TILE
@@ -22,11 +22,13 @@ SLOTS_PER_REQUEST = 2
 
 
 class StateUsage(NamedTuple):
-    """Slots for states: all, those that hold nothing, and copies that no request starts from at the moment."""
+    """Slots for states: all, those that hold nothing, and copies that no request starts from at the moment; and the
+    copies that host memory has."""
 
     slots: int
     free: int
     copies: int
+    host_copies: int = 0
 
 
 class StateAllocator:
@@ -39,14 +41,14 @@ class StateAllocator:
         self._size = page_size
         self._copies = copies
         self._rule = BorderRule() if rule is None else rule
-        # Copies that a step in flight fills: others may start from them after it, unless it fails.
-        self._unfinished: set[bytes] = set()
         self._running = self._answers = 0  # requests that hold slots, and those that have left a copy in their answer
 
     @property
     def usage(self) -> StateUsage:
         """How many slots there are, and how many are in use."""
-        return StateUsage(self._pool.num_slots, self._pool.num_free, self._pool.num_idle)
+        pool = self._pool
+        host_copies = 0 if pool.host is None else pool.host.index.num_states
+        return StateUsage(pool.num_slots, pool.num_free, pool.num_idle, host_copies)
 
     def add(self, request: Request) -> None:
         """Say at which positions of a new request's prompt copies are wanted."""
@@ -97,20 +99,31 @@ class StateAllocator:
             self._pin(hold, start)
         return True
 
-    def longest(self, request: Request, above: int, most: int) -> FoundCopy | None:
-        """The copy of a request's longest beginning of more than `above` pages and at most `most`."""
-        return self._pool.longest(request.hold.digests, above, most)
+    def longest(self, request: Request, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
+        """The copy of a request's longest beginning of more than `above` pages and at most `most`; see `StatePool`."""
+        return self._pool.longest(request.hold.digests, above, most, on_device=on_device)
 
     def start_from(self, request: Request, start: FoundCopy) -> bool:
-        """Have a running request go on from a copy further on; False, changing nothing, if no slot is left for that."""
-        if self._pool.is_idle(start.slot) and self._pool.num_available < 1:
+        """Have a running request go on from a copy further on; False, changing nothing, if no slot is left for that.
+
+        One that is AWAY is restored: the request does not compute in the step beside which it comes.
+        """
+        pool, hold = self._pool, request.states
+        if (start.slot == AWAY or pool.is_idle(start.slot)) and not pool.num_available:
             return False
-        hold = request.states
         assert hold.before is None, request.id
         left = hold.state
-        self._pin(hold, start)
+        if start.slot == AWAY:
+            assert pool.reserve(1)
+            self._stand(hold, start._replace(slot=pool.restore(request.hold.digests[start.depth - 1], start.depth)))
+        else:
+            self._pin(hold, start)
         self._leave(hold, left)
         return True
+
+    def save_ahead(self) -> None:
+        """As `StatePool.save_ahead`."""
+        self._pool.save_ahead()
 
     def begin(self, request: Request) -> StateSlots:
         """The slots of a request's chunk in the step that is being planned."""
@@ -187,13 +200,13 @@ class StateAllocator:
 
     def finish_steps(self) -> None:
         """As `PageAllocator.finish_steps`."""
-        self._unfinished.clear()
+        self._pool.unfinished.clear()
 
     def invalidate_unfinished(self) -> None:
         """As `PageAllocator.invalidate_unfinished`."""
-        for digest in self._unfinished:
+        for digest in self._pool.unfinished:
             self._pool.remove(digest)
-        self._unfinished.clear()
+        self._pool.unfinished.clear()
 
     def invalidate(self, request: Request) -> None:
         """See that nobody starts from what a request has computed, since it may be wrong."""
@@ -209,7 +222,7 @@ class StateAllocator:
         for slot in hold.pinned:
             self._pool.unpin(slot)
         self._pool.unreserve(hold.reserved)
-        if keep_until is not None and (last := self.longest(request, 0, len(request.hold.digests))) is not None:
+        if keep_until is not None and (last := self.longest(request, 0, len(request.hold.digests), on_device=True)):
             self._pool.retain(request.hold.digests[last.depth - 1], keep_until)
         self._running -= 1
         self._answers -= hold.rolling is not None
@@ -235,6 +248,9 @@ class StateAllocator:
 
     def _pin(self, hold: StateHold, start: FoundCopy) -> None:
         self._pool.pin(start.slot)
+        self._stand(hold, start)
+
+    def _stand(self, hold: StateHold, start: FoundCopy) -> None:
         hold.state = StateAt(start.depth * self._size, start.slot, shared=True)
         hold.last_kept = hold.state.at
 
@@ -274,7 +290,7 @@ class StateAllocator:
         digest = request.hold.digests[depth - 1]
         is_new = self._pool.keep(state.slot, digest, depth)
         if is_new and in_flight:
-            self._unfinished.add(digest)
+            self._pool.unfinished.add(digest)
         hold.last_kept = state.at
         if state.at >= request.prompt_tokens:
             if hold.rolling is not None and hold.rolling != digest:

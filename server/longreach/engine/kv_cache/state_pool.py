@@ -4,27 +4,36 @@ A state cannot be cut: what a sequence has read up to a position is one value, w
 to an earlier position one needs a copy that was left there. A copy is a slot that its sequence no longer writes to. It
 is known by the digest of the page that ends at its position, and by how many pages there are up to it.
 
-An idle copy, which no request starts from, can be started from again, or evicted when its slot is needed.
+An idle copy, which no request starts from, can be started from again, or evicted when its slot is needed. With a
+`HostTier` what is evicted is kept in host memory, and can be restored.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from typing import NamedTuple
+
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.state_depths import StateDepths
 
 # The part of all slots that copies with a second use may fill before the oldest of them lose their protection.
 _PROTECTED_SHARE = 1 / 2
 # Requests that start from a copy before it is protected. The next turn of a conversation is one, and then the copy that
 # the turn leaves is the one to keep. A document that several ask about has more.
 _USES = 2
+# Copies that are saved to host memory beside one step, before they are evicted. Each is as large as many pages.
+_MOST_AHEAD = 2
+# The slot of a copy that is in host memory only.
+AWAY = -1
 
 
 class FoundCopy(NamedTuple):
-    """A copy of a state: its `slot`, and its position in pages, `depth`."""
+    """A copy of a state: its `slot`, AWAY where host memory alone has it, and its position in pages, `depth`."""
 
     slot: int
     depth: int
@@ -64,7 +73,7 @@ class StatePool:
     `reserve` promises slots without saying which; `allocate` says which, and evicts an idle copy when none is free.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, host: HostTier | None = None) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {num_slots}")
         self.num_slots = num_slots
@@ -73,10 +82,12 @@ class StatePool:
         self._held: set[int] = set()
         self._copies: dict[int, _Copy] = {}
         self._slot_of: dict[bytes, int] = {}
-        self._at_depth: Counter[int] = Counter()
-        self._depths: list[int] = []  # at which there are copies, in order
+        self._depths = StateDepths()
         self._idle = _Queues()
         self._protected_limit = int(num_slots * _PROTECTED_SHARE)
+        self.host = host
+        # Copies that a step in flight fills: others may start from them after it. Should it fail, there must be none.
+        self.unfinished: set[bytes] = set()
 
     @property
     def num_available(self) -> int:
@@ -114,7 +125,7 @@ class StatePool:
         assert self._reserved, "nothing was reserved"
         self._reserved -= 1
         if not self._free:
-            self._forget(next(iter(self._idle)))
+            self._evict(next(iter(self._idle)))
         slot = self._free.pop()
         self._held.add(slot)
         return slot
@@ -133,22 +144,44 @@ class StatePool:
             return False
         self._held.remove(slot)
         self._copies[slot] = _Copy(digest, depth)
-        self._slot_of[digest] = slot
-        self._at_depth[depth] += 1
-        if self._at_depth[depth] == 1:
-            insort(self._depths, depth)
+        self._name(slot)
         self._queue(slot)
         return True
 
-    def longest(self, digests: Sequence[bytes], above: int, most: int) -> FoundCopy | None:
-        """The copy of the longest beginning of `digests`, of more than `above` pages and at most `most`."""
-        for place in range(bisect_right(self._depths, min(most, len(digests))) - 1, -1, -1):
-            depth = self._depths[place]
-            if depth <= above:
-                break
-            if (slot := self._slot_of.get(digests[depth - 1])) is not None:
-                return FoundCopy(slot, depth)
-        return None
+    def restore(self, digest: bytes, depth: int) -> int:
+        """A reserved slot for the copy that the host has under this digest, pinned for who starts from it; nobody else
+        finds it yet."""
+        assert self.host is not None
+        name = key(digest, STATE_GROUP)
+        self.host.pin([name])  # the allocated slot may be kept in host memory itself
+        slot = self.allocate()
+        self._held.remove(slot)
+        self._copies[slot] = _Copy(digest, depth, pins=1, uses=1)
+        self.host.restore(name, slot, partial(self._arrive, slot), is_state=True)
+        return slot
+
+    def save_ahead(self) -> None:
+        """Have the copies that are evicted next kept in host memory beside this step, as many as reserved slots will
+        take soon, and one more."""
+        if self.host is None:
+            return
+        count = self._reserved + 1 - len(self._free)
+        for slot in islice(self._idle, max(0, min(count, _MOST_AHEAD))):
+            copy = self._copies[slot]
+            if copy.digest not in self.unfinished:
+                self.host.save_ahead(key(copy.digest, STATE_GROUP), slot, copy.depth)
+
+    def longest(self, digests: Sequence[bytes], above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
+        """The copy of the longest beginning of `digests`, of more than `above` pages and at most `most`.
+
+        One that only the host has counts, unless it has to be `on_device`.
+        """
+        depths = self._depths.between(above, min(most, len(digests)))
+        found = next((FoundCopy(slot, depth) for depth in depths if (slot := self._slot_at(digests, depth)) >= 0), None)
+        if self.host is None or on_device:
+            return found
+        longer = self.host.index.longest_state(digests, above if found is None else found.depth, most)
+        return found if longer is None else FoundCopy(AWAY, longer)
 
     def lookup(self, digest: bytes) -> int | None:
         """The slot of the copy with this digest."""
@@ -196,6 +229,8 @@ class StatePool:
 
     def remove(self, digest: bytes) -> None:
         """See that nobody starts from the copy with this digest any more; who has pinned it goes on."""
+        if self.host is not None:
+            self.host.remove([key(digest, STATE_GROUP)])
         if (slot := self._slot_of.get(digest)) is None:
             return
         if self._copies[slot].pins:
@@ -204,10 +239,13 @@ class StatePool:
             self._forget(slot)
 
     def drop_unused(self, digest: bytes) -> None:
-        """Free an idle copy that nobody has started from: a later one of the same answer stands in for it."""
+        """Free an idle copy that nobody has started from: a later one of the same answer stands in for it.
+
+        In host memory, too, where this one would take the room of many pages.
+        """
         slot = self._slot_of.get(digest)
-        if slot is not None and self.is_idle(slot) and not self._copies[slot].uses:
-            self._forget(slot)
+        if slot is None or (self.is_idle(slot) and not self._copies[slot].uses):
+            self.remove(digest)
 
     def check(self, held: Sequence[int], pinned: Sequence[int], reserved: int) -> None:
         """Assert that `held` are all held slots, `pinned` all starts from copies, and that nothing is lost."""
@@ -223,9 +261,7 @@ class StatePool:
         assert set(idle) == {slot for slot in self._copies if not pins[slot]}, "an idle copy is in no queue"
         assert all(self._copies[slot].digest == digest for digest, slot in self._slot_of.items())
         assert set(idle) <= set(self._slot_of.values()), "an idle copy cannot be found"
-        depths = Counter(self._copies[slot].depth for slot in self._slot_of.values())
-        assert depths == +self._at_depth, "depths and copies do not agree"
-        assert self._depths == sorted(depths), "depths and copies do not agree"
+        self._depths.check(self._copies[slot].depth for slot in self._slot_of.values())
         assert len(self._idle.protected) <= self._protected_limit
         assert reserved == self._reserved, f"reserved {self._reserved}, by requests {reserved}"
         assert self.num_available >= 0, "more slots are reserved than could be allocated"
@@ -245,16 +281,32 @@ class StatePool:
         else:
             idle.probation[slot] = None
 
+    def _evict(self, slot: int) -> None:
+        copy = self._copies[slot]
+        if self.host is not None and copy.digest not in self.unfinished:
+            self.host.evict(key(copy.digest, STATE_GROUP), slot, copy.depth)
+        self._forget(slot)
+
+    def _arrive(self, slot: int) -> None:
+        """A copy is on its way back to its slot: others may start from it, unless one like it was left meanwhile."""
+        if self._copies[slot].digest not in self._slot_of:
+            self._name(slot)
+
+    def _slot_at(self, digests: Sequence[bytes], depth: int) -> int:
+        return self._slot_of.get(digests[depth - 1], AWAY)
+
     def _forget(self, slot: int) -> None:
         self._unname(slot)
         self._idle.leave(slot)
         del self._copies[slot]
         self._free.append(slot)
 
+    def _name(self, slot: int) -> None:
+        copy = self._copies[slot]
+        self._slot_of[copy.digest] = slot
+        self._depths.add(copy.depth)
+
     def _unname(self, slot: int) -> None:
         copy = self._copies[slot]
         del self._slot_of[copy.digest]
-        self._at_depth[copy.depth] -= 1
-        if not self._at_depth[copy.depth]:
-            del self._at_depth[copy.depth]
-            self._depths.remove(copy.depth)
+        self._depths.remove(copy.depth)

@@ -20,7 +20,7 @@ from itertools import chain
 
 from longreach.engine.cost_model import StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
 from longreach.engine.requests.request import Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
@@ -169,7 +169,7 @@ class Scheduler:
             self.discard(request)
         return requests
 
-    def moves_failed(self, moves: PageMoves) -> list[Request]:
+    def moves_failed(self, moves: CacheMoves) -> list[Request]:
         """The copies of pages for the next step failed; the requests that cannot go on without them."""
         return self.allocator.moves_failed(moves, list(self.running.values()))
 

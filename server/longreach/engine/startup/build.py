@@ -10,6 +10,7 @@ from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks,
 
 from longreach import gguf_source, hub
 from longreach.engine.device.batch_builder import BatchBuilder
+from longreach.engine.device.forward_pass import ForwardPass
 from longreach.engine.device.policies.usage import PolicyUsage
 from longreach.engine.device.ranks.leader import Ranks
 from longreach.engine.device.ranks.process_group import Joined, join, layout_of, leave, on_rank
@@ -17,7 +18,7 @@ from longreach.engine.device.runner import Runner
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.groups import PageGroups
-from longreach.engine.kv_cache.offload_index import HostPages
+from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import StateAllocator
@@ -25,7 +26,7 @@ from longreach.engine.kv_cache.state_pool import StatePool
 from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
-from longreach.engine.startup.capacity import Capacity, bounded_layers
+from longreach.engine.startup.capacity import Capacity, bounded_layers, host_tokens, state_places
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
 from longreach.engine.startup.state_demand import keeps_copies
 from longreach.engine.startup.vocabulary import check_vocabulary
@@ -80,19 +81,22 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
 def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) -> tuple[Engine, Started]:
     limits, computing = state.limits, state.forward
     loaded, pages, policies = computing.loaded, computing.pages, computing.policies
-    pool = PagePool(pages.num_pages, config.page_size, HostPages(state.host_slots) if state.host_slots else None)
+    places_of_state = _places_of_state(computing)
+    host = HostTier(state.host_places, places_of_state) if state.host_places else None
+    pool = PagePool(pages.num_pages, config.page_size, host)
     windows = pages.shape.windows
     groups = PageGroups(config.page_size, windows, limits.max_batched_tokens)
     places = pool.pages_for(limits.max_model_len)
     dropped = pages.dropped if groups.windowed else 0
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, len(windows), dropped)
+    strides = [group.stride for group in pages.shape.groups]
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
         hasher = PageHasher(config.page_size, config.model, *types, answers_apart=config.batch_invariant)
     states = None
     if computing.states is not None:
-        slots = StatePool(computing.states.num_slots)
+        slots = StatePool(computing.states.num_slots, host)
         states = StateAllocator(slots, config.page_size, copies=keeps_copies(config))
     bands = [mask.band for mask in state.own_masks]
     visible = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
@@ -113,7 +117,8 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups) -> Star
         kv_tokens=Capacity(pages.num_pages, groups, limits.max_model_len).kv_tokens,
         page_size=config.page_size,
         page_bytes=ranks * pages.shape.bytes_per_page,
-        host_kv_tokens=state.host_slots // len(groups.windows) * config.page_size,
+        host_kv_tokens=host_tokens(state.host_places, groups, limits.max_model_len, _places_of_state(state.forward)),
+        host_bytes=state.host_places * ranks * pages.shape.bytes_per_page,
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=_end_tokens(loaded, config.tokenizer_eos_ids),
         model_type=loaded.config.model_type,
@@ -131,6 +136,12 @@ def _started(state: RankState, config: EngineConfig, groups: PageGroups) -> Star
         state_slots=0 if (states := state.forward.states) is None else states.num_slots,
         state_bytes=0 if states is None else ranks * states.shape.bytes_per_slot,
     )
+
+
+def _places_of_state(computing: ForwardPass) -> int:
+    """Places of a page each that one rank's part of a state takes in host memory; 0 without states."""
+    states = computing.states
+    return 0 if states is None else state_places(computing.pages.shape.bytes_per_page, states.shape.bytes_per_slot)
 
 
 def why_backend(backend: Backend, shape: PageShape) -> str:

@@ -229,25 +229,50 @@ def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayo
     return layers
 
 
-def host_slots(config: EngineConfig, page_bytes: int, memory: HostMemory) -> int:
-    """Pages of `page_bytes` that `memory` keeps as `config` says.
+def host_places(config: EngineConfig, page_bytes: int, memory: HostMemory, state_bytes: int = 0) -> int:
+    """Places of `page_bytes`, a page each, that `memory` has for the cache as `config` says; of a model whose requests
+    keep states, of `state_bytes`.
 
     Raises:
-        ValueError: it is less than a page, more than is there, or for nothing; the message names the fix.
+        ValueError: it is less than a page and a state, more than is there, or for nothing; the message names the fix.
     """
     size = config.kv_offload_bytes
     if not size:
         return 0
     if not config.prefix_cache:
         raise ValueError("--kv-offload-bytes keeps pages of the prefix cache; leave out --no-prefix-cache")
+    if state_bytes and config.state_cache_bytes == 0:
+        raise ValueError(
+            "--kv-offload-bytes keeps what later prompts begin with, and with --state-cache-bytes 0 none begins in the "
+            "cache; leave one of them out"
+        )
     if size < page_bytes:
         raise ValueError(f"--kv-offload-bytes: one page takes {page_bytes} bytes, got {size}; give more, or 0 for none")
+    if state_bytes and size // page_bytes < 1 + state_places(page_bytes, state_bytes):
+        least = (1 + state_places(page_bytes, state_bytes)) * page_bytes
+        raise ValueError(
+            f"--kv-offload-bytes: one page and one copy of a state take {least} bytes, got {size}; give more, or 0 for "
+            "none"
+        )
     if size > memory.available:
         raise ValueError(
             f"--kv-offload-bytes: {readable(size)} are more than the {readable(memory.available)} of host memory that "
             f"can be had{memory.why}; give less"
         )
     return size // page_bytes
+
+
+def state_places(page_bytes: int, state_bytes: int) -> int:
+    """Places in host memory, of a page each, that one copy of a state takes; 0 for a model that keeps none."""
+    return -(-state_bytes // page_bytes)
+
+
+def host_tokens(places: int, groups: PageGroups, length: int, places_of_state: int) -> int:
+    """Tokens that host memory keeps: all of their pages in all groups. Of a model that keeps states, in sequences of
+    `length` tokens with one copy of the state each."""
+    if not places_of_state:
+        return places // len(groups.windows) * groups.page_size
+    return places * length // (len(groups.windows) * groups.pages_for(length) + places_of_state)
 
 
 def restored_pages(max_itl: float, page_bytes: int) -> int:

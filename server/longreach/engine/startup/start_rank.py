@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 
 class RankState(NamedTuple):
-    """A rank that is ready: what computes, the bounds of what it can compute, its layers' own masks, and the slots for
-    pages in host memory."""
+    """A rank that is ready: what computes, the bounds of what it can compute, its layers' own masks, and the places
+    for pages in host memory."""
 
     forward: ForwardPass
     limits: Limits
     own_masks: tuple[Mask, ...]
-    host_slots: int
+    host_places: int
 
 
 class Measured(NamedTuple):
-    """What fits into a rank's memory: the limits of steps and requests, pages on the device, slots in host memory.
+    """What fits into a rank's memory: the limits of steps and requests, pages on the device, places in host memory.
 
     `calibration` is of the step that was run to learn that; None if none was. `state_slots` are for states, in models
     that have layers which keep some.
@@ -52,7 +52,7 @@ class Measured(NamedTuple):
 
     limits: Limits
     num_pages: int
-    host_slots: int
+    host_places: int
     calibration: Calibration | None = None
     state_slots: int = 0
 
@@ -80,11 +80,11 @@ def start_rank(config: EngineConfig, joined: Joined) -> RankState:
     if rank.on_gpu:
         with _logged("warmed up"):
             warm(rank.loaded, pages, measured.limits, states)
-    host = HostStore(pages, measured.host_slots) if measured.host_slots else None
+    host = HostStore(pages, measured.host_places, states) if measured.host_places else None
     most_pages = -(-measured.limits.max_model_len // rank.config.page_size)
     tables = DeviceTables(len(pages.shape.groups), rank.config.max_num_seqs, most_pages, rank.loaded.device)
     forward = ForwardPass(rank.loaded, pages, drawn, tables, graphs, rank.policies, host, states)
-    return RankState(forward, measured.limits, rank.own_masks, measured.host_slots)
+    return RankState(forward, measured.limits, rank.own_masks, measured.host_places)
 
 
 def calibrated_step(rank: LoadedRank) -> tuple[int, int] | None:
@@ -129,7 +129,8 @@ def measure(rank: LoadedRank) -> Measured:
     unused = 0 if rank.on_gpu else sized.num_pages * page_bytes  # not in use yet, but reserved for pages
     if (states := rank.footprint.states) is not None and not rank.on_gpu:
         unused += loaded.layout.size * sized.state_slots * states.bytes_per_slot
-    slots = capacity.host_slots(config, page_bytes, host_memory().less(unused))
+    state_bytes = 0 if states is None else loaded.layout.size * states.bytes_per_slot
+    places = capacity.host_places(config, page_bytes, host_memory().less(unused), state_bytes)
     limits = Limits(
         config.max_num_seqs,
         rank.batched_tokens,
@@ -141,7 +142,7 @@ def measure(rank: LoadedRank) -> Measured:
         batch_invariant=config.batch_invariant,
         **({"least_chunk": LEAST_CHUNK} if rank.on_gpu else {}),
     )
-    return Measured(limits, sized.num_pages, slots, calibration, sized.state_slots)
+    return Measured(limits, sized.num_pages, places, calibration, sized.state_slots)
 
 
 def allocate(rank: LoadedRank, measured: Measured) -> tuple[KVPages, torch.Tensor]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from longreach.engine.device.batch_builder import HostBatch
-from longreach.engine.kv_cache.offload_index import PageMoves
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.messages import LENGTH_BYTES, EngineConfig, frame_length, framed
 
 BEAT = b"."
@@ -35,7 +35,7 @@ class Compute(msgspec.Struct, frozen=True, tag=True):
 class Move(msgspec.Struct, frozen=True, tag=True):
     """Copy and clean pages, as `step_retry.StepRunner.move`."""
 
-    moves: PageMoves
+    moves: CacheMoves
 
 
 ToRank = Join | Compute | Move
