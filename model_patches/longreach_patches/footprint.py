@@ -82,7 +82,7 @@ class Footprint:
         ranks = layout.context_size
         hidden, inner, experts = -(-hidden // ranks), -(-inner // ranks), -(-experts // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
-        states = StateShape.of(config, dtype)
+        states = StateShape.of(config, dtype, layout)
         parts = family_of(config).parts
         # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
         copies = 2 if parts is not None and parts.parallel else 1

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
+from longreach_kernels.context_parallel import packed_to_heads
 from longreach_kernels.delta import decay_and_beta, gated_delta_rule, gated_norm, short_convolution
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -22,7 +23,9 @@ from transformers import PreTrainedModel
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import DeltaParts, family_of, state_layers
+from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.quantized.modules import QuantizedLinear
+from longreach_patches.rank_heads import RankHeads
 
 MIXER = "longreach_mixer"  # on modules that are patched
 _EPSILON = 1e-6  # of the norm of queries and keys, in transformers' forward and in flash-linear-attention's kernels
@@ -30,11 +33,13 @@ _EPSILON = 1e-6  # of the norm of queries and keys, in transformers' forward and
 
 @dataclass(frozen=True)
 class Mixer:
-    """What one mixer computes over slots: its place among the layers with a state, its parts, and whose kernels."""
+    """What one mixer computes over slots: its place among the layers with a state, its parts, and whose kernels; of
+    several ranks, which one this is."""
 
     index: int
     parts: DeltaParts
     backend: str
+    layout: RankLayout = SINGLE
 
 
 def patch_mixers(model: PreTrainedModel, backend: str) -> list[nn.Module]:
@@ -56,8 +61,14 @@ def patch_mixers(model: PreTrainedModel, backend: str) -> list[nn.Module]:
         mixers.append(module)
         mixer = Mixer(place, parts, backend)
         setattr(module, MIXER, mixer)
-        cast("Any", module).forward = functools.partial(_forward, module, mixer)
+        cast("Any", module).forward = functools.partial(_forward, module)
     return mixers
+
+
+def spread_mixers(mixers: list[nn.Module], layout: RankLayout) -> None:
+    """Let modules that `patch_mixers` returned, whose weights are one rank's part, compute that rank's heads."""
+    for module in mixers:
+        setattr(module, MIXER, replace(getattr(module, MIXER), layout=layout))
 
 
 def restore(mixers: list[nn.Module]) -> None:
@@ -69,8 +80,7 @@ def restore(mixers: list[nn.Module]) -> None:
 
 def _check(module: nn.Module, parts: DeltaParts, index: int) -> None:
     """Whatever a module has that this forward does not read would be left out of the result."""
-    read = {*parts.qkv, parts.beta, parts.convolution, parts.norm, parts.out}
-    read |= set() if parts.by_key_head else {parts.gate, parts.decay}
+    read = {*parts.wide, *parts.numbers, parts.convolution, parts.norm, parts.out}
     there = {
         name
         for name, child in module.named_children()
@@ -85,7 +95,10 @@ def _check(module: nn.Module, parts: DeltaParts, index: int) -> None:
 
 
 class Inputs(NamedTuple):
-    """What projections make of a step's tokens: `qkv` (T, C), `gate` (T, Hv, Dv), `beta` and `decay` (T, Hv)."""
+    """What projections make of a step's tokens: `qkv` (T, C), `gate` (T, Hv, Dv), `beta` and `decay` (T, Hv).
+
+    Where context ranks each have a part of these heads, a token has a row for each of them, in their order.
+    """
 
     qkv: Tensor
     gate: Tensor
@@ -95,21 +108,63 @@ class Inputs(NamedTuple):
 
 def _forward(
     module: nn.Module,
-    mixer: Mixer,
     hidden_states: Tensor,
     *args: Any,
     paged_step: PagedStep | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """The module's forward: with a `paged_step`, over slots, (1, T, hidden_size) to (1, T, hidden_size)."""
+    """The module's forward: with a `paged_step`, over slots, (1, n, hidden_size) to (1, n, hidden_size).
+
+    The n tokens are all T of the step, or this rank's (`RankLayout.token_sizes`).
+    """
+    mixer: Mixer = getattr(module, MIXER)
     if paged_step is None:
+        if mixer.layout.size > 1:
+            raise UnsupportedModelError("a model that is split over ranks computes steps over KV pages only")
         return type(module).forward(module, hidden_states, *args, **kwargs)
-    inputs = _project(module, mixer.parts, hidden_states.squeeze(0))
-    return getattr(module, mixer.parts.out)(mix(module, mixer, inputs, paged_step)).unsqueeze(0)
+    inputs = _project(module, mixer, hidden_states.squeeze(0))
+    exchange = None
+    if mixer.layout.context_size > 1:
+        exchange = HeadExchange(mixer.layout, mixer.layout.token_sizes(len(paged_step.slots)))
+    return getattr(module, mixer.parts.out)(mix(module, mixer, inputs, paged_step, exchange)).unsqueeze(0)
 
 
-def mix(module: nn.Module, mixer: Mixer, inputs: Inputs, step: PagedStep) -> Tensor:
-    """What a mixer makes of a step's projections, up to its last one: (T, Hv Dv). States go to their slots.
+@dataclass(frozen=True)
+class HeadExchange:
+    """How context ranks come to their heads before the scan, and to their tokens behind it.
+
+    Attributes:
+        layout: which rank this is.
+        sizes: tokens of each context rank; None where each has all of them.
+    """
+
+    layout: RankLayout
+    sizes: Sequence[int] | None
+
+    def own(self, inputs: Inputs) -> Inputs:
+        """From rows for each rank of this rank's tokens to this rank's rows of all T tokens. Gates stay behind."""
+        ranks = self.layout.context_size
+        parts = [inputs.qkv, inputs.beta, inputs.decay]
+        if self.sizes is None:
+            qkv, beta, decay = (part.unflatten(0, (-1, ranks))[:, self.layout.context_rank] for part in parts)
+        else:
+            send = torch.cat(parts, 1).unflatten(0, (-1, ranks)).transpose(0, 1).contiguous()
+            received = packed_to_heads(send, self.sizes, self.layout.context_group)
+            qkv, beta, decay = received.split([part.shape[1] for part in parts], 1)
+        return Inputs(qkv, inputs.gate, beta, decay)
+
+    def back(self, out: Tensor) -> Tensor:
+        """From this rank's result of all tokens (T, Hv, Dv) to rows for each rank of this rank's tokens."""
+        heads = out.shape[1]
+        return RankHeads(self.layout, cut=True).back(out.contiguous()).unflatten(1, (-1, heads)).flatten(0, 1)
+
+
+def mix(
+    module: nn.Module, mixer: Mixer, inputs: Inputs, step: PagedStep, exchange: HeadExchange | None = None
+) -> Tensor:
+    """What a mixer makes of a step's projections, up to its last one: (n, Hv Dv). States go to their slots.
+
+    With an `exchange`, `inputs` have rows for each context rank; else they are of the heads whose states this rank has.
 
     Raises:
         UnsupportedModelError: the step has no states.
@@ -117,8 +172,9 @@ def mix(module: nn.Module, mixer: Mixer, inputs: Inputs, step: PagedStep) -> Ten
     states, parts, has = step.states, mixer.parts, cast("Any", module)
     if states is None:
         raise UnsupportedModelError("this model's layers keep states: give the PagedStep its `states`")
+    own = inputs if exchange is None else exchange.own(inputs)
     mixed = short_convolution(
-        inputs.qkv,
+        own.qkv,
         getattr(module, parts.convolution).weight.squeeze(1),
         getattr(module, parts.convolution).bias,
         states.store.convolutions[mixer.index],
@@ -126,11 +182,12 @@ def mix(module: nn.Module, mixer: Mixer, inputs: Inputs, step: PagedStep) -> Ten
         activation=has.activation,
         backend=mixer.backend,
     )
-    query, key, value = mixed.split([has.key_dim, has.key_dim, has.value_dim], 1)
+    ranks = mixer.layout.context_size
+    query, key, value = mixed.split([size // ranks for size in (has.key_dim, has.key_dim, has.value_dim)], 1)
     doubled = parts.doubled is not None and getattr(module, parts.doubled)
     log_decay, beta = decay_and_beta(
-        inputs.decay,
-        inputs.beta,
+        own.decay,
+        own.beta,
         has.A_log,
         has.dt_bias,
         beta_scale=2.0 if doubled else 1.0,
@@ -147,28 +204,40 @@ def mix(module: nn.Module, mixer: Mixer, inputs: Inputs, step: PagedStep) -> Ten
         normalise_qk=_EPSILON,
         backend=mixer.backend,
     )
+    if exchange is not None:
+        out = exchange.back(out)
     norm = getattr(module, parts.norm)
-    return gated_norm(out, inputs.gate, norm.weight, norm.variance_epsilon, backend=mixer.backend).flatten(1)
+    out = gated_norm(out, inputs.gate, norm.weight, norm.variance_epsilon, backend=mixer.backend)
+    return out.view(len(out) if exchange is None else len(out) // ranks, -1)
 
 
-def _project(module: nn.Module, parts: DeltaParts, x: Tensor) -> Inputs:
-    names = parts.qkv if parts.by_key_head else (*parts.qkv, parts.gate)
-    numbers = (parts.beta,) if parts.by_key_head else (parts.beta, parts.decay)
-    return split(module, parts, *([getattr(module, name)(x) for name in of] for of in (names, numbers)))
+def _project(module: nn.Module, mixer: Mixer, x: Tensor) -> Inputs:
+    parts, ranks = mixer.parts, mixer.layout.context_size
+    wide, narrow = ([getattr(module, name)(x) for name in of] for of in (parts.wide, parts.numbers))
+    if ranks > 1:
+        has = cast("Any", module)
+        sizes = (has.key_dim, has.key_dim, has.value_dim)
+        if len(parts.qkv) == 1 and not parts.by_key_head:
+            wide = [*wide[0].split(sizes, 1), *wide[1:]]
+        wide, narrow = ([part.unflatten(1, (ranks, -1)).flatten(0, 1) for part in of] for of in (wide, narrow))
+    return split(module, parts, wide, narrow, ranks)
 
 
-def split(module: nn.Module, parts: DeltaParts, wide: Sequence[Tensor], numbers: Sequence[Tensor]) -> Inputs:
+def split(
+    module: nn.Module, parts: DeltaParts, wide: Sequence[Tensor], numbers: Sequence[Tensor], ranks: int = 1
+) -> Inputs:
     """The inputs of a mixer, from what its projections give: `wide` those to queries, keys, values and gates, `numbers`
-    those to what is replaced and to decays; each in a tensor or several, of T rows."""
+    those to what is replaced and to decays; each in a tensor or several, whose rows have the heads of one of so many
+    context `ranks`."""
     has = cast("Any", module)
     if not parts.by_key_head:
-        width = 2 * has.key_dim + has.value_dim
-        first, gate = wide[:-1] or [wide[0][:, :width]], wide[-1][:, -has.value_dim :]
+        width, values = (2 * has.key_dim + has.value_dim) // ranks, has.value_dim // ranks
+        first, gate = wide[:-1] or [wide[0][:, :width]], wide[-1][:, -values:]
         beta, decay = numbers if len(numbers) == 2 else numbers[0].chunk(2, 1)
         qkv = first[0] if len(first) == 1 else torch.cat(list(first), 1)
         return Inputs(qkv, gate.unflatten(1, (-1, has.head_v_dim)), beta, decay)
-    key_heads = has.num_k_heads
-    shared = has.num_v_heads // key_heads  # value heads of a key head
+    key_heads = has.num_k_heads // ranks
+    shared = has.num_v_heads // has.num_k_heads  # value heads of a key head
     values = shared * has.head_v_dim
     pieces = wide[0].unflatten(1, (key_heads, -1)).split([has.head_k_dim, has.head_k_dim, values, values], 2)
     beta, decay = numbers[0].unflatten(1, (key_heads, -1)).split([shared, shared], 2)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from longreach_kernels.context_parallel import contiguous_sizes
 from transformers import PretrainedConfig
@@ -104,13 +104,10 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
             f"{layout.flags}: layers of the family {config.model_type!r} may read each other's keys or differ in their "
             "heads, which are not split over ranks; use size 1"
         )
-    if family_of(config).delta is not None and layout.context_size > 1:
-        raise ValueError(
-            f"{layout.flags}: layers of the family {config.model_type!r} keep a state that goes from each token to the "
-            "next, so that a step's tokens are not split over ranks; leave --context-parallel-size out"
-        )
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
+    if family_of(config).delta is not None:
+        split["key heads of states"] = cast("int", config.linear_num_key_heads)
     by_layer: list[int] = getattr(config, "num_attention_heads_per_layer", None) or []  # of Laguna
     split |= {f"query heads in layer {by_layer.index(count)}": count for count in sorted({*by_layer} - {heads.heads})}
     # Layers of transformers have these whole where they are not split evenly.

@@ -121,6 +121,7 @@ class PatchedModel:
         for module in self._modules:
             alone: LayerAttention = getattr(module, LAYER_ATTRIBUTE)
             setattr(module, LAYER_ATTRIBUTE, replace(alone, ranks=RankHeads(layout, is_cut(module))))
+        gated_delta.spread_mixers(self._mixers, layout)
 
     @property
     def fused(self) -> bool:

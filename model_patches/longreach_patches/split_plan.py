@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from longreach_patches.families import family_of, head_shape
+from longreach_patches.mixer_split import MixerSplit, mixer_splits
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, weights_of
 
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -77,10 +78,12 @@ _OURS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class CutModule:
-    """A module whose weights are cut: `kinds` of its linear children and of its own parameters, by name."""
+    """A module whose weights are cut: `kinds` of its linear children and of its own parameters, by name. A `mixer` is
+    cut otherwise."""
 
     module: nn.Module
     kinds: dict[str, str]
+    mixer: MixerSplit | None = None
 
     @property
     def is_experts(self) -> bool:
@@ -97,6 +100,9 @@ def plan_of(config: PretrainedConfig) -> dict[str, str]:
 
 def modules_to_cut(model: PreTrainedModel, parts: int) -> Iterator[CutModule]:
     """The modules of a model's layers that can be cut into so many parts, each of which computes its part of a sum."""
+    for split in mixer_splits(model):
+        kinds = dict.fromkeys((*split.inputs, *split.behind), COLWISE) | {split.output: ROWWISE}
+        yield CutModule(split.module, kinds, split)
     plan = plan_of(model.config)
     attention, head_dim = family_of(model.config).attention, head_shape(model.config).head_dim
     for name, module in model.base_model.named_modules():

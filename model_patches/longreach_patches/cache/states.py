@@ -18,13 +18,14 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from longreach_patches.families import family_of, state_layers
+from longreach_patches.layout import SINGLE, RankLayout
 
 NO_SLOT = -1  # to start from zeros, or to leave a state nowhere
 
 
 @dataclass(frozen=True)
 class StateShape:
-    """The size of one sequence's states across all layers that have one.
+    """The size of one sequence's states across all layers that have one, of one rank.
 
     Attributes:
         num_layers: layers with a state.
@@ -43,10 +44,9 @@ class StateShape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype) -> StateShape | None:
-        """Read the shape from a model's config; None for a model whose layers all attend.
-
-        Every rank has the states of all heads: the layers that keep them are not split.
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype, layout: RankLayout = SINGLE) -> StateShape | None:
+        """Read the shape from a model's config; None for a model whose layers all attend. Each rank has the states of
+        its heads, see `check_layout`.
 
         Raises:
             UnsupportedModelError: the family is not in the table.
@@ -57,6 +57,7 @@ class StateShape:
         assert family_of(config).delta is not None, config.model_type
         names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel_dim")
         key_heads, key_dim, heads, value_dim, width = (cast("int", getattr(config, f"linear_{name}")) for name in names)
+        key_heads, heads = key_heads // layout.size, heads // layout.size
         channels = 2 * key_heads * key_dim + heads * value_dim
         return cls(len(layers), channels, width - 1, heads, key_dim, value_dim, dtype)
 

@@ -126,6 +126,16 @@ class DeltaParts:
     norm: str = "norm"
     out: str = "out_proj"
 
+    @property
+    def wide(self) -> tuple[str, ...]:
+        """The projections to queries, keys, values and gates."""
+        return self.qkv if self.by_key_head else (*self.qkv, self.gate)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those to a number or two of each value head."""
+        return (self.beta,) if self.by_key_head else (self.beta, self.decay)
+
 
 @dataclass(frozen=True)
 class LayerParts:

@@ -6,19 +6,19 @@ What is behind the second norm is that of other fused layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from longreach_patches.cache.step import PagedStep
-from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import LayerParts
 from longreach_patches.fused.layer import FusedLayer
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.project import Products
-from longreach_patches.fused.weights import LayerWeights, joined, projection_of
-from longreach_patches.gated_delta import MIXER, Mixer, mix, split
+from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, joined, projection_of, share_of
+from longreach_patches.gated_delta import MIXER, HeadExchange, Mixer, mix, split
 from longreach_patches.layout import SINGLE, RankLayout
+from longreach_patches.mixer_split import split_of
 
 
 class DeltaLayer(FusedLayer):
@@ -27,34 +27,40 @@ class DeltaLayer(FusedLayer):
     def __init__(
         self, layer: nn.Module, parts: LayerParts, mixer: str, layout: RankLayout = SINGLE, *, is_last: bool = False
     ) -> None:
-        """Join the projections of `layer`, whose module `mixer` is patched.
+        """Join the projections of `layer`, whose module `mixer` is patched, and whose weights are those of `layout`'s
+        rank.
 
         Raises:
-            UnsupportedModelError: the layer is not made of these parts, or there are several ranks.
+            UnsupportedModelError: the layer is not made of these parts, or several ranks cannot compute them.
         """
-        if layout.size > 1:
-            raise UnsupportedModelError(f"{type(layer).__name__} keeps a state, which fused layers do not split")
         modules = modules_of(layer, parts, mixer)
         module = cast("nn.Module", modules.attention)
         how = cast("Mixer", getattr(module, MIXER))
         experts = self._begin(modules, parts, layout, Products(how.backend, batch_invariant=False), is_last)
         self._module, self._how = module, how
-        names = how.parts
-        wide = names.qkv if names.by_key_head else (*names.qkv, names.gate)
-        numbers = (names.beta,) if names.by_key_head else (names.beta, names.decay)
-        self._numbers = joined(1, *(getattr(module, name) for name in numbers))
+        ranks, inputs = layout.context_size, split_of(module, how.parts).inputs
+        self._wide_names, self._number_names = how.parts.wide, how.parts.numbers
+        wide, self._numbers = (
+            joined(ranks, *(getattr(module, name) for name in names), segments=[inputs[name] for name in names])
+            for names in (self._wide_names, self._number_names)
+        )
+        self._share_of_numbers = in_blocks(self._numbers, ranks)[layout.context_rank] if ranks > 1 else self._numbers
         mlp = modules.shared
-        self._whole = self._share = LayerWeights(
-            qkv=joined(1, *(getattr(module, name) for name in wide)),
-            output=projection_of(getattr(module, names.out)),
+        self._whole = LayerWeights(
+            qkv=wide,
+            output=projection_of(getattr(module, how.parts.out)),
             gate=None,
-            gate_up=mlp and joined(1, *(getattr(mlp, name) for name in parts.gate_up)),
+            gate_up=mlp and joined(ranks, *(getattr(mlp, name) for name in parts.gate_up)),
             down=mlp and projection_of(getattr(mlp, parts.down)),
             experts=experts,
-            blocks=1,
-            sum_over=None,
-            adds_stream=True,
+            blocks=ranks,
+            sum_over=layout.tensor_group if layout.tensor_size > 1 else None,
+            adds_stream=layout.tensor_rank == 0,
         )
+        self._share = share_of(self._whole, layout)
+
+    def _joined(self) -> list[tuple[Projection | None, Any, tuple[str, ...]]]:
+        return [(self._whole.qkv, self._module, self._wide_names), (self._numbers, self._module, self._number_names)]
 
     def _attend(
         self,
@@ -66,10 +72,15 @@ class DeltaLayer(FusedLayer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Add what the mixer gives to `stream`, or to a copy of its wanted rows; returns that, as `FusedLayer` does."""
         x = self._normalized(stream, self._norms.before_attention)
-        inputs = split(
-            self._module, self._how.parts, [self._products(x, weights.qkv)], [self._products(x, self._numbers)]
-        )
-        out = mix(self._module, self._how, inputs, step)
+        ranks = self._layout.context_size
+        numbers = self._share_of_numbers if sizes is None else self._numbers
+        products = (self._products(x, projection) for projection in (weights.qkv, numbers))
+        if sizes is not None:  # of all ranks' heads, rank by rank
+            products = (product.unflatten(1, (ranks, -1)).flatten(0, 1) for product in products)
+        wide, narrow = products
+        inputs = split(self._module, self._how.parts, [wide], [narrow], ranks)
+        exchange = None if sizes is None else HeadExchange(self._layout, sizes)
+        out = mix(self._module, self._how, inputs, step, exchange)
         if self._is_last and step.wanted is not None:
             rows = step.wanted.rows
             stream, out = stream[rows], out[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -19,6 +19,8 @@ from longreach_kernels.linear import (
 from longreach_kernels.linear.fp8_products import experts_take_fp8, library_takes_fp8
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
+
+Runs = Sequence[tuple[int, int]]  # first outputs, and those behind the last
 
 
 class QuantizedLinear(nn.Module):
@@ -63,15 +65,15 @@ class QuantizedLinear(nn.Module):
             return False
         return True
 
-    def keep_outputs(self, parts: int, part: int, packed: int = 1) -> None:
-        """Keep one of so many runs of outputs; `packed` projections of as many outputs each lie one after another.
+    def keep_outputs(self, runs: Runs) -> None:
+        """Keep runs of outputs, one after another.
 
         Raises:
             ValueError: a run's border cuts a block of scales.
         """
-        self.weight_value = run_of_outputs(self.weight_value, parts, part, packed)
+        self.weight_value = runs_of_outputs(self.weight_value, runs)
         if self.bias is not None:
-            self.bias.data = self.bias.data.view(packed, parts, -1)[:, part].flatten().clone()
+            self.bias.data = torch.cat([self.bias.data[start:stop] for start, stop in runs])
 
     def keep_inputs(self, parts: int, part: int) -> None:
         """Keep one of so many runs of inputs, and the bias with the first.
@@ -221,7 +223,7 @@ def _dequantised(weights: list[Weight], dtype: torch.dtype, arch: int) -> int:
 
 
 def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> Weight:
-    """One of so many runs of outputs, as a copy, so that the whole can be freed; see `QuantizedLinear.keep_outputs`.
+    """One of so many runs of outputs, as a copy; `packed` projections of as many outputs each lie one after another.
 
     Raises:
         ValueError: a run's border cuts a block.
@@ -229,10 +231,19 @@ def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> We
     whole = weight.shape[-2] // packed
     share = whole // parts
     starts = [index * whole + part * share for index in range(packed)]
+    return runs_of_outputs(weight, [(start, start + share) for start in starts])
+
+
+def runs_of_outputs(weight: Weight, runs: Runs) -> Weight:
+    """Runs of outputs, one after another, as a copy, so that the whole can be freed.
+
+    Raises:
+        ValueError: a run's border cuts a block.
+    """
     order = weight.permutation if isinstance(weight, Int4Groups) else None
     if isinstance(weight, Int4Groups):  # that of the inputs is one for all, and is not compared
         weight = replace(weight, permutation=None)
-    run = join_outputs([take_outputs(weight, start, start + share) for start in starts])
+    run = join_outputs([take_outputs(weight, start, stop) for start, stop in runs])
     return _copied(replace(run, permutation=order) if isinstance(run, Int4Groups) else run)
 
 

@@ -70,6 +70,8 @@ def divisible(name: str) -> PretrainedConfig:
     config = config_of(name)
     if getattr(config, "num_key_value_heads", None):
         config.num_key_value_heads = config.num_attention_heads
+    if FAMILIES[config.model_type].delta is not None:
+        config.linear_num_key_heads, config.linear_num_value_heads = 4, 8
     return config
 
 
@@ -85,9 +87,7 @@ def test_ranks_compute_what_one_does(name: str, monkeypatch: pytest.MonkeyPatch)
         check_agreement(patched)
         return steps(patched, layout)
 
-    # States go from token to token, which ranks do not share.
-    sizes = SIZES if FAMILIES[models[0].config.model_type].delta is None else (2, 1)
-    for got in on_ranks(*sizes, compute):
+    for got in on_ranks(*SIZES, compute):
         for actual, wanted in zip(got, expected, strict=True):
             assert (actual - wanted).abs().max() / wanted.abs().max() < 1e-5
 
@@ -105,8 +105,7 @@ def test_ranks_hold_whole_what_cannot_be_cut_and_nothing_else(name: str) -> None
     assert whole_bytes(model, RankLayout(tensor_size=2)) == sum(weight.nbytes for weight in whole.values())
     kinds = {key.split(".", 2)[1] for key in whole if not key.endswith(ROUTERS)}
     attention = {FAMILIES[config.model_type].attention} if config.model_type in WHOLE_ATTENTION else set()
-    mixers = {delta.module} if (delta := FAMILIES[config.model_type].delta) is not None else set()
-    assert kinds == attention | mixers | ({"mlp"} if config.model_type in WHOLE_MLP else set())
+    assert kinds == attention | ({"mlp"} if config.model_type in WHOLE_MLP else set())
 
 
 def test_what_is_not_divided_evenly_is_whole() -> None:
