@@ -94,7 +94,7 @@ class Footprint:
         )
         if parts is not None and parts.output_gate is not None:  # as it is projected, and what is made of it
             attention += 2 * queries
-        attention = max(attention + _gates(config, queries), hidden + _mixer(states))
+        attention = max(attention + _gates(config, queries), hidden + _mixer(states, ranks))
         around = _around_layers(config, dtype)
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.
@@ -143,17 +143,18 @@ def _gates(config: PretrainedConfig, queries: int) -> int:
     return 3 * queries if family_of(config).delta is not None else 0
 
 
-def _mixer(states: StateShape | None) -> int:
+def _mixer(states: StateShape | None, ranks: int) -> int:
     """What a layer with a state takes for a token at its peak, in numbers of the model's dtype: the projections, the
     convolution's inputs and results, the gates and the result; and in fp32 decays and what chunks make of keys and
-    values, among them the states between chunks of 64 tokens."""
+    values, among them the states between chunks of 64 tokens. Context ranks also have what they sent of their own
+    tokens."""
     if states is None:
         return 0
     wide = torch.float32.itemsize // states.dtype.itemsize
     values = states.heads * states.value_dim
     between = states.heads * states.key_dim * states.value_dim // _CHUNK
     of_chunks = states.heads * (2 * states.key_dim + 2 * states.value_dim + _CHUNK + 8) + between
-    return 3 * states.channels + 3 * values + wide * of_chunks
+    return (3 if ranks == 1 else 4) * states.channels + 3 * values + wide * of_chunks
 
 
 def _number_of_experts(config: PretrainedConfig) -> int:

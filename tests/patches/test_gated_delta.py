@@ -10,12 +10,10 @@ import pytest
 import torch
 from longreach_patches import (
     ModelLoadError,
-    RankLayout,
     StateShape,
     StateStore,
     UnsupportedModelError,
     check_agreement,
-    check_layout,
     load_config,
     load_model,
     patch,
@@ -172,11 +170,6 @@ def test_states_that_are_not_computed_are_refused_by_name(
 ) -> None:
     with pytest.raises(kind, match=message):
         load_config(write_config(tmp_path, config_of("qwen3_next"), **changes))
-
-
-def test_a_steps_tokens_are_not_split_over_ranks() -> None:
-    with pytest.raises(ValueError, match=r"--context-parallel-size: .* keep a state .* leave .* out"):
-        check_layout(config_of("qwen3_5_text"), RankLayout(context_size=2))
 
 
 @torch.no_grad()
