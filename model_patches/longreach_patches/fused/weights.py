@@ -234,8 +234,13 @@ def in_segments(weights: Sequence[Weight], segments: Sequence[Sizes]) -> list[We
     """
     found: list[Weight] = []
     for weight, sizes in zip(weights, segments, strict=True):
-        found += [take_outputs(weight, *run) for run in runs_of(sizes, 1, 0)]
+        found += [_run(weight, *run) for run in runs_of(sizes, 1, 0)]
     return found
+
+
+def _run(weight: Weight, start: int, stop: int) -> Weight:
+    """Outputs of a weight, or of a bias."""
+    return weight[start:stop] if isinstance(weight, Tensor) else take_outputs(weight, start, stop)
 
 
 def _by_projection(whole: Weight, ranks: int, segments: Sequence[Sizes]) -> list[Any]:
@@ -247,7 +252,7 @@ def _by_projection(whole: Weight, ranks: int, segments: Sequence[Sizes]) -> list
         for start, stop in runs_of(sizes, ranks, 0):
             share, begin = stop - start, first + start // ranks
             starts = [rank * sum(widths) + begin for rank in range(ranks)]
-            pieces += [take_outputs(whole, row, row + share) for row in starts]
+            pieces += [_run(whole, row, row + share) for row in starts]
         found.append(torch.cat(pieces) if isinstance(whole, Tensor) else join_outputs(pieces))
         first += width
     return found
