@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from longreach_patches import quantized
 from longreach_patches.cache.shape import PageShape
 from longreach_patches.cache.states import StateShape
-from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
+from longreach_patches.families import DeltaParts, expert_inner, experts_per_token, family_of, head_shape, widest_inner
 from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -140,15 +140,18 @@ def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
 def _gates(config: PretrainedConfig, queries: int) -> int:
     """What gates of attention's result take for a token beside it: as they are projected, and laid out anew. The Qwens
     with states have them; what other families project beside queries is less than their MLP."""
-    return 3 * queries if family_of(config).delta is not None else 0
+    return 3 * queries if isinstance(family_of(config).mixer, DeltaParts) else 0
 
 
 def _mixer(states: StateShape | None) -> int:
     """What a layer with a state takes for a token at its peak, in numbers of the model's dtype: the projections, the
     convolution's inputs and results, the gates and the result; and in fp32 decays and what chunks make of keys and
-    values, among them the states between chunks of 64 tokens."""
+    values, among them the states between chunks of 64 tokens. Where a convolution is all that keeps a state: its gates
+    and inputs in one projection, and what becomes of these."""
     if states is None:
         return 0
+    if not states.heads:
+        return 5 * states.channels
     wide = torch.float32.itemsize // states.dtype.itemsize
     values = states.heads * states.value_dim
     between = states.heads * states.key_dim * states.value_dim // _CHUNK

@@ -104,7 +104,7 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
             f"{layout.flags}: layers of the family {config.model_type!r} may read each other's keys or differ in their "
             "heads, which are not split over ranks; use size 1"
         )
-    if family_of(config).delta is not None and layout.context_size > 1:
+    if family_of(config).mixer is not None and layout.context_size > 1:
         raise ValueError(
             f"{layout.flags}: layers of the family {config.model_type!r} keep a state that goes from each token to the "
             "next, so that a step's tokens are not split over ranks; leave --context-parallel-size out"

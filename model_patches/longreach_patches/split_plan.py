@@ -32,6 +32,12 @@ _GATED = {"gate_proj": COLWISE, "up_proj": COLWISE, "down_proj": ROWWISE}
 # Gates lie above what they gate, in one weight.
 _GATED_IN_ONE = {"layers.*.mlp.gate_up_proj": PACKED, "layers.*.mlp.down_proj": ROWWISE}
 _GRANITE_SHARED = {"layers.*.shared_mlp.input_linear": PACKED, "layers.*.shared_mlp.output_linear": ROWWISE}
+_LFM2 = {f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"} | {
+    "layers.*.self_attn.out_proj": ROWWISE,
+    "layers.*.feed_forward.w1": COLWISE,
+    "layers.*.feed_forward.w3": COLWISE,
+    "layers.*.feed_forward.w2": ROWWISE,
+}
 _GPT_OSS_EXPERTS = {  # gates and what they gate lie side by side, channel by channel
     "layers.*.mlp.experts.gate_up_proj": COLWISE_INPUTS_FIRST,
     "layers.*.mlp.experts.gate_up_proj_bias": COLWISE_INPUTS_FIRST,
@@ -65,6 +71,8 @@ _OURS: dict[str, dict[str, str]] = {
     "granitemoeshared": _ATTENTION | _GRANITE_SHARED | _experts("block_sparse_moe"),
     "hunyuan_v1_dense": _ATTENTION | _mlp("mlp"),
     "hunyuan_v1_moe": _ATTENTION | _mlp("mlp.shared_mlp") | _experts(),
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2 | _experts("feed_forward"),
     "nemotron": _ATTENTION | {"layers.*.mlp.up_proj": COLWISE, "layers.*.mlp.down_proj": ROWWISE},
     "persimmon": {"layers.*.mlp.dense_h_to_4h": COLWISE, "layers.*.mlp.dense_4h_to_h": ROWWISE},
     "phi3": _GATED_IN_ONE,

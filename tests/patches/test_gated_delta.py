@@ -20,7 +20,7 @@ from longreach_patches import (
     load_model,
     patch,
 )
-from longreach_patches.families import FAMILIES, attention_layers, layer_masks, state_layers
+from longreach_patches.families import FAMILIES, DeltaParts, attention_layers, layer_masks, state_layers
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,7 +30,9 @@ from tests.patches.families.configs import config_of, random_model
 from tests.patches.families.test_families import most_error, relative
 from tests.patches.test_pages import PagedSequences
 
-HYBRIDS = sorted(name for name, family in FAMILIES.items() if family.delta is not None)
+MIXERS = {name: family.mixer for name, family in sorted(FAMILIES.items()) if family.mixer is not None}
+HYBRIDS = sorted(MIXERS)
+DELTAS = [name for name, parts in MIXERS.items() if isinstance(parts, DeltaParts)]
 LENGTHS = (70, 33, 48)
 # Prompts beside prompts and answers, sequences that are not in a step, and steps of answers alone.
 SCHEDULE = [[40, 0, 5], [1, 31, 40], [1, 1, 1], [27, 1, 1], [1, 0, 1]]
@@ -131,7 +133,8 @@ def test_a_slot_takes_what_is_told(name: str) -> None:
     tensors = (*store.convolutions, *store.recurrent)
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == 5 * shape.bytes_per_slot
     # 2 key heads of 8 channels for queries and for keys, 4 value heads of 12; 3 inputs wide.
-    assert shape.bytes_per_slot == 3 * ((2 * 2 * 8 + 4 * 12) * 2 * 2 + 4 * 8 * 12 * 4)
+    delta = 3 * ((2 * 2 * 8 + 4 * 12) * 2 * 2 + 4 * 8 * 12 * 4)
+    assert shape.bytes_per_slot == {"lfm2": 3 * 64 * 3 * 2, "lfm2_moe": 3 * 64 * 2 * 2}.get(name, delta)
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         StateStore(shape, 0, torch.device("cpu"))
 
@@ -174,6 +177,21 @@ def test_states_that_are_not_computed_are_refused_by_name(
         load_config(write_config(tmp_path, config_of("qwen3_next"), **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["conv", "linear_attention", "full_attention", "conv"]}, "only full_attention and conv are"),
+        ({"layer_types": None}, "config does not say what layers are: give layer_types"),
+        ({"conv_L_cache": 1}, r"convolutions of 2 to 16 inputs are computed \(conv_L_cache\); this config has 1"),
+    ],
+)
+def test_convolutions_that_are_not_computed_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_config(write_config(tmp_path, config_of("lfm2_moe"), **changes))
+
+
 def test_a_steps_tokens_are_not_split_over_ranks() -> None:
     with pytest.raises(ValueError, match=r"--context-parallel-size: .* keep a state .* leave .* out"):
         check_layout(config_of("qwen3_5_text"), RankLayout(context_size=2))
@@ -191,7 +209,7 @@ def test_what_a_checkpoint_has_to_predict_more_tokens_is_left_alone(tmp_path: Pa
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", DELTAS)
 def test_projections_may_be_quantised_and_decays_are_not(name: str, tmp_path: Path) -> None:
     random_model(config_of(name), torch.float32).save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), device="cpu", quantization="fp8")

@@ -1,9 +1,9 @@
 """The tensors behind recurrent states: slots of a fixed number of bytes, one for each state that is kept.
 
 A layer with a state has two tensors: the last inputs of its short convolution, in the model's dtype, and the recurrent
-state itself, in fp32. A *slot* is a row of both in all such layers. Who owns which slot is not known here: the engine
-deals in slots' numbers, and a step says for each of its sequences which slot it starts from and which it leaves its
-state in.
+state itself, in fp32, which is empty where there is the convolution alone. A *slot* is a row of both in all such
+layers. Who owns which slot is not known here: the engine deals in slots' numbers, and a step says for each of its
+sequences which slot it starts from and which it leaves its state in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from longreach_kernels.delta import StateBatch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from longreach_patches.families import family_of, state_layers
+from longreach_patches.families import ConvolutionParts, DeltaParts, family_of, state_layers
 
 NO_SLOT = -1  # to start from zeros, or to leave a state nowhere
 
@@ -30,7 +30,8 @@ class StateShape:
         num_layers: layers with a state.
         channels: those that the short convolution goes over.
         taps: how many inputs of each channel the convolution keeps, one less than its width.
-        heads, key_dim, value_dim: matrices of a recurrent state, and their rows and columns.
+        heads, key_dim, value_dim: matrices of a recurrent state, and their rows and columns; 0 where a layer keeps the
+            convolution's inputs alone.
         dtype: of the convolution's inputs; the recurrent state is in fp32.
     """
 
@@ -54,7 +55,10 @@ class StateShape:
         layers = state_layers(config)
         if not layers:
             return None
-        assert family_of(config).delta is not None, config.model_type
+        parts = family_of(config).mixer
+        if isinstance(parts, ConvolutionParts):
+            return cls(len(layers), config.hidden_size, getattr(config, parts.width) - 1, 0, 0, 0, dtype)
+        assert isinstance(parts, DeltaParts), config.model_type
         names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel_dim")
         key_heads, key_dim, heads, value_dim, width = (cast("int", getattr(config, f"linear_{name}")) for name in names)
         channels = 2 * key_heads * key_dim + heads * value_dim
@@ -89,7 +93,7 @@ class StateStore:
     @property
     def device(self) -> torch.device:
         """Where the states are."""
-        return self.recurrent[0].device
+        return self.convolutions[0].device
 
 
 @dataclass(frozen=True)

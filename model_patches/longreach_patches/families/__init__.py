@@ -1,7 +1,16 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, NormKind, OutputGate, Rotary
+from longreach_patches.families.parts import (
+    ConvolutionParts,
+    DeltaParts,
+    LayerParts,
+    MixerParts,
+    Mixture,
+    NormKind,
+    OutputGate,
+    Rotary,
+)
 from longreach_patches.families.read import (
     HeadShape,
     attention_layers,
@@ -21,11 +30,13 @@ from longreach_patches.families.table import FAMILIES, LEFT_OUT
 __all__ = [
     "FAMILIES",
     "LEFT_OUT",
+    "ConvolutionParts",
     "DeltaParts",
     "Family",
     "HeadShape",
     "LayerMask",
     "LayerParts",
+    "MixerParts",
     "Mixture",
     "NormKind",
     "OutputGate",

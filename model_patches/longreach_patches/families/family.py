@@ -15,13 +15,12 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.parts import DeltaParts, LayerParts
+from longreach_patches.families.parts import LayerParts, MixerParts
 
 LayerMask = Causal | Window
 
 _FULL = {"full_attention", "attention"}
 _WINDOWED = {"sliding_attention"}
-_RECURRENT = {"linear_attention"}
 
 
 def windows_of_config(config: PretrainedConfig) -> list[int | None]:
@@ -49,19 +48,21 @@ def no_windows(config: PretrainedConfig) -> list[int | None]:
     return [None] * config.num_hidden_layers
 
 
-def recurrent_layers(config: PretrainedConfig) -> list[int]:
-    """The layers that keep a state in place of keys and values, by `layer_types`.
+def recurrent_layers(config: PretrainedConfig, recurrent: str) -> list[int]:
+    """The layers that keep a state in place of keys and values: those of the kind `recurrent` in `layer_types`.
 
     Raises:
-        UnsupportedModelError: a layer is of a kind that neither does so nor sees everything.
+        UnsupportedModelError: a layer is of a kind that neither does so nor sees everything, or kinds are not said.
     """
-    kinds: Sequence[str] = config.layer_types
-    if unknown := sorted(set(kinds) - _FULL - _RECURRENT):
+    kinds: Sequence[str] | None = config.layer_types
+    if kinds is None:
+        raise UnsupportedModelError(f"this {config.model_type} config does not say what layers are: give layer_types")
+    if unknown := sorted(set(kinds) - _FULL - {recurrent}):
         raise UnsupportedModelError(
             f"this {config.model_type} config has layers of the kind {', '.join(unknown)}; "
-            "only full_attention and linear_attention are computed"
+            f"only full_attention and {recurrent} are computed"
         )
-    return [index for index, kind in enumerate(kinds) if kind in _RECURRENT]
+    return [index for index, kind in enumerate(kinds) if kind == recurrent]
 
 
 def rotary_where_marked(config: PretrainedConfig) -> list[bool]:
@@ -121,7 +122,7 @@ class Family:
         attention: the name that a layer has for its attention module.
         sources: for each layer, the layer whose keys and values it reads; None where each has its own.
         heads_differ: whether the KV heads of a layer, and the channels of a head, may differ from another layer's.
-        delta: how the layers are made that keep a state in place of keys and values; None where all layers attend.
+        mixer: how the layers are made that keep a state in place of keys and values; None where all layers attend.
     """
 
     model_type: str
@@ -132,7 +133,7 @@ class Family:
     attention: str = "self_attn"
     sources: Callable[[PretrainedConfig], list[int]] | None = None
     heads_differ: bool = False
-    delta: DeltaParts | None = None
+    mixer: MixerParts | None = None
 
     @property
     def fused(self) -> bool:

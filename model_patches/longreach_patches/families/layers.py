@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, OutputGate, Rotary
+from longreach_patches.families.parts import ConvolutionParts, DeltaParts, LayerParts, Mixture, OutputGate, Rotary
 
 LLAMA = LayerParts()
 QWEN3 = replace(LLAMA, qk_norm="head")
@@ -162,3 +162,4 @@ OLMO_DELTA = DeltaParts(
     norm="o_norm",
     out="o_proj",
 )
+LFM2_CONVOLUTION = ConvolutionParts()

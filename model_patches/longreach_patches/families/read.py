@@ -50,7 +50,8 @@ def state_layers(config: PretrainedConfig) -> tuple[int, ...]:
     Raises:
         UnsupportedModelError: the family is not in the table, or a layer is of a kind that it does not have.
     """
-    return () if family_of(config).delta is None else tuple(recurrent_layers(config))
+    mixer = family_of(config).mixer
+    return () if mixer is None else tuple(recurrent_layers(config, mixer.kind))
 
 
 def attention_layers(config: PretrainedConfig) -> tuple[int, ...]:
@@ -138,8 +139,19 @@ def widest_inner(config: PretrainedConfig) -> int:
     widths = list(dense) if isinstance(dense, list | tuple) else [dense]
     if getattr(config, "use_double_wide_mlp", False):  # of Gemma 4, in layers that read another's keys
         widths.append(2 * widths[0])
+    if getattr(config, "block_auto_adjust_ff_dim", False):  # of LFM2: what its config says is not what its MLP has
+        widths = [_adjusted(config, widths[0])]
     shared = _number(config, _SHARED, 0) * _number(config, _EXPERT_INNER, widths[0])
     return max(*widths, shared, _number(config, ("shared_expert_intermediate_size",), 0))
+
+
+def _adjusted(config: PretrainedConfig, width: int) -> int:
+    """Two thirds of a width, by a factor, up to the next multiple."""
+    width = 2 * width // 3
+    if config.block_ffn_dim_multiplier is None:
+        return width
+    multiple = config.block_multiple_of
+    return -(-int(config.block_ffn_dim_multiplier * width) // multiple) * multiple
 
 
 def expert_inner(config: PretrainedConfig) -> int:

@@ -100,23 +100,25 @@ _EXPERTS = (
     Family("solar_open", ("upstage/Solar-Open-100B",), no_windows, parts=layers.SOLAR_OPEN),
 )
 
-# With a recurrent state in most layers.
+# With a recurrent state, or the last inputs of a convolution, in most layers.
 _HYBRID = (
-    Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, delta=layers.OLMO_DELTA),
+    Family("lfm2", ("LiquidAI/LFM2-1.2B",), no_windows, mixer=layers.LFM2_CONVOLUTION),
+    Family("lfm2_moe", ("LiquidAI/LFM2-8B-A1B",), no_windows, mixer=layers.LFM2_CONVOLUTION),
+    Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, mixer=layers.OLMO_DELTA),
     Family(
         "qwen3_next",
         ("Qwen/Qwen3-Next-80B-A3B-Instruct",),
         no_windows,
         parts=layers.QWEN3_NEXT,
-        delta=layers.QWEN3_NEXT_DELTA,
+        mixer=layers.QWEN3_NEXT_DELTA,
     ),
-    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, parts=layers.QWEN3_5, delta=layers.QWEN3_5_DELTA),
+    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, parts=layers.QWEN3_5, mixer=layers.QWEN3_5_DELTA),
     Family(
         "qwen3_5_moe_text",
         ("Qwen/Qwen3.5-35B-A3B",),
         no_windows,
         parts=layers.QWEN3_5_MOE,
-        delta=layers.QWEN3_5_DELTA,
+        mixer=layers.QWEN3_5_DELTA,
     ),
 )
 
@@ -124,7 +126,7 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED,
 
 # What is known and not served, and what that would take.
 _LATENT = "multi-head latent attention (keys and values of different head dims)"
-_STATE = "layers with a recurrent state of another kind than the gated delta rule's"
+_STATE = "layers with a recurrent state of a kind that is not computed"
 _BIAS = "position biases (ALiBi or learned ones) in attention"
 _POSITIONS = "learned positions at the input"
 LEFT_OUT: dict[str, str] = {
@@ -150,8 +152,6 @@ LEFT_OUT: dict[str, str] = {
             "falcon_mamba",
             "granitemoehybrid",
             "jamba",
-            "lfm2",
-            "lfm2_moe",
             "mamba",
             "mamba2",
             "minimax",

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import LayerParts
+from longreach_patches.families import DeltaParts, LayerParts
 from longreach_patches.fused.layer import FusedLayer
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.project import Products
 from longreach_patches.fused.weights import LayerWeights, joined, projection_of
-from longreach_patches.gated_delta import MIXER, Mixer, mix, split
 from longreach_patches.layout import SINGLE, RankLayout
+from longreach_patches.mixers import MIXER, Mixer
+from longreach_patches.mixers.gated_delta import mix, split
 
 
 class DeltaLayer(FusedLayer):
@@ -36,7 +37,7 @@ class DeltaLayer(FusedLayer):
             raise UnsupportedModelError(f"{type(layer).__name__} keeps a state, which fused layers do not split")
         modules = modules_of(layer, parts, mixer)
         module = cast("nn.Module", modules.attention)
-        how = cast("Mixer", getattr(module, MIXER))
+        how = cast("Mixer[DeltaParts]", getattr(module, MIXER))
         experts = self._begin(modules, parts, layout, Products(how.backend, batch_invariant=False), is_last)
         self._module, self._how = module, how
         names = how.parts

@@ -85,6 +85,7 @@ _LINEAR: dict[str, Any] = {
     "linear_conv_kernel_dim": 3,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 _BASE = {"rope_type": "default", "rope_theta": 1e4}
 _LONG: dict[str, Any] = {
     "rope_type": "yarn",
@@ -141,6 +142,11 @@ ODD: dict[str, dict[str, Any]] = {
     "laguna": _THREE_OF_FOUR | {"moe_routed_scaling_factor": 1.7, "moe_router_logit_softcapping": 1.5},
     "laguna-channels": _THREE_OF_FOUR
     | {"model_type": "laguna", "gating": "per-element", "num_attention_heads_per_layer": [4, 8, 4, 8]},
+    "lfm2": _CONVOLUTIONS | {"conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+    "lfm2-adjusted": _CONVOLUTIONS | {"model_type": "lfm2", "block_ffn_dim_multiplier": 1.9, "block_multiple_of": 16},
+    "lfm2_moe": _CONVOLUTIONS | {"num_dense_layers": 1, "routed_scaling_factor": 1.7},
+    "lfm2_moe-sums": _CONVOLUTIONS
+    | {"model_type": "lfm2_moe", "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mellum": _THREE_OF_FOUR,
     "minimax_m2": {"rotary_dim": 8},
@@ -220,7 +226,7 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
         # Weights in all but name: of Gemma 4, and of experts that are chosen by other scores than they are weighed by.
         if name.endswith("layer_scalar"):
             buffer.fill_(1.25)
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]
 

@@ -53,7 +53,7 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def most_error(eager: PreTrainedModel, prompt: torch.Tensor, expected: torch.Tensor) -> float:
     """What rounding explains. A recurrence carries each rounding on: there it is what transformers' own fp32 is off."""
-    if FAMILIES[eager.config.model_type].delta is None:
+    if FAMILIES[eager.config.model_type].mixer is None:
         return 1e-5
     wide = copy.deepcopy(eager).double()
     if hasattr(wide.config, "num_experts"):

@@ -86,7 +86,7 @@ def test_ranks_compute_what_one_does(name: str, monkeypatch: pytest.MonkeyPatch)
         return steps(patched, layout)
 
     # States go from token to token, which ranks do not share.
-    sizes = SIZES if FAMILIES[models[0].config.model_type].delta is None else (2, 1)
+    sizes = SIZES if FAMILIES[models[0].config.model_type].mixer is None else (2, 1)
     for got in on_ranks(*sizes, compute):
         for actual, wanted in zip(got, expected, strict=True):
             assert (actual - wanted).abs().max() / wanted.abs().max() < 1e-5
@@ -105,7 +105,7 @@ def test_ranks_hold_whole_what_cannot_be_cut_and_nothing_else(name: str) -> None
     assert whole_bytes(model, RankLayout(tensor_size=2)) == sum(weight.nbytes for weight in whole.values())
     kinds = {key.split(".", 2)[1] for key in whole if not key.endswith(ROUTERS)}
     attention = {FAMILIES[config.model_type].attention} if config.model_type in WHOLE_ATTENTION else set()
-    mixers = {delta.module} if (delta := FAMILIES[config.model_type].delta) is not None else set()
+    mixers = {mixer.module} if (mixer := FAMILIES[config.model_type].mixer) is not None else set()
     assert kinds == attention | mixers | ({"mlp"} if config.model_type in WHOLE_MLP else set())
 
 
