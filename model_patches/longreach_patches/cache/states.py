@@ -17,7 +17,7 @@ from longreach_kernels.delta import StateBatch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from longreach_patches.families import ConvolutionParts, DeltaParts, family_of, state_layers
+from longreach_patches.families import ConvolutionParts, DeltaParts, SsmParts, family_of, state_layers
 
 NO_SLOT = -1  # to start from zeros, or to leave a state nowhere
 
@@ -30,8 +30,8 @@ class StateShape:
         num_layers: layers with a state.
         channels: those that the short convolution goes over.
         taps: how many inputs of each channel the convolution keeps, one less than its width.
-        heads, key_dim, value_dim: matrices of a recurrent state, and their rows and columns; 0 where a layer keeps the
-            convolution's inputs alone.
+        heads, key_dim, value_dim: matrices of a recurrent state, and their rows and columns: channels of keys or of B,
+            and of values or of a head of Mamba-2. 0 where a layer keeps the convolution's inputs alone.
         dtype: of the convolution's inputs; the recurrent state is in fp32.
     """
 
@@ -58,6 +58,10 @@ class StateShape:
         parts = family_of(config).mixer
         if isinstance(parts, ConvolutionParts):
             return cls(len(layers), config.hidden_size, getattr(config, parts.width) - 1, 0, 0, 0, dtype)
+        if isinstance(parts, SsmParts):
+            names = (parts.heads, parts.head_dim, parts.groups, parts.state_size, parts.width)
+            heads, dim, groups, size, width = (cast("int", getattr(config, name)) for name in names)
+            return cls(len(layers), heads * dim + 2 * groups * size, width - 1, heads, size, dim, dtype)
         assert isinstance(parts, DeltaParts), config.model_type
         names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel_dim")
         key_heads, key_dim, heads, value_dim, width = (cast("int", getattr(config, f"linear_{name}")) for name in names)

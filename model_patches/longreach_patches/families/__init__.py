@@ -10,6 +10,7 @@ from longreach_patches.families.parts import (
     NormKind,
     OutputGate,
     Rotary,
+    SsmParts,
 )
 from longreach_patches.families.read import (
     HeadShape,
@@ -41,6 +42,7 @@ __all__ = [
     "NormKind",
     "OutputGate",
     "Rotary",
+    "SsmParts",
     "attention_layers",
     "expert_inner",
     "experts_per_token",

@@ -151,8 +151,37 @@ class ConvolutionParts:
     width: str = "conv_L_cache"
 
 
+@dataclass(frozen=True)
+class SsmParts:
+    """The states of Mamba-2 (Dao and Gu 2024) behind a short convolution, in place of attention: the names in its
+    module, and those of sizes in the config.
+
+    Attributes:
+        kind: the name that `layer_types` has for such layers.
+        module: the name that a layer has for it.
+        projection: to gates, to the convolution's inputs, which become x, B and C, and to sizes of steps, in order.
+        convolution, norm, out: the module of the convolution, of the gated result's norm, and the last projection.
+        heads, head_dim, groups, state_size, width: the config's fields that have how many heads a layer has, the
+            channels of each, how many B and C there are, the channels of these, and how many inputs of a channel the
+            convolution sees.
+    """
+
+    kind: ClassVar[str] = "linear_attention"
+
+    module: str = "mamba"
+    projection: str = "in_proj"
+    convolution: str = "conv1d"
+    norm: str = "norm"
+    out: str = "out_proj"
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    state_size: str = "mamba_d_state"
+    width: str = "mamba_d_conv"
+
+
 # How layers are made that keep a state in place of keys and values.
-MixerParts = DeltaParts | ConvolutionParts
+MixerParts = DeltaParts | ConvolutionParts | SsmParts
 
 
 @dataclass(frozen=True)

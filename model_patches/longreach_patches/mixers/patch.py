@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families import ConvolutionParts, DeltaParts, MixerParts, family_of, state_layers
-from longreach_patches.mixers import gated_convolution, gated_delta
+from longreach_patches.families import ConvolutionParts, DeltaParts, MixerParts, SsmParts, family_of, state_layers
+from longreach_patches.mixers import gated_convolution, gated_delta, mamba
 from longreach_patches.mixers.mixer import MIXER, Mixer
 from longreach_patches.quantized.modules import QuantizedLinear
 
@@ -34,6 +34,7 @@ class _Kind(NamedTuple):
 _KINDS: dict[type[MixerParts], _Kind] = {
     DeltaParts: _Kind(gated_delta.forward, gated_delta.reads),
     ConvolutionParts: _Kind(gated_convolution.forward, gated_convolution.reads),
+    SsmParts: _Kind(mamba.forward, mamba.reads),
 }
 
 
