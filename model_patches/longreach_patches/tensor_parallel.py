@@ -184,6 +184,7 @@ def _cut_parameter(weight: Tensor, kind: str, layout: RankLayout, device: torch.
         return _part(weight, 1, parts, part, device, packed=2)
     dims = {
         split_plan.COLWISE: 0,
+        split_plan.COLWISE_OF_EXPERTS: 1,
         split_plan.ROWWISE: weight.dim() - 1,
         split_plan.COLWISE_INPUTS_FIRST: weight.dim() - 1,
         split_plan.ROWWISE_INPUTS_FIRST: 1,

@@ -134,7 +134,11 @@ def test_a_slot_takes_what_is_told(name: str) -> None:
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == 5 * shape.bytes_per_slot
     # 2 key heads of 8 channels for queries and for keys, 4 value heads of 12; 3 inputs wide.
     delta = 3 * ((2 * 2 * 8 + 4 * 12) * 2 * 2 + 4 * 8 * 12 * 4)
-    assert shape.bytes_per_slot == {"lfm2": 3 * 64 * 3 * 2, "lfm2_moe": 3 * 64 * 2 * 2}.get(name, delta)
+    # Of Mamba-2 8 heads of 16 channels, or 6 of 20, and 12 channels of B and C in 2 groups, or in 3.
+    mamba = 3 * ((8 * 16 + 2 * 2 * 12) * 2 * 2 + 8 * 16 * 12 * 4)
+    others = {"lfm2": 3 * 64 * 3 * 2, "lfm2_moe": 3 * 64 * 2 * 2, "bamba": mamba, "granitemoehybrid": mamba}
+    others["nemotron_h"] = 2 * ((6 * 20 + 2 * 3 * 12) * 3 * 2 + 6 * 20 * 12 * 4)
+    assert shape.bytes_per_slot == others.get(name, delta)
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         StateStore(shape, 0, torch.device("cpu"))
 
