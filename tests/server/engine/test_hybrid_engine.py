@@ -21,7 +21,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "lfm2_moe"])
+@pytest.fixture(scope="module", params=["qwen3_next", "lfm2_moe", "granitemoehybrid"])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with layers that attend and layers that keep a state."""
     path = tmp_path_factory.mktemp("hybrid")
