@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from longreach_patches import (
     load_model,
     patch,
 )
-from longreach_patches.families import FAMILIES, DeltaParts, attention_layers, layer_masks, state_layers
+from longreach_patches.families import (
+    FAMILIES,
+    DeltaParts,
+    attention_layers,
+    experts_per_token,
+    layer_masks,
+    rotary_layers,
+    state_layers,
+)
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -194,6 +203,67 @@ def test_convolutions_that_are_not_computed_are_refused_by_name(
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         load_config(write_config(tmp_path, config_of("lfm2_moe"), **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kind", "message"),
+    [
+        ("granitemoehybrid", {"mamba_n_groups": 3}, ModelLoadError, "8 mamba_n_heads cannot share 3 mamba_n_groups"),
+        (
+            "granitemoehybrid",
+            {"mamba_d_state": 512},
+            UnsupportedModelError,
+            r"256 channels \(mamba_d_state\).* has 512",
+        ),
+        (
+            "granitemoehybrid",
+            {"time_step_limit": None},
+            ModelLoadError,
+            "time_step_limit is None; it must be the least",
+        ),
+        ("granitemoehybrid", {"time_step_limit": [math.inf, math.inf]}, ModelLoadError, "is inf, which is no number"),
+        ("nemotron_h", {"conv_kernel": 1}, UnsupportedModelError, r"2 to 16 inputs .* \(conv_kernel\).* has 1"),
+        ("nemotron_h", {"ssm_state_size": 0}, ModelLoadError, "ssm_state_size is 0"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "linear_attention"]}, UnsupportedModelError, "no layer of this"),
+    ],
+)
+def test_states_of_mamba_that_are_not_computed_are_refused_by_name(
+    tmp_path: Path, name: str, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        load_config(write_config(tmp_path, config_of(name), **changes))
+
+
+def test_steps_may_be_of_any_size(tmp_path: Path) -> None:
+    """Published files have Infinity, which is no JSON, for the greatest size."""
+    config = load_config(write_config(tmp_path, config_of("granitemoehybrid"), time_step_limit=[0.0, math.inf]))
+    assert config.time_step_limit == (0.0, math.inf)
+
+
+def test_layers_may_keep_nothing() -> None:
+    config = config_of("nemotron_h")
+    assert config.layer_types == ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
+    assert (attention_layers(config), state_layers(config)) == ((2,), (0, 4))
+    assert rotary_layers(config) == (False,)
+    assert experts_per_token(config) == 2
+    config.layers_block_type[3] = "mlp"
+    assert experts_per_token(config) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["granitemoehybrid", "nemotron_h"])
+def test_sizes_of_steps_are_not_quantised(name: str, tmp_path: Path) -> None:
+    random_model(config_of(name), torch.float32).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), device="cpu", quantization="fp8").patched.model
+    quantised = {
+        path.rpartition(".")[2] for path, module in model.named_modules() if isinstance(module, QuantizedLinear)
+    }
+    assert "in_proj" not in quantised
+    assert quantised >= {"out_proj", "q_proj", "o_proj"}
+    expected = [model(ids[None]).logits[0] for ids in sequences()]
+    got = PagedSequences(model, sequences()).steps(SCHEDULE)
+    for actual, wanted in zip(got, expected, strict=True):
+        assert relative(actual, wanted[: len(actual)]) < 1e-4
 
 
 def test_a_steps_tokens_are_not_split_over_ranks() -> None:
