@@ -16,7 +16,15 @@ from longreach.engine.kv_cache.state_allocator import SLOTS_PER_REQUEST
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.capacity import Demand, readable
 from longreach_patches import Footprint, RankLayout, quantized
-from transformers import Lfm2Config, Lfm2MoeConfig, OlmoHybridConfig, PretrainedConfig, Qwen3NextConfig
+from transformers import (
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    NemotronHConfig,
+    OlmoHybridConfig,
+    PretrainedConfig,
+    Qwen3NextConfig,
+)
 
 PAGE = Path(__file__).resolve().parent / "operations.md"
 BEGIN, END = "<!-- slots -->\n", "<!-- end of slots -->\n"
@@ -43,13 +51,42 @@ def models(card: int) -> dict[str, Served]:
         "LiquidAI/LFM2-8B-A1B": Served(
             Lfm2MoeConfig(num_hidden_layers=24, layer_types=_kinds(24, 2, 6, 10, 14, 18, 21))
         ),
+        "ibm-granite/granite-4.0-h-small": Served(_granite()),
+        "nvidia/NVIDIA-Nemotron-Nano-12B-v2": Served(_nemotron()),
         "allenai/Olmo-Hybrid-7B": Served(OlmoHybridConfig()),
         "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8": Served(fp8, 2 if card < 100 else 1),
     }
 
 
-def _kinds(layers: int, *attending: int) -> list[str]:
-    return ["full_attention" if index in attending else "conv" for index in range(layers)]
+def _kinds(layers: int, *attending: int, others: str = "conv") -> list[str]:
+    return ["full_attention" if index in attending else others for index in range(layers)]
+
+
+def _granite() -> PretrainedConfig:
+    return GraniteMoeHybridConfig(
+        num_hidden_layers=40,
+        num_key_value_heads=8,
+        intermediate_size=768,
+        shared_intermediate_size=1536,
+        num_local_experts=72,
+        num_experts_per_tok=10,
+        vocab_size=100352,
+        tie_word_embeddings=True,
+        max_position_embeddings=131072,
+        mamba_d_state=128,
+        layer_types=_kinds(40, 5, 15, 25, 35, others="linear_attention"),
+    )
+
+
+def _nemotron() -> PretrainedConfig:
+    return NemotronHConfig(
+        hidden_size=5120,
+        intermediate_size=20480,
+        num_attention_heads=40,
+        max_position_embeddings=131072,
+        mamba_head_dim=80,
+        hybrid_override_pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
+    )
 
 
 def render(page: str) -> str:

@@ -17,7 +17,7 @@ def decode_kernel(
     C,
     Dt,
     DtBias,
-    ALog,
+    DecayLog,
     Skip,
     States,
     Out,
@@ -55,7 +55,7 @@ def decode_kernel(
     c = tl.load(C + row * strides_c[0] + group * strides_c[1] + channels, mask=in_channels, other=0.0).to(tl.float32)
     x = tl.load(X + row * strides_x[0] + head * strides_x[1] + values, mask=in_values, other=0.0).to(tl.float32)
     numbers = Dt + row * strides_dt[0] + head * strides_dt[1]
-    step, decay = step_and_decay(numbers, DtBias, ALog, head, True, least, greatest)
+    step, decay = step_and_decay(numbers, DtBias, DecayLog, head, True, least, greatest)
     state = tl.exp(decay) * state + b[:, None] * (step * x)[None, :]
     out = tl.sum(state * c[:, None], 0)
     if Skip is not None:

@@ -14,19 +14,19 @@ _LEAST: tl.constexpr = tl.constexpr(-1000.0)  # exp of anything below is 0 as we
 
 
 @triton.jit
-def step_and_decay(Dt, DtBias, ALog, head, inside, least, greatest):
+def step_and_decay(Dt, DtBias, DecayLog, head, inside, least, greatest):
     """Sizes of steps in fp32 from numbers at `Dt`, and what the state's decays over them are the exponentials of."""
     dt = tl.load(Dt, mask=inside, other=0.0).to(tl.float32)
     dt += tl.load(DtBias + head, mask=inside, other=0.0).to(tl.float32)
     step = tl.minimum(tl.maximum(softplus(dt), least), greatest)
-    return step, -tl.exp(tl.load(ALog + head, mask=inside, other=0.0).to(tl.float32)) * step
+    return step, -tl.exp(tl.load(DecayLog + head, mask=inside, other=0.0).to(tl.float32)) * step
 
 
 @triton.jit(do_not_specialize=["num_seqs", "least", "greatest"], do_not_specialize_on_alignment=["CuQ"])
 def steps_kernel(
     Dt,
     DtBias,
-    ALog,
+    DecayLog,
     Factors,
     Decays,
     CuQ,
@@ -55,7 +55,7 @@ def steps_kernel(
         here = (start + i < end)[:, None] & known[None, :]
         numbers = Dt + (start + i).to(tl.int64)[:, None] * strides_dt[0] + heads[None, :] * strides_dt[1]
         head = tl.broadcast_to(heads[None, :], (CHUNK, BLOCK_H))
-        step, decay = step_and_decay(numbers, DtBias, ALog, head, here, least, greatest)
+        step, decay = step_and_decay(numbers, DtBias, DecayLog, head, here, least, greatest)
         # Rows beyond a sequence's end add nothing and change nothing.
         step = tl.where(here, step, 0.0)
         decay = tl.where(here, tl.maximum(decay, _LEAST), 0.0).to(tl.float64)
