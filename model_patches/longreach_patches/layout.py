@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from longreach_kernels.context_parallel import contiguous_sizes
 from transformers import PretrainedConfig
 
-from longreach_patches.families import family_of, head_shape
+from longreach_patches.families import SsmParts, family_of, head_shape, state_units
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -106,8 +106,11 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
         )
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
-    if family_of(config).delta is not None:
-        split["key heads of states"] = cast("int", config.linear_num_key_heads)
+    # Mamba-2's groups may be one: then tensor ranks have mixers whole.
+    if (units := state_units(config)) is not None and (
+        layout.context_size > 1 or not isinstance(family_of(config).mixer, SsmParts)
+    ):
+        split[units[0]] = units[1]
     by_layer: list[int] = getattr(config, "num_attention_heads_per_layer", None) or []  # of Laguna
     split |= {f"query heads in layer {by_layer.index(count)}": count for count in sorted({*by_layer} - {heads.heads})}
     # Layers of transformers have these whole where they are not split evenly.

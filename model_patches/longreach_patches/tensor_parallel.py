@@ -52,7 +52,7 @@ def layer_cuts(
     cuts: dict[nn.Module, Callable[[], None]] = {}
     if layout.size == 1:
         return cuts
-    for cut in list(split_plan.modules_to_cut(model, layout.tensor_size)):
+    for cut in list(split_plan.modules_to_cut(model, layout.tensor_size, layout.size)):
         if cut.mixer is not None:
             cuts |= _mixer_cuts(cut.mixer, layout, device)
             continue
@@ -91,8 +91,9 @@ def _mixer_cuts(
     if layout.tensor_size > 1:
         for name, sizes in split.inputs.items():
             runs = runs_of(sizes, layout.tensor_size, layout.tensor_rank)
-            projection = cast("Linear", getattr(module, name))
-            cuts[projection] = functools.partial(_keep_runs, projection, runs, device)
+            child = cast("nn.Module", getattr(module, name))
+            cut = _keep_runs if isinstance(child, LINEAR) else _keep_weight
+            cuts[child] = functools.partial(cut, cast("Any", child), runs, device)
         last = cast("Linear", getattr(module, split.output))
         cuts[last] = functools.partial(_cut_projection, last, split_plan.ROWWISE, layout, device)
     return cuts
@@ -107,6 +108,10 @@ def _cut_scan(
         weight.data = _rows(weight, runs_of(sizes, layout.size, layout.rank), device)
     for name in split.counts:
         setattr(split.module, name, getattr(split.module, name) // layout.tensor_size)
+
+
+def _keep_weight(norm: Any, runs: Runs, device: torch.device | None) -> None:
+    norm.weight.data = _rows(norm.weight, runs, device)
 
 
 def _cut_channels(convolution: nn.Conv1d, sizes: Sizes, layout: RankLayout, device: torch.device | None) -> None:
@@ -152,7 +157,8 @@ def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
     yet."""
     if layout.tensor_size == 1:
         return 0
-    whole = split_plan.uncut(model, list(split_plan.modules_to_cut(model, layout.tensor_size)))
+    cut = list(split_plan.modules_to_cut(model, layout.tensor_size, layout.size))
+    whole = split_plan.uncut(model, cut)
     return sum(weight.nbytes for weight in whole.values())
 
 
@@ -232,6 +238,7 @@ def _cut_parameter(weight: Tensor, kind: str, layout: RankLayout, device: torch.
         return _part(weight, 1, parts, part, device, packed=2)
     dims = {
         split_plan.COLWISE: 0,
+        split_plan.COLWISE_OF_EXPERTS: 1,
         split_plan.ROWWISE: weight.dim() - 1,
         split_plan.COLWISE_INPUTS_FIRST: weight.dim() - 1,
         split_plan.ROWWISE_INPUTS_FIRST: 1,

@@ -11,14 +11,16 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from longreach_patches.cache.step import PagedStep
-from longreach_patches.families import LayerParts
+from longreach_patches.families import DeltaParts, LayerParts
 from longreach_patches.fused.layer import FusedLayer
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.project import Products
 from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, joined, projection_of, share_of
-from longreach_patches.gated_delta import MIXER, HeadExchange, Mixer, mix, split
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.mixer_split import split_of
+from longreach_patches.mixers import MIXER, Mixer
+from longreach_patches.mixers.exchange import HeadExchange
+from longreach_patches.mixers.gated_delta import mix, split
 
 
 class DeltaLayer(FusedLayer):
@@ -35,7 +37,7 @@ class DeltaLayer(FusedLayer):
         """
         modules = modules_of(layer, parts, mixer)
         module = cast("nn.Module", modules.attention)
-        how = cast("Mixer", getattr(module, MIXER))
+        how = cast("Mixer[DeltaParts]", getattr(module, MIXER))
         experts = self._begin(modules, parts, layout, Products(how.backend, batch_invariant=False), is_last)
         self._module, self._how = module, how
         ranks, inputs = layout.context_size, split_of(module, how.parts).inputs

@@ -9,7 +9,7 @@ from longreach_kernels.linear import take_inputs, take_outputs
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from longreach_patches.families import DeltaParts, LayerParts, family_of, state_layers
+from longreach_patches.families import DeltaParts, LayerParts, MixerParts, family_of, state_layers
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.weights import in_segments, interleaved, weight_of
 from longreach_patches.layout import RankLayout
@@ -26,9 +26,9 @@ def check_shares(model: PreTrainedModel, layout: RankLayout) -> None:
     family, ranks = family_of(model.config), layout.context_size
     if ranks == 1 or family.parts is None or not family.fused_over(layout.size):
         return
-    delta, recurrent = family.delta, set(state_layers(model.config))
+    mixer, recurrent = family.mixer, set(state_layers(model.config))
     for index, layer in enumerate(cast("nn.ModuleList", model.base_model.layers)):
-        for group in _groups(layer, family.parts, delta if index in recurrent else None):
+        for group in _groups(layer, family.parts, mixer if index in recurrent else None):
             _check_group(f"model.layers.{index}.{group.path}", group, ranks)
 
 
@@ -67,15 +67,15 @@ def _check_group(path: str, group: _Group, ranks: int) -> None:
         ) from error
 
 
-def _groups(layer: Any, parts: LayerParts, delta: DeltaParts | None) -> Iterator[_Group]:
+def _groups(layer: Any, parts: LayerParts, mixer: MixerParts | None) -> Iterator[_Group]:
     """What a fused layer joins, and its last projections."""
-    modules = modules_of(layer, parts, delta and delta.module)
-    if delta is not None:
-        inputs = split_of(modules.attention, delta).inputs
-        for names in (delta.wide, delta.numbers):
+    modules = modules_of(layer, parts, mixer and mixer.module)
+    if mixer is not None:
+        inputs = split_of(modules.attention, mixer).inputs
+        for names in (mixer.wide, mixer.numbers) if isinstance(mixer, DeltaParts) else ((mixer.projection,),):
             own = {name: getattr(modules.attention, name) for name in names}
-            yield _Group(delta.module, own, [inputs[name] for name in names])
-        yield _back(delta.module, modules.attention, delta.out)
+            yield _Group(mixer.module, own, [inputs[name] for name in names])
+        yield _back(mixer.module, modules.attention, mixer.out)
     else:
         yield _alike("self_attn", modules.attention, parts.qkv)
         if parts.output_gate is not None:

@@ -26,6 +26,7 @@ WRAPPERS = [
     ("gemma4_unified", "gemma4_unified_text", "model.language_model.", "lm_head."),
     ("qwen3_5", "qwen3_5_text", "model.language_model.", "lm_head."),
     ("qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "lm_head."),
+    ("lfm2_vl", "lfm2", "model.language_model.", "lm_head."),
     ("llava", "llama", "model.language_model.", "lm_head."),
 ]
 WRAPPERS = [wrapper for wrapper in WRAPPERS if is_known(wrapper[1])]

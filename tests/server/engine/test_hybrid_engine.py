@@ -1,4 +1,4 @@
-"""A small Qwen3-Next in the engine: the answers of the plain model, whatever is shared, given back and redone."""
+"""Small models with states in the engine: the answers of the plain model, whatever is shared, given back and redone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from longreach.engine.messages import EngineConfig
 from longreach.engine.startup.build import build_engine
 from longreach.engine.startup.state_demand import StateDemand
-from longreach_patches import Footprint, StateShape
+from longreach_patches import Footprint
 from transformers import AutoModelForCausalLM
 
 from tests.patches.families.configs import config_of, random_model
@@ -21,11 +21,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of one layer of each kind."""
+@pytest.fixture(scope="module", params=["qwen3_next", "lfm2_moe", "granitemoehybrid"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with layers that attend and layers that keep a state."""
     path = tmp_path_factory.mktemp("hybrid")
-    config = config_of("qwen3_next")
+    config = config_of(request.param)
     config.max_position_embeddings = 2048
     random_model(config, torch.float32).save_pretrained(path)
     return path
@@ -79,10 +79,9 @@ def test_a_second_question_and_a_next_turn_read_what_is_new(model_dir: Path, pla
 def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_answers(
     model_dir: Path, plain, device: str
 ) -> None:
-    page_bytes = build(model_dir)[1].page_bytes
-    shape = StateShape.of(config_of("qwen3_next"), torch.float32)
-    assert shape is not None
-    room = 24 * page_bytes + 14 * shape.bytes_per_slot
+    sizes = build(model_dir)[1]
+    page_bytes, state_bytes = sizes.page_bytes, sizes.state_bytes
+    room = 24 * page_bytes + 14 * state_bytes
     engine, _ = build(
         model_dir,
         device=device,
@@ -90,7 +89,7 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
         max_batched_tokens=40,
         max_num_seqs=4,
         kv_cache_bytes=room,
-        state_cache_bytes=6 * shape.bytes_per_slot,
+        state_cache_bytes=6 * state_bytes,
         max_model_len=200,
     )
     repeated = text(5, 7) * 12
@@ -149,7 +148,7 @@ def test_without_memory_for_copies_there_are_none(model_dir: Path) -> None:
 
 def test_bits_that_do_not_depend_on_other_requests_are_refused() -> None:
     footprint = Footprint.of(config_of("olmo_hybrid"), torch.float32, PAGE)
-    with pytest.raises(ValueError, match="--batch-invariant: bits of this model's recurrent states depend on"):
+    with pytest.raises(ValueError, match="--batch-invariant: bits of this model's states may depend on"):
         StateDemand.of(footprint, EngineConfig(model="m", batch_invariant=True))
 
 
