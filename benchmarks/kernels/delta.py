@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from longreach_kernels.compilation import compile_only
 from longreach_kernels.delta import StateBatch, cpu, decay_and_beta, gated_delta_rule, gated_norm, short_convolution
+from longreach_kernels.delta.convolution_kernel import TILES, ConvolutionCall
 from longreach_kernels.delta.launch import Call, tiles
 from torch import Tensor
 
@@ -29,6 +30,7 @@ _PROMPTS = {"8192": [8192], "16 x 512": [512] * 16, "64": [64]}
 _TOKENS = (1, 16, 64, 256)
 _COLD = 256 << 20  # bytes of states that a turn goes through, more than the second level cache holds
 _SCANS = [(32, 4, 2), (32, 4, 4), (16, 4, 2), (64, 4, 2), (32, 8, 3), (64, 8, 2)]
+_CONVOLUTIONS = [(16, 8, 256, 1), (64, 8, 256, 1), (32, 4, 256, 1), (32, 16, 256, 1), (32, 8, 1024, 4)]
 _DECODES = [(32, 2), (32, 1), (16, 2), (16, 1), (8, 1), (64, 4), (64, 8), (128, 8)]
 
 
@@ -69,7 +71,7 @@ def prompt_works(name: str, lengths: list[int]) -> Iterable[tuple[str, Work]]:
     yield f"prompt {name} solve {config.solve_warps}", partial(call.solve, config)
     scan = f"{config.scan_block_v} {config.scan_warps} {config.scan_stages}"
     yield f"prompt {name} scan {scan}", partial(call.scan, out, chunks, config)
-    for warps in (2, 8):
+    for warps in {1, 2, 4, 8} - {config.solve_warps}:
         yield f"prompt {name} solve {warps}", partial(call.solve, config._replace(solve_warps=warps))
     for block, warps, stages in _SCANS:
         other = config._replace(scan_block_v=block, scan_warps=warps, scan_stages=stages)
@@ -81,7 +83,7 @@ def around_works(lengths: list[int], decodes: int) -> Iterable[tuple[str, float,
     call = call_of(lengths, decodes)
     tokens = len(call.q)
     x = torch.randn(tokens, _CHANNELS, device=_DEVICE, dtype=_HALF)
-    taps = torch.randn(_CHANNELS, _WIDTH, device=_DEVICE, dtype=_HALF)
+    taps = torch.randn(_WIDTH, _CHANNELS, device=_DEVICE, dtype=_HALF).T
     states = torch.randn(2 * len(lengths), _CHANNELS, _WIDTH - 1, device=_DEVICE, dtype=_HALF)
     weight, numbers = torch.randn(_DIM, device=_DEVICE, dtype=_HALF), torch.randn(_HEADS, device=_DEVICE)
     megabytes = (2 * x.nbytes + states.nbytes) / 1e6
@@ -90,6 +92,18 @@ def around_works(lengths: list[int], decodes: int) -> Iterable[tuple[str, float,
     yield f"{tokens} norm", megabytes, lambda: gated_norm(call.v, call.v, weight, 1e-6)
     rows = call.log_decay
     yield f"{tokens} decays", 4 * rows.nbytes / 1e6, lambda: decay_and_beta(rows, rows, numbers, numbers)
+
+
+def convolution_works(lengths: list[int]) -> Iterable[tuple[str, float, Work]]:
+    """Outputs of prompts as they are computed and in other tiles, and how many MB they read and write."""
+    x = torch.randn(sum(lengths), _CHANNELS, device=_DEVICE, dtype=_HALF)
+    taps = torch.randn(_WIDTH, _CHANNELS, device=_DEVICE, dtype=_HALF).T
+    states = torch.randn(2 * len(lengths), _CHANNELS, _WIDTH - 1, device=_DEVICE, dtype=_HALF)
+    call, out = ConvolutionCall(x, taps, None, states, call_of(lengths).batch, True), torch.empty_like(x)
+    for rows, ahead, channels, warps in [TILES[:4], *_CONVOLUTIONS]:
+        other = TILES._replace(rows=rows, ahead=ahead, channels=channels, warps=warps)
+        name = f"{len(x)} convolution of prompts {rows} {ahead} {channels} {warps}"
+        yield name, 2 * x.nbytes / 1e6, partial(call.prompts, out, other)
 
 
 def token_calls(count: int) -> list[Call]:
@@ -165,6 +179,8 @@ def other_tiles() -> None:
     for name, lengths in _PROMPTS.items():
         for part, work in list(prompt_works(name, lengths))[3:]:
             tried(part, [work] * 3, sum(lengths) / 1e3, "M tokens/s")
+    for name, megabytes, work in convolution_works([8192]):
+        tried(name, [work] * 3, megabytes, "GB/s")
     for count in _TOKENS:
         for name, works in list(token_works(count, token_calls(count)))[1:]:
             tried(name, works, 2 * count * _STATE / 1e6, "GB/s")
@@ -216,7 +232,7 @@ def _compile(threads: int, parts: list[str]) -> None:
             work()
         for _, works in list(token_works(2, [call_of([1, 1], 2)]))[: most and 1]:
             works[0]()
-        for _, _, work in around_works([1, 130], 1):
+        for _, _, work in (*around_works([1, 130], 1), *(convolution_works([130]) if "tiles" in parts else ())):
             work()
     print(f"compiled {done.ready} kernels in {time.perf_counter() - start:.0f} s, {done.failed} failed", flush=True)
 

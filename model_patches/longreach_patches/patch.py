@@ -115,6 +115,7 @@ class PatchedModel:
         """
         if self._previous_experts is None:
             self._previous_experts = experts.use_experts(self.model, self.backend.name)
+            mixers.arrange_weights(self._mixers, layout.context_size)
         if layout.size == 1:
             return
         if self.batch_invariant:

@@ -44,6 +44,8 @@ def tiles(key_dim: int, dtype: torch.dtype, arch: int) -> Tiles:
     | 32, 8, 3 | 312 | 357 |
     | 16, 4, 2 | 275 | 305 |
 
+    The solve took 213 with four warps and 187 with two there.
+
     With one stage and 4 warps, programs of 16 or 32 channels end in an illegal access there (chunks of 64, triton 3.6).
     """
     if arch == 0:
@@ -51,7 +53,7 @@ def tiles(key_dim: int, dtype: torch.dtype, arch: int) -> Tiles:
     large = key_dim > 128 or dtype == torch.float32
     # sm_86, sm_89 and sm_120 have 99 KB of shared memory a block.
     stages = 1 if large else 3 if 90 <= arch < 120 else 2
-    return Tiles(32, 4, 4, 16 if key_dim > 128 and dtype == torch.float32 else 32, 4, stages)
+    return Tiles(32, 4, 4 if large else 2, 16 if key_dim > 128 and dtype == torch.float32 else 32, 4, stages)
 
 
 def chunk_size(key_dim: int, dtype: torch.dtype) -> int:

@@ -1,5 +1,6 @@
-"""A decoder layer with a recurrent state in place of attention: the norm, one product for queries, keys, values and
-gates, one for decays, what `gated_delta.mix` makes of these, and the last projection, which adds to the stream.
+"""A decoder layer with a recurrent state in place of attention: the norm, one product for queries, keys, values, gates
+and decays, what `gated_delta.mix` makes of these, and the last projection, which adds to the stream. Where the first
+have a format and decays have none, these are a product of their own.
 What is behind the second norm is that of other fused layers.
 """
 
@@ -15,7 +16,15 @@ from longreach_patches.families import DeltaParts, LayerParts
 from longreach_patches.fused.layer import FusedLayer
 from longreach_patches.fused.modules import modules_of
 from longreach_patches.fused.project import Products
-from longreach_patches.fused.weights import LayerWeights, Projection, in_blocks, joined, projection_of, share_of
+from longreach_patches.fused.weights import (
+    LayerWeights,
+    Projection,
+    in_blocks,
+    joined,
+    projection_of,
+    share_of,
+    weight_of,
+)
 from longreach_patches.layout import SINGLE, RankLayout
 from longreach_patches.mixer_split import split_of
 from longreach_patches.mixers import MIXER, Mixer
@@ -41,15 +50,26 @@ class DeltaLayer(FusedLayer):
         experts = self._begin(modules, parts, layout, Products(how.backend, batch_invariant=False), is_last)
         self._module, self._how = module, how
         ranks, inputs = layout.context_size, split_of(module, how.parts).inputs
-        self._wide_names, self._number_names = how.parts.wide, how.parts.numbers
-        wide, self._numbers = (
-            joined(ranks, *(getattr(module, name) for name in names), segments=[inputs[name] for name in names])
-            for names in (self._wide_names, self._number_names)
-        )
-        self._share_of_numbers = in_blocks(self._numbers, ranks)[layout.context_rank] if ranks > 1 else self._numbers
+        wide, numbers = how.parts.wide, how.parts.numbers
+        # One product for all that is published in one dtype. Numbers of weights with a format are apart.
+        self._count, self._numbers = 0, None
+        if _alike(*(getattr(module, name) for name in (*wide, *numbers))):
+            wide, numbers = (*wide, *numbers), ()
+            self._count = 2 * cast("Any", module).num_v_heads // ranks
+        self._names = wide, numbers
+
+        def together(names: Sequence[str]) -> Projection:
+            segments = [inputs[name] for name in names]
+            return joined(ranks, *(getattr(module, name) for name in names), segments=segments)
+
+        if numbers:
+            self._numbers = together(numbers)
+            self._share_of_numbers = self._numbers
+            if ranks > 1:
+                self._share_of_numbers = in_blocks(self._numbers, ranks)[layout.context_rank]
         mlp = modules.shared
         self._whole = LayerWeights(
-            qkv=wide,
+            qkv=together(wide),
             output=projection_of(getattr(module, how.parts.out)),
             gate=None,
             gate_up=mlp and joined(ranks, *(getattr(mlp, name) for name in parts.gate_up)),
@@ -62,7 +82,8 @@ class DeltaLayer(FusedLayer):
         self._share = share_of(self._whole, layout)
 
     def _joined(self) -> list[tuple[Projection | None, Any, tuple[str, ...]]]:
-        return [(self._whole.qkv, self._module, self._wide_names), (self._numbers, self._module, self._number_names)]
+        wide, numbers = self._names
+        return [(self._whole.qkv, self._module, wide), (self._numbers, self._module, numbers)]
 
     def _attend(
         self,
@@ -75,12 +96,13 @@ class DeltaLayer(FusedLayer):
         """Add what the mixer gives to `stream`, or to a copy of its wanted rows; returns that, as `FusedLayer` does."""
         x = self._normalized(stream, self._norms.before_attention)
         ranks = self._layout.context_size
-        numbers = self._share_of_numbers if sizes is None else self._numbers
-        products = (self._products(x, projection) for projection in (weights.qkv, numbers))
-        if sizes is not None:  # of all ranks' heads, rank by rank
-            products = (product.unflatten(1, (ranks, -1)).flatten(0, 1) for product in products)
-        wide, narrow = products
-        inputs = split(self._module, self._how.parts, [wide], [narrow], ranks)
+        made = self._by_rank(self._products(x, weights.qkv), sizes)
+        if self._numbers is None:
+            made, numbers = made[:, : -self._count], made[:, -self._count :]
+        else:
+            numbers = self._share_of_numbers if sizes is None else self._numbers
+            numbers = self._by_rank(self._products(x, numbers), sizes)
+        inputs = split(self._module, self._how.parts, [made], [numbers], ranks)
         exchange = None if sizes is None else HeadExchange(self._layout, sizes)
         out = mix(self._module, self._how, inputs, step, exchange)
         if self._is_last and step.wanted is not None:
@@ -89,3 +111,14 @@ class DeltaLayer(FusedLayer):
         if len(stream):
             self._residual.add_product(stream, out, weights, weights.output, self._norms.after_attention)
         return stream, None, None
+
+    def _by_rank(self, made: Tensor, sizes: Sequence[int] | None) -> Tensor:
+        """Outputs of all ranks' heads as a row for each rank."""
+        return made if sizes is None else made.unflatten(1, (self._layout.context_size, -1)).flatten(0, 1)
+
+
+def _alike(*projections: Any) -> bool:
+    """Whether projections are tensors of one dtype, all with a bias or none."""
+    weights = [weight_of(projection) for projection in projections]
+    kinds = {(x.dtype, one.bias is None) for x, one in zip(weights, projections, strict=True) if isinstance(x, Tensor)}
+    return len(kinds) == 1 and all(isinstance(x, Tensor) for x in weights)

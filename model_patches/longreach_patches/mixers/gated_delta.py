@@ -16,6 +16,7 @@ from longreach_patches.cache.step import PagedStep
 from longreach_patches.families import DeltaParts
 from longreach_patches.mixers.exchange import HeadExchange
 from longreach_patches.mixers.mixer import Mixer, states_of
+from longreach_patches.projection_order import is_by_key_head
 
 _EPSILON = 1e-6  # of the norm of queries and keys, in transformers' forward and in flash-linear-attention's kernels
 
@@ -118,7 +119,7 @@ def split(
     those to what is replaced and to decays; each in a tensor or several, whose rows have the heads of one of so many
     context `ranks`."""
     has = cast("Any", module)
-    if not parts.by_key_head:
+    if not is_by_key_head(module, parts):
         width, values = (2 * has.key_dim + has.value_dim) // ranks, has.value_dim // ranks
         first, gate = wide[:-1] or [wide[0][:, :width]], wide[-1][:, -values:]
         beta, decay = numbers if len(numbers) == 2 else numbers[0].chunk(2, 1)

@@ -19,6 +19,7 @@ from longreach_patches.families import ConvolutionParts, DeltaParts, MixerParts,
 from longreach_patches.layout import RankLayout
 from longreach_patches.mixers import gated_convolution, gated_delta, mamba
 from longreach_patches.mixers.mixer import MIXER, Mixer
+from longreach_patches.projection_order import OWN_ORDER, order_by_key_head, order_by_kind
 from longreach_patches.quantized.modules import QuantizedLinear
 
 
@@ -56,12 +57,28 @@ def patch_mixers(model: PreTrainedModel, backend: str) -> list[nn.Module]:
         module = getattr(layers[index], parts.module, None)
         if not isinstance(module, nn.Module):
             raise UnsupportedModelError(f"layer {index} has no {parts.module}, which its family's row says it has")
+        if isinstance(parts, DeltaParts) and parts.by_key_head and not hasattr(module, OWN_ORDER):
+            raise UnsupportedModelError(
+                f"the mixer of layer {index} has no {OWN_ORDER}, which parts its projections; use the version of "
+                "transformers that this package names"
+            )
         _check(module, index, *kind.reads(parts))
         mixers.append(module)
         mixer = Mixer(place, parts, backend)
         setattr(module, MIXER, mixer)
         cast("Any", module).forward = functools.partial(_forward, module, kind)
     return mixers
+
+
+def arrange_weights(mixers: list[nn.Module], ranks: int = 1) -> None:
+    """Let the weights of modules that `patch_mixers` returned lie as steps read them fastest, for inference. Their
+    numbers stay as they are. The modules have the heads of so many ranks."""
+    for module in mixers:
+        parts = cast("Mixer[MixerParts]", getattr(module, MIXER)).parts
+        if isinstance(parts, DeltaParts):
+            order_by_kind(module, parts, ranks)
+        taps = getattr(module, parts.convolution).weight  # (C, 1, W): neighbouring channels of a tap are read together
+        taps.data = taps.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 def spread_mixers(mixers: list[nn.Module], layout: RankLayout) -> None:
@@ -73,6 +90,11 @@ def spread_mixers(mixers: list[nn.Module], layout: RankLayout) -> None:
 def restore(mixers: list[nn.Module]) -> None:
     """Let modules that `patch_mixers` returned compute as before."""
     for module in mixers:
+        parts = cast("Mixer[MixerParts]", getattr(module, MIXER)).parts
+        if isinstance(parts, DeltaParts):
+            order_by_key_head(module, parts)
+        taps = getattr(module, parts.convolution).weight
+        taps.data = taps.data.contiguous()
         del module.forward
         delattr(module, MIXER)
 

@@ -243,8 +243,10 @@ def runs_of_outputs(weight: Weight, runs: Runs) -> Weight:
     order = weight.permutation if isinstance(weight, Int4Groups) else None
     if isinstance(weight, Int4Groups):  # that of the inputs is one for all, and is not compared
         weight = replace(weight, permutation=None)
-    run = join_outputs([take_outputs(weight, start, stop) for start, stop in runs])
-    return _copied(replace(run, permutation=order) if isinstance(run, Int4Groups) else run)
+    joined = join_outputs([take_outputs(weight, start, stop) for start, stop in runs])
+    if isinstance(joined, Int4Groups):
+        joined = replace(joined, permutation=order)
+    return _copied(joined) if len(runs) == 1 else joined
 
 
 def format_name(weight: Weight) -> str:

@@ -47,7 +47,8 @@ def around(dtype: torch.dtype) -> None:
     """What comes before and after."""
     x = torch.empty(132, 2, 128, dtype=dtype)
     channels, states = x.view(132, 256), torch.empty(4, 256, 3, dtype=dtype)
-    short_convolution(channels, torch.empty(256, 4, dtype=dtype), channels[0], states, batch(), backend="triton")
+    bias = channels[0] if dtype == torch.float32 else None
+    short_convolution(channels, torch.empty(4, 256, dtype=dtype).T, bias, states, batch(), backend="triton")
     decay_and_beta(channels[:, :32], channels[:, 32:64], *torch.empty(2, 32), backend="triton")
     for gate in (x, None):
         gated_norm(x, gate, torch.empty(128, dtype=dtype), 1e-6, backend="triton")
