@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from longreach.engine.messages import EngineConfig
+from longreach.engine.messages import EngineConfig, LayerCount
 from longreach.engine.startup.build import build_engine
 from longreach.engine.startup.state_demand import StateDemand
+from longreach.policies.values import Window
+from longreach_kernels import Causal
+from longreach_kernels import Window as WindowMask
+from longreach_kernels.masks.tile_counts import tile_count
 from longreach_patches import Footprint
 from transformers import AutoModelForCausalLM
 
@@ -120,6 +124,24 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
     for name in prompts.keys() - {"cancelled"}:
         assert tokens.get(name, []) + more.get(name, []) == plain(prompts[name], 60), name
     assert engine.scheduler.preemptions
+
+
+def test_a_policy_changes_layers_that_attend_and_usage_counts_the_others(model_dir: Path) -> None:
+    """One of four layers attends, and is number 0, or -1, of those that a setting names."""
+    length, heads = 300, 4
+    window = {"attention": Window(size=64, sinks=0), "max_tokens": 2}
+    causal, seen = (tile_count(mask, 0, length).pairs for mask in (Causal(), WindowMask(64)))
+    for dense_layers, changed, pairs in (([], 1, seen), ([0], 0, causal), ([-1], 0, causal)):
+        engine, _ = build(model_dir, max_batched_tokens=512, attention_dense_layers=dense_layers)
+        assert engine.submit(spec("a", text(1, length), **window)) is None
+        _, updates, _ = drain(engine)
+        [use] = [update.attention for update in updates["a"] if update.attention is not None]
+        assert use.layers == LayerCount(changed=changed, full=1, window=0, state=3)
+        assert (use.pairs, use.dense_pairs, use.other_pairs) == (heads * pairs, heads * causal, 0)
+        assert (use.kept_mass is not None) == bool(changed)
+        assert engine.stats.causal_pairs == causal + length + 1, "of the layer that attends, with one answer's token"
+    with pytest.raises(ValueError, match=r"counts the layers that attend, of which the model has 1: .* no layer 2"):
+        build(model_dir, attention_dense_layers=[2])
 
 
 @pytest.mark.parametrize(
