@@ -20,7 +20,7 @@ from longreach_patches import (
     load_model,
     patch,
 )
-from longreach_patches.families import FAMILIES, DeltaParts, attention_layers, layer_masks, state_layers
+from longreach_patches.families import FAMILIES, attention_layers, layer_masks, state_layers
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,9 +30,7 @@ from tests.patches.families.configs import config_of, random_model
 from tests.patches.families.test_families import most_error, relative
 from tests.patches.test_pages import PagedSequences
 
-MIXERS = {name: family.mixer for name, family in sorted(FAMILIES.items()) if family.mixer is not None}
-HYBRIDS = sorted(MIXERS)
-DELTAS = [name for name, parts in MIXERS.items() if isinstance(parts, DeltaParts)]
+HYBRIDS = sorted(name for name, family in FAMILIES.items() if family.mixer is not None)
 LENGTHS = (70, 33, 48)
 # Prompts beside prompts and answers, sequences that are not in a step, and steps of answers alone.
 SCHEDULE = [[40, 0, 5], [1, 31, 40], [1, 1, 1], [27, 1, 1], [1, 0, 1]]
@@ -209,7 +207,7 @@ def test_what_a_checkpoint_has_to_predict_more_tokens_is_left_alone(tmp_path: Pa
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", DELTAS)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_projections_may_be_quantised_and_decays_are_not(name: str, tmp_path: Path) -> None:
     random_model(config_of(name), torch.float32).save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), device="cpu", quantization="fp8")
@@ -221,8 +219,9 @@ def test_projections_may_be_quantised_and_decays_are_not(name: str, tmp_path: Pa
     }
     decays = {"in_proj_ba", "in_proj_a", "in_proj_b", "a_proj", "b_proj"}
     assert not quantised & decays
-    projections = {"in_proj_qkvz"} if name == "qwen3_next" else {"in_proj_qkv", "in_proj_z"}
-    assert quantised >= ({"g_proj", "o_proj"} if name == "olmo_hybrid" else projections | {"out_proj"})
+    of_family = {"olmo_hybrid": {"g_proj", "o_proj"}, "qwen3_next": {"in_proj_qkvz", "out_proj"}}
+    of_family |= {key: {"in_proj", "out_proj", "w1"} for key in ("lfm2", "lfm2_moe")}
+    assert quantised >= of_family.get(name, {"in_proj_qkv", "in_proj_z", "out_proj"})
     expected = [model(ids[None]).logits[0] for ids in sequences()]
     got = PagedSequences(model, sequences()).steps(SCHEDULE)
     for actual, wanted in zip(got, expected, strict=True):
