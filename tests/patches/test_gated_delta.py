@@ -132,7 +132,9 @@ def test_a_slot_takes_what_is_told(name: str) -> None:
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == 5 * shape.bytes_per_slot
     # 2 key heads of 8 channels for queries and for keys, 4 value heads of 12; 3 inputs wide.
     delta = 3 * ((2 * 2 * 8 + 4 * 12) * 2 * 2 + 4 * 8 * 12 * 4)
-    assert shape.bytes_per_slot == {"lfm2": 3 * 64 * 3 * 2, "lfm2_moe": 3 * 64 * 2 * 2}.get(name, delta)
+    assert shape.bytes_per_slot == {"lfm2": 3 * 64 * 3 * 2, "lfm2_moe": 3 * 64 * 2 * 2, "lfm3": 2 * 64 * 4 * 2}.get(
+        name, delta
+    )
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         StateStore(shape, 0, torch.device("cpu"))
 
@@ -220,7 +222,7 @@ def test_projections_may_be_quantised_and_decays_are_not(name: str, tmp_path: Pa
     decays = {"in_proj_ba", "in_proj_a", "in_proj_b", "a_proj", "b_proj"}
     assert not quantised & decays
     of_family = {"olmo_hybrid": {"g_proj", "o_proj"}, "qwen3_next": {"in_proj_qkvz", "out_proj"}}
-    of_family |= {key: {"in_proj", "out_proj", "w1"} for key in ("lfm2", "lfm2_moe")}
+    of_family |= {key: {"in_proj", "out_proj", "w1"} for key in ("lfm2", "lfm2_moe", "lfm3")}
     assert quantised >= of_family.get(name, {"in_proj_qkv", "in_proj_z", "out_proj"})
     expected = [model(ids[None]).logits[0] for ids in sequences()]
     got = PagedSequences(model, sequences()).steps(SCHEDULE)

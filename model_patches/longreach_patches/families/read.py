@@ -8,7 +8,7 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.family import Family, LayerMask, recurrent_layers
+from longreach_patches.families.family import Family, LayerMask, no_windows, recurrent_layers
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
 # Names that configs have for the experts that a token goes to, and for an expert's inner channels.
@@ -50,8 +50,10 @@ def state_layers(config: PretrainedConfig) -> tuple[int, ...]:
     Raises:
         UnsupportedModelError: the family is not in the table, or a layer is of a kind that it does not have.
     """
-    mixer = family_of(config).mixer
-    return () if mixer is None else tuple(recurrent_layers(config, mixer.kind))
+    family = family_of(config)
+    if family.mixer is None:
+        return ()
+    return tuple(recurrent_layers(config, family.mixer.kind, windows=family.windows is not no_windows))
 
 
 def attention_layers(config: PretrainedConfig) -> tuple[int, ...]:

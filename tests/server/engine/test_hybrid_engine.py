@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from longreach_kernels.masks.tile_counts import tile_count
 from longreach_patches import Footprint
 from transformers import AutoModelForCausalLM
 
+from tests.pairwise import daily
 from tests.patches.families.configs import config_of, random_model
 from tests.server.engine.driving import build, drain, spec
 
@@ -25,7 +27,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "lfm2_moe"])
+# Layers of each kind: full and state, with experts; in LFM3 windows besides.
+KINDS = {"qwen3_next": (1, 0, 3), "lfm2_moe": (1, 0, 3), "lfm3": (1, 1, 2)}
+
+
+@pytest.fixture(scope="module", params=["qwen3_next", *daily(["lfm2_moe", "lfm3"], 1)])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with layers that attend and layers that keep a state."""
     path = tmp_path_factory.mktemp("hybrid")
@@ -127,20 +133,22 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
 
 
 def test_a_policy_changes_layers_that_attend_and_usage_counts_the_others(model_dir: Path) -> None:
-    """One of four layers attends, and is number 0, or -1, of those that a setting names."""
+    """A setting numbers the layers that attend, of which one sees everything and is the first."""
+    kinds = KINDS[json.loads((model_dir / "config.json").read_text())["model_type"]]
     length, heads = 300, 4
     window = {"attention": Window(size=64, sinks=0), "max_tokens": 2}
     causal, seen = (tile_count(mask, 0, length).pairs for mask in (Causal(), WindowMask(64)))
-    for dense_layers, changed, pairs in (([], 1, seen), ([0], 0, causal), ([-1], 0, causal)):
+    for dense_layers, changed, pairs in (([], 1, seen), ([0], 0, causal)):
         engine, _ = build(model_dir, max_batched_tokens=512, attention_dense_layers=dense_layers)
         assert engine.submit(spec("a", text(1, length), **window)) is None
         _, updates, _ = drain(engine)
         [use] = [update.attention for update in updates["a"] if update.attention is not None]
-        assert use.layers == LayerCount(changed=changed, full=1, window=0, state=3)
-        assert (use.pairs, use.dense_pairs, use.other_pairs) == (heads * pairs, heads * causal, 0)
+        assert use.layers == LayerCount(changed, *kinds)
+        assert (use.pairs, use.dense_pairs) == (heads * pairs, heads * causal)
+        assert bool(use.other_pairs) == bool(kinds[1])
         assert (use.kept_mass is not None) == bool(changed)
-        assert engine.stats.causal_pairs == causal + length + 1, "of the layer that attends, with one answer's token"
-    with pytest.raises(ValueError, match=r"counts the layers that attend, of which the model has 1: .* no layer 2"):
+        assert engine.stats.causal_pairs == sum(kinds[:2]) * (causal + length + 1), "with one token of the answer"
+    with pytest.raises(ValueError, match=r"counts the layers that attend, of which the model has [12]: .* no layer 2"):
         build(model_dir, attention_dense_layers=[2])
 
 
