@@ -79,13 +79,14 @@ def _granite() -> PretrainedConfig:
 
 
 def _nemotron() -> PretrainedConfig:
+    kinds = {"M": "linear_attention", "-": "mlp", "*": "full_attention"}
     return NemotronHConfig(
         hidden_size=5120,
         intermediate_size=20480,
         num_attention_heads=40,
         max_position_embeddings=131072,
         mamba_head_dim=80,
-        hybrid_override_pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
+        layers_block_type=[kinds[one] for one in "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-"],
     )
 
 

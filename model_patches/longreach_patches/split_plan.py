@@ -44,12 +44,10 @@ _NEMOTRON_H = {f"layers.*.mixer.{name}_proj": COLWISE for name in "qkv"} | {
     "layers.*.mixer.experts.up_proj": COLWISE_OF_EXPERTS,
     "layers.*.mixer.experts.down_proj": ROWWISE,
 }
-_LFM2 = {f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"} | {
-    "layers.*.self_attn.out_proj": ROWWISE,
-    "layers.*.feed_forward.w1": COLWISE,
-    "layers.*.feed_forward.w3": COLWISE,
-    "layers.*.feed_forward.w2": ROWWISE,
-}
+_LFM_MLP = {f"layers.*.feed_forward.{name}": kind for name, kind in (("w1", COLWISE), ("w3", COLWISE), ("w2", ROWWISE))}
+_LFM2 = (
+    {f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"} | {"layers.*.self_attn.out_proj": ROWWISE} | _LFM_MLP
+)
 _GPT_OSS_EXPERTS = {  # gates and what they gate lie side by side, channel by channel
     "layers.*.mlp.experts.gate_up_proj": COLWISE_INPUTS_FIRST,
     "layers.*.mlp.experts.gate_up_proj_bias": COLWISE_INPUTS_FIRST,
@@ -87,6 +85,7 @@ _OURS: dict[str, dict[str, str]] = {
     "hunyuan_v1_moe": _ATTENTION | _mlp("mlp.shared_mlp") | _experts(),
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2 | _experts("feed_forward"),
+    "lfm3": _ATTENTION | {"layers.*.self_attn.g_proj": COLWISE} | _LFM_MLP,
     "nemotron": _ATTENTION | {"layers.*.mlp.up_proj": COLWISE, "layers.*.mlp.down_proj": ROWWISE},
     "nemotron_h": _NEMOTRON_H,
     "persimmon": {"layers.*.mlp.dense_h_to_4h": COLWISE, "layers.*.mlp.dense_4h_to_h": ROWWISE},

@@ -43,27 +43,31 @@ def windows_of_config(config: PretrainedConfig) -> list[int | None]:
     return [window if kind in _WINDOWED else None for kind in kinds]
 
 
+def windows_beside_convolutions(config: PretrainedConfig) -> list[int | None]:
+    """Of LFM3: by `layer_types`, which also has layers that keep a state; these have no window."""
+    return [config.sliding_window if kind in _WINDOWED else None for kind in config.layer_types]
+
+
 def no_windows(config: PretrainedConfig) -> list[int | None]:
     """None for each layer, whatever the config says of windows."""
     return [None] * config.num_hidden_layers
 
 
-def recurrent_layers(config: PretrainedConfig, recurrent: str, idle: Collection[str] = ()) -> list[int]:
-    """The layers that keep a state in place of keys and values: those of the kind `recurrent` in `layer_types`. Layers
-    of the kinds `idle` keep nothing.
+def recurrent_layers(config: PretrainedConfig, recurrent: str, windows: bool, idle: Collection[str] = ()) -> list[int]:
+    """The layers that keep a state in place of keys and values: those of the kind `recurrent` in `layer_types`. With
+    `windows` others may have a window of their own. Layers of the kinds `idle` keep nothing.
 
     Raises:
-        UnsupportedModelError: a layer is of a kind that is none of these and does not see everything, or kinds are not
-            said.
+        UnsupportedModelError: a layer is of another kind, or kinds are not said.
     """
     kinds: Sequence[str] | None = config.layer_types
     if kinds is None:
         raise UnsupportedModelError(f"this {config.model_type} config does not say what layers are: give layer_types")
-    if unknown := sorted(set(kinds) - _FULL - {recurrent} - set(idle)):
-        known = ", ".join(("full_attention", *idle))
+    computed = ["full_attention", *(["sliding_attention"] if windows else []), *idle, recurrent]
+    if unknown := sorted(set(kinds) - _FULL - set(computed)):
         raise UnsupportedModelError(
             f"this {config.model_type} config has layers of the kind {', '.join(unknown)}; "
-            f"only {known} and {recurrent} are computed"
+            f"only {', '.join(computed[:-1])} and {recurrent} are computed"
         )
     return [index for index, kind in enumerate(kinds) if kind == recurrent]
 

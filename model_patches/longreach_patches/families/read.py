@@ -8,7 +8,7 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.family import Family, LayerMask, recurrent_layers
+from longreach_patches.families.family import Family, LayerMask, no_windows, recurrent_layers
 from longreach_patches.families.parts import ConvolutionParts, DeltaParts
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
@@ -57,7 +57,10 @@ def state_layers(config: PretrainedConfig) -> tuple[int, ...]:
         UnsupportedModelError: the family is not in the table, or a layer is of a kind that it does not have.
     """
     family = family_of(config)
-    return () if family.mixer is None else tuple(recurrent_layers(config, family.mixer.kind, family.idle))
+    if family.mixer is None:
+        return ()
+    windows = family.windows is not no_windows
+    return tuple(recurrent_layers(config, family.mixer.kind, windows, family.idle))
 
 
 def state_units(config: PretrainedConfig) -> tuple[str, int] | None:

@@ -14,6 +14,7 @@ from longreach_patches.families.family import (
     rotary_where_windowed,
     rotary_where_windowed_if_any,
     sources_where_marked,
+    windows_beside_convolutions,
 )
 
 _FUSED = (
@@ -123,6 +124,7 @@ _HYBRID = (
     ),
     Family("lfm2", ("LiquidAI/LFM2-1.2B",), no_windows, mixer=layers.LFM2_CONVOLUTION),
     Family("lfm2_moe", ("LiquidAI/LFM2-8B-A1B",), no_windows, mixer=layers.LFM2_CONVOLUTION),
+    Family("lfm3", ("LiquidAI/LFM3-1.7B",), windows_beside_convolutions, mixer=layers.LFM2_CONVOLUTION),
     Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, mixer=layers.OLMO_DELTA),
     Family(
         "qwen3_next",

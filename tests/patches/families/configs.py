@@ -173,6 +173,8 @@ ODD: dict[str, dict[str, Any]] = {
     "lfm2_moe": _CONVOLUTIONS | {"num_dense_layers": 1, "routed_scaling_factor": 1.7},
     "lfm2_moe-sums": _CONVOLUTIONS
     | {"model_type": "lfm2_moe", "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
+    "lfm3": {"conv_L_cache": 5, "sliding_window": WINDOW}
+    | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mellum": _THREE_OF_FOUR,
     "minimax_m2": {"rotary_dim": 8},

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from longreach.engine.messages import EngineConfig
+from longreach.engine.messages import EngineConfig, LayerCount
 from longreach.engine.startup.build import build_engine
 from longreach.engine.startup.state_demand import StateDemand
+from longreach.policies.values import Window
+from longreach_kernels import Causal
+from longreach_kernels import Window as WindowMask
+from longreach_kernels.masks.tile_counts import tile_count
 from longreach_patches import Footprint
 from transformers import AutoModelForCausalLM
 
+from tests.pairwise import daily
 from tests.patches.families.configs import config_of, random_model
 from tests.server.engine.driving import build, drain, spec
 
@@ -21,7 +27,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "lfm2_moe", "granitemoehybrid"])
+# Layers of each kind: full and state, with experts; in LFM3 windows besides.
+KINDS = {"qwen3_next": (1, 0, 3), "lfm2_moe": (1, 0, 3), "granitemoehybrid": (1, 0, 3), "lfm3": (1, 1, 2)}
+
+
+@pytest.fixture(scope="module", params=["qwen3_next", *daily(["granitemoehybrid", "lfm2_moe", "lfm3"], 1)])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with layers that attend and layers that keep a state."""
     path = tmp_path_factory.mktemp("hybrid")
@@ -120,6 +130,26 @@ def test_many_at_once_are_preempted_cancelled_and_drafted_for_and_get_the_plain_
     for name in prompts.keys() - {"cancelled"}:
         assert tokens.get(name, []) + more.get(name, []) == plain(prompts[name], 60), name
     assert engine.scheduler.preemptions
+
+
+def test_a_policy_changes_layers_that_attend_and_usage_counts_the_others(model_dir: Path) -> None:
+    """A setting numbers the layers that attend, of which one sees everything and is the first."""
+    kinds = KINDS[json.loads((model_dir / "config.json").read_text())["model_type"]]
+    length, heads = 300, 4
+    window = {"attention": Window(size=64, sinks=0), "max_tokens": 2}
+    causal, seen = (tile_count(mask, 0, length).pairs for mask in (Causal(), WindowMask(64)))
+    for dense_layers, changed, pairs in (([], 1, seen), ([0], 0, causal)):
+        engine, _ = build(model_dir, max_batched_tokens=512, attention_dense_layers=dense_layers)
+        assert engine.submit(spec("a", text(1, length), **window)) is None
+        _, updates, _ = drain(engine)
+        [use] = [update.attention for update in updates["a"] if update.attention is not None]
+        assert use.layers == LayerCount(changed, *kinds)
+        assert (use.pairs, use.dense_pairs) == (heads * pairs, heads * causal)
+        assert bool(use.other_pairs) == bool(kinds[1])
+        assert (use.kept_mass is not None) == bool(changed)
+        assert engine.stats.causal_pairs == sum(kinds[:2]) * (causal + length + 1), "with one token of the answer"
+    with pytest.raises(ValueError, match=r"counts the layers that attend, of which the model has [12]: .* no layer 2"):
+        build(model_dir, attention_dense_layers=[2])
 
 
 @pytest.mark.parametrize(
