@@ -117,6 +117,8 @@ check-rest: install
 	$(BIN)/python docs/policy_tables.py --check
 	$(BIN)/python docs/call_tables.py --check
 	$(BIN)/python docs/model_tables.py --check
+	$(BIN)/python docs/window_tables.py --check
+	$(BIN)/python docs/state_tables.py --check
 	$(BIN)/python docs/adr_index.py --check
 	$(BIN)/python docs/client_tables.py --check
 	$(BIN)/python -m benchmarks.report --check benchmarks/results/*.json

@@ -133,7 +133,7 @@ class Settings(BaseSettings):
         "dense", description="Attention policy of requests that name none: dense, window:4096:4, or as JSON."
     )
     attention_dense_layers: Annotated[tuple[int, ...], NoDecode, BeforeValidator(layer_numbers)] = Field(
-        (), description="Layers that no policy touches: 0,1,-1 (-1 is the last)."
+        (), description="Layers that no policy touches: 0,1,-1 (-1 is the last), counted among layers that attend."
     )
     tensor_parallel_size: Whole = Field(
         1, ge=1, le=64, description="GPUs that compute the model together, each a part of its heads and weights."

@@ -46,7 +46,7 @@ class PagedSequences:
         shape = PageShape.of(model.config, model.dtype, PAGE, layout)
         self.pages = KVPages(shape, len(order), torch.device("cpu"))
         # Of each sequence two slots for its states: a step reads one and writes the other.
-        of_states = StateShape.of(model.config, model.dtype)
+        of_states = StateShape.of(model.config, model.dtype, layout)
         self.states = None if of_states is None else StateStore(of_states, 2 * len(sequences), torch.device("cpu"))
         slots = torch.randperm(2 * len(sequences), generator=torch.Generator().manual_seed(2))
         self.state_slots = slots.view(len(sequences), 2)

@@ -223,8 +223,8 @@ def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayo
     layers = chosen_layers(own, config.attention_dense_layers)
     if not layers:
         raise ValueError(
-            "--page-bounds: no layer of this model has keys to choose from, since each has a window of its own or is "
-            "one of --attention-dense-layers; leave it out"
+            "--page-bounds: no layer of this model has keys to choose from, since each that attends has a window of "
+            "its own or is one of --attention-dense-layers; leave it out"
         )
     return layers
 
