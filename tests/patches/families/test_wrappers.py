@@ -111,9 +111,9 @@ def test_overrides_are_those_of_the_text_model(tmp_path: Path) -> None:
 
 
 def test_a_wrapper_around_a_model_that_is_not_served_says_so(tmp_path: Path) -> None:
-    text = {"model_type": "lfm2"}
+    text = {"model_type": "jamba"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "lfm2_vl", "text_config": text}))
-    with pytest.raises(UnsupportedModelError, match="'lfm2' is not supported: it has layers with a recurrent state"):
+    with pytest.raises(UnsupportedModelError, match="'jamba' is not supported: it has layers with a recurrent state"):
         load_config(str(tmp_path))
 
 
