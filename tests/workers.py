@@ -18,6 +18,7 @@ from tests.tiers import tier_of
 TOGETHER = {
     "tests/kernels/test_context_parallel.py": "ranks of the kernels",
     "tests/kernels/test_hopper_decode.py::TestOnHopper::test_lengths_pages_and_masks": "GPU memory",  # pages as fp64
+    "tests/patches/test_invariant.py::test_tiles_": "tiles for sm_90",  # which are compiled once
     "tests/server/api/test_attention_usage.py": "embedded server",
     "tests/server/api/test_embedded.py": "embedded server",
 }
