@@ -37,6 +37,10 @@ DEAREST = (
     "tests/server/engine/test_embedded_model.py",
     "tests/server/engine/test_process_start.py",
     "tests/server/engine/test_parallel_compile.py",
+    # Of the tests of kernels, those that compile longest.
+    "tests/kernels/test_architectures.py",
+    "tests/kernels/linear/test_linear_architectures.py",
+    "tests/kernels/moe/test_architectures.py",
 )
 
 
