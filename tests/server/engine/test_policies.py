@@ -131,7 +131,7 @@ def logprobs(engine: Engine, *requests: Generate) -> dict[str, list[float]]:
     return {name: [score.logprob for update in news for score in update.logprobs] for name, news in updates.items()}
 
 
-def test_dense_requests_form_no_group_and_are_the_same_bits_beside_others(long_model_dir: Path) -> None:
+def test_dense_requests_form_no_group_and_keep_their_numbers_beside_others(long_model_dir: Path) -> None:
     # One step reads all prompts, whatever the time it takes: products are of the same heights in both runs.
     engine = build(long_model_dir, prefix_cache=False, max_batched_tokens=2048, max_itl=1000.0)
     made = []
@@ -145,7 +145,8 @@ def test_dense_requests_form_no_group_and_are_the_same_bits_beside_others(long_m
     dense = logprobs(engine, one, *crowd)
     mixed = logprobs(engine, one, *(msgspec.structs.replace(r, attention=POLICIES["strided"]) for r in crowd))
     assert any(len(steps) == 2 for steps in made)
-    assert mixed["a"] == dense["a"]
+    # Not the same bits on every processor: how many sequences a product has may change the order of its sums.
+    assert mixed["a"] == pytest.approx(dense["a"], abs=1e-5)
     assert mixed["b"] != dense["b"]
     assert alone == pytest.approx(dense["a"], abs=1e-5)
 
