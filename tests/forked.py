@@ -49,6 +49,7 @@ _MODULES = (
     "benchmarks.compare.transformers_peer",
     "benchmarks.methods",
     "benchmarks.quality",
+    "tests.kernels.context_ranks",
 )
 _EXECUTE = subprocess.Popen._execute_child  # pyright: ignore[reportAttributeAccessIssue]
 _KEPT: list[object] = []

@@ -39,6 +39,7 @@ _STATES = "server/longreach/engine/kv_cache/state_allocator.py"
 _STATE_POOL = "server/longreach/engine/kv_cache/state_pool.py"
 _PRIORITY = "server/longreach/engine/scheduling/priority.py"
 _ADMISSION = "server/longreach/engine/admission.py"
+_BATCH_BUILDER = "server/longreach/engine/device/batch_builder.py"
 _SAMPLER = "server/longreach/engine/sampling/sampler.py"
 _PROCESSORS = "server/longreach/engine/sampling/logit_processors.py"
 _STOP = "server/longreach/text/stop.py"
@@ -169,6 +170,13 @@ FAULTS = (
         (f"{_ENGINE}/test_engine.py::test_cancelling_frees_pages_at_once_and_disturbs_nobody",),
     ),
     Fault(
+        "a page that a window has dropped stays in the device's table",
+        _BATCH_BUILDER,
+        "                self._note_change(group, slot, before, first)\n",
+        "                pass\n",
+        (f"{_ENGINE}/test_device_tables.py",),
+    ),
+    Fault(
         "a page that others hold is free",
         _PAGE_POOL,
         "left = [page for page in pages if not self._holders[page]]",
@@ -237,6 +245,48 @@ FAULTS = (
         "            self._idle.leave(slot)\n        copy.pins += 1\n",
         "            pass\n        copy.pins += 1\n",
         (f"{_ENGINE}/test_state_pool.py",),
+    ),
+    Fault(
+        "a state that comes back from the host is found before it is there",
+        _STATE_POOL,
+        "        self.host.restore(name, slot, partial(self._arrive, slot), is_state=True)\n",
+        "        self._name(slot)\n        self.host.restore(name, slot, bool, is_state=True)\n",
+        (f"{_ENGINE}/test_state_pool.py",),
+    ),
+    Fault(
+        "what a request waits for is given up in host memory for what it pushes out",
+        _PREFIX_SHARING,
+        "        pool.pin_away(away.keys)\n",
+        "",
+        (f"{_ENGINE}/test_state_prefixes.py",),
+    ),
+    Fault(
+        "a state is given up in host memory before its last page",
+        "server/longreach/engine/kv_cache/offload_index.py",
+        "            self._kept.move_to_end(state)\n",
+        "            pass\n",
+        (f"{_ENGINE}/test_host_pages.py::test_a_state_takes_places_where_they_are_and_is_as_young_as_its_page",),
+    ),
+    Fault(
+        "parts of a state go to the wrong places",
+        "server/longreach/engine/device/offload_store.py",
+        "                done += len(part)\n",
+        "                done = len(part)\n",
+        (f"{_ENGINE}/test_host_pages.py::test_states_come_back_bit_by_bit_and_only_they_change",),
+    ),
+    Fault(
+        "smaller layers find their pages at the ids of larger ones",
+        "server/longreach/engine/device/batch_builder.py",
+        "                new *= self._strides[group]\n",
+        "",
+        (f"{_ENGINE}/test_device_tables.py",),
+    ),
+    Fault(
+        "smaller layers that share a place write to the same pages",
+        "model_patches/longreach_patches/cache/pages.py",
+        "[shape.place_of[layer] % shape.stride_of[layer] :]",
+        "[0:]",
+        (f"{_PATCHES}/test_pages.py::test_layers_of_several_sizes_share_page_ids",),
     ),
     Fault(
         "a page of an answer leaves no copy of the state",

@@ -16,6 +16,7 @@ PAGES = [
     ("client_tables", "clients.md", ("| LlamaIndex |", "| Llama |"), "the results say"),
     ("call_tables", "tool-calls.md", ("| `glm` |", "| `glm9` |"), "the server reads"),
     ("model_tables", "models.md", ("| `gemma2` |", "| `gemma9` |"), "the table of families says"),
+    ("state_tables", "operations.md", ("| 73.7 MiB |", "| 73.8 MiB |"), "the models' shapes give"),
     ("window_tables", "windows.md", ("| 1,024 |", "| 1,025 |"), "the models' shapes give"),
 ]
 

@@ -25,15 +25,16 @@ esac
 CORE = "python -m pip install --disable-pip-version-check -c requirements.lock -e ."
 DEV = "python -m pip install --disable-pip-version-check -c requirements.lock --no-compile -e .[dev]"
 SERVE = "longreach serve"
-QUICK, BESIDE, ALONE = (
+QUICK, BESIDE, ALONE, KERNELS = (
     f"python -m pytest --durations 50 --durations-min 1 -m {chosen} --junitxml build/test-results/{name}.xml"
     for chosen, name in (
         ("unit -n 2", "unit"),
-        ("not unit and not serial and not gpu -n 2", "side-by-side"),
+        ("system and not serial and not gpu -n 2", "side-by-side"),
         ("serial and not gpu", "serial"),
+        ("kernel and not serial and not gpu -n 2", "kernel"),
     )
 )
-TEST = [QUICK, BESIDE, ALONE]
+TEST = [QUICK, BESIDE, ALONE, KERNELS]
 
 
 class Clone:
@@ -59,7 +60,8 @@ class Clone:
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
         self.said = done.stdout
-        return [line for line in notes.read_text().splitlines() if not line.startswith("python -c")]
+        lines = [line for line in notes.read_text().splitlines() if not line.startswith("python -c")]
+        return sorted(lines, key=lambda line: line == KERNELS)  # which begin beside others
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests.tiers import tier_of
 TOGETHER = {
     "tests/kernels/test_context_parallel.py": "ranks of the kernels",
     "tests/kernels/test_hopper_decode.py::TestOnHopper::test_lengths_pages_and_masks": "GPU memory",  # pages as fp64
+    "tests/patches/test_invariant.py::test_tiles_": "tiles for sm_90",  # which are compiled once
     "tests/server/api/test_attention_usage.py": "embedded server",
     "tests/server/api/test_embedded.py": "embedded server",
 }
@@ -36,6 +37,10 @@ DEAREST = (
     "tests/server/engine/test_embedded_model.py",
     "tests/server/engine/test_process_start.py",
     "tests/server/engine/test_parallel_compile.py",
+    # Of the tests of kernels, those that compile longest.
+    "tests/kernels/test_architectures.py",
+    "tests/kernels/linear/test_linear_architectures.py",
+    "tests/kernels/moe/test_architectures.py",
 )
 
 

@@ -230,6 +230,6 @@ def _step(patched: PatchedModel, positions: Tensor, layout: RankLayout) -> Paged
         max_seqlen_q=count,
         max_context_len=count,
     )
-    of_states = StateShape.of(patched.model.config, patched.model.dtype)
+    of_states = StateShape.of(patched.model.config, patched.model.dtype, layout)
     states = None if of_states is None else StateStep.nowhere(StateStore(of_states, 1, device), batch)
     return PagedStep(pages, batch, positions, states=states)

@@ -45,7 +45,7 @@ def check_modules(model: PreTrainedModel) -> None:
     """
     if state_layers(model.config):
         raise ValueError(
-            f"--batch-invariant: layers of this {model.config.model_type} model keep a state, whose bits depend on "
+            f"--batch-invariant: layers of this {model.config.model_type} model keep a state, whose bits may depend on "
             "where a prompt is cut into steps; leave it out"
         )
     mixtures = _fused_mixtures(model)

@@ -31,7 +31,19 @@ _SIZES = (
     "linear_key_head_dim",
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
+    "mamba_n_heads",
+    "mamba_d_head",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_expand",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
 )
+LIMITS = "time_step_limit"  # of sizes of steps: the greatest may be without bound
 _LARGEST = 2**31 - 1
 _MOST_LAYERS = 1024
 _DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
@@ -113,6 +125,8 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _odd_number(value: Any, path: str = "") -> str | None:
+    if path == f"{LIMITS}[1]" and value == math.inf:
+        return None
     if isinstance(value, float) and not math.isfinite(value):
         return f"{path} is {value}, which is no number"
     inside: list[tuple[str, Any]] = []

@@ -10,7 +10,16 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from longreach_patches import quantized
 from longreach_patches.cache.shape import PageShape
 from longreach_patches.cache.states import StateShape
-from longreach_patches.families import expert_inner, experts_per_token, family_of, head_shape, widest_inner
+from longreach_patches.families import (
+    DeltaParts,
+    MixerParts,
+    SsmParts,
+    expert_inner,
+    experts_per_token,
+    family_of,
+    head_shape,
+    widest_inner,
+)
 from longreach_patches.fused.shares import check_shares
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
 from longreach_patches.policy_step import SELECTION_BYTES
@@ -82,7 +91,7 @@ class Footprint:
         ranks = layout.context_size
         hidden, inner, experts = -(-hidden // ranks), -(-inner // ranks), -(-experts // ranks)
         rotary = 2 * sum({of_layer.head_dim for of_layer in pages.layers})
-        states = StateShape.of(config, dtype)
+        states = StateShape.of(config, dtype, layout)
         parts = family_of(config).parts
         # Where attention and MLP read the same normalised stream, that lives as long. Several streams are predicted.
         copies = 2 if parts is not None and parts.parallel else 1
@@ -94,7 +103,7 @@ class Footprint:
         )
         if parts is not None and parts.output_gate is not None:  # as it is projected, and what is made of it
             attention += 2 * queries
-        attention = max(attention + _gates(config, queries), hidden + _mixer(states))
+        attention = max(attention + _gates(config, queries), hidden + _mixer(states, family_of(config).mixer, ranks))
         around = _around_layers(config, dtype)
         # A row of logits: as the model gives them, as float32, sorted with int64 places, and the sort's own copy.
         # Where each rank has a part: that, those of all, and these joined.
@@ -140,20 +149,28 @@ def _experts(config: PretrainedConfig, dtype: torch.dtype, parts: int) -> int:
 def _gates(config: PretrainedConfig, queries: int) -> int:
     """What gates of attention's result take for a token beside it: as they are projected, and laid out anew. The Qwens
     with states have them; what other families project beside queries is less than their MLP."""
-    return 3 * queries if family_of(config).delta is not None else 0
+    return 3 * queries if isinstance(family_of(config).mixer, DeltaParts) else 0
 
 
-def _mixer(states: StateShape | None) -> int:
+def _mixer(states: StateShape | None, parts: MixerParts | None, ranks: int) -> int:
     """What a layer with a state takes for a token at its peak, in numbers of the model's dtype: the projections, the
     convolution's inputs and results, the gates and the result; and in fp32 decays and what chunks make of keys and
-    values, among them the states between chunks of 64 tokens."""
+    values, among them the states between chunks of 64 tokens. Where a convolution is all that keeps a state: its gates
+    and inputs in one projection, and what becomes of these. Of Mamba-2: the projection, what the convolution makes of
+    its part, the result before and behind its norm, and in fp32 the factors of each head. Context ranks also have what
+    they sent of their own tokens."""
     if states is None:
         return 0
+    sent = states.channels if ranks > 1 else 0
+    if not states.heads:
+        return 5 * states.channels + sent
     wide = torch.float32.itemsize // states.dtype.itemsize
     values = states.heads * states.value_dim
+    if isinstance(parts, SsmParts):
+        return 2 * states.channels + sent + 3 * values + states.heads * (1 + 5 * wide)
     between = states.heads * states.key_dim * states.value_dim // _CHUNK
     of_chunks = states.heads * (2 * states.key_dim + 2 * states.value_dim + _CHUNK + 8) + between
-    return 3 * states.channels + 3 * values + wide * of_chunks
+    return 3 * states.channels + sent + 3 * values + wide * of_chunks
 
 
 def _number_of_experts(config: PretrainedConfig) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from longreach_kernels.context_parallel import contiguous_sizes
 from transformers import PretrainedConfig
 
-from longreach_patches.families import family_of, head_shape
+from longreach_patches.families import SsmParts, family_of, head_shape, state_units
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -104,13 +104,13 @@ def check_layout(config: PretrainedConfig, layout: RankLayout) -> None:
             f"{layout.flags}: layers of the family {config.model_type!r} may read each other's keys or differ in their "
             "heads, which are not split over ranks; use size 1"
         )
-    if family_of(config).delta is not None and layout.context_size > 1:
-        raise ValueError(
-            f"{layout.flags}: layers of the family {config.model_type!r} keep a state that goes from each token to the "
-            "next, so that a step's tokens are not split over ranks; leave --context-parallel-size out"
-        )
     heads = head_shape(config)
     split = {"query heads": heads.heads, "KV heads": heads.kv_heads}
+    # Mamba-2's groups may be one: then tensor ranks have mixers whole.
+    if (units := state_units(config)) is not None and (
+        layout.context_size > 1 or not isinstance(family_of(config).mixer, SsmParts)
+    ):
+        split[units[0]] = units[1]
     by_layer: list[int] = getattr(config, "num_attention_heads_per_layer", None) or []  # of Laguna
     split |= {f"query heads in layer {by_layer.index(count)}": count for count in sorted({*by_layer} - {heads.heads})}
     # Layers of transformers have these whole where they are not split evenly.

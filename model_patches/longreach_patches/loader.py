@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from longreach_kernels import resolve_backend
-from longreach_kernels.delta.rule import MAX_KEY_DIM
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -27,13 +26,13 @@ from transformers import (
 from longreach_patches import config_faults, quantized, rope, weight_sources, wrapper
 from longreach_patches.batch_invariant import check_backend, check_modules, check_ranks
 from longreach_patches.cache.scales import KVScales
-from longreach_patches.cache.states import StateShape
 from longreach_patches.config_faults import in_one_line
 from longreach_patches.config_file import override, stretch
 from longreach_patches.errors import ModelLoadError, UnsupportedModelError
 from longreach_patches.families import family_of, head_shape, head_shapes, layer_masks, layer_sources
 from longreach_patches.formats import check_other_tools, declared_quantization, described
 from longreach_patches.layout import SINGLE, RankLayout, check_layout
+from longreach_patches.mixers.sizes import check_states
 from longreach_patches.patch import PatchedModel, patch
 from longreach_patches.tensor_parallel import is_fully_cut
 
@@ -303,7 +302,7 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
                 f"{model}: no usable config.json ({shape.heads} num_attention_heads cannot share {shape.kv_heads} "
                 "num_key_value_heads)"
             )
-    _check_states(model, config)
+    check_states(model, config)
     try:
         weight_sources.without_weights(config)
     except ModelLoadError as error:
@@ -312,22 +311,3 @@ def _check_shapes(model: str, config: PretrainedConfig) -> None:
         raise ModelLoadError(
             f"{model}: no model can be built of config.json ({type(error).__name__}: {in_one_line(error)})"
         ) from error
-
-
-def _check_states(model: str, config: PretrainedConfig) -> None:
-    """See whether states of a config's sizes are computed; transformers does not ask before a layer runs."""
-    shape = StateShape.of(config, torch.float32)
-    if shape is None:
-        return
-    key_heads = config.linear_num_key_heads
-    if shape.heads % key_heads:
-        raise ModelLoadError(
-            f"{model}: no usable config.json ({shape.heads} linear_num_value_heads cannot share {key_heads} "
-            "linear_num_key_heads)"
-        )
-    if shape.key_dim > MAX_KEY_DIM or shape.taps < 1:
-        raise UnsupportedModelError(
-            f"{model}: states with up to {MAX_KEY_DIM} channels of keys (linear_key_head_dim), behind convolutions of "
-            f"two inputs or more (linear_conv_kernel_dim), are computed; this config has {shape.key_dim} and "
-            f"{shape.taps + 1}"
-        )

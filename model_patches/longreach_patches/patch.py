@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from longreach_patches import batch_invariant as invariance
-from longreach_patches import experts, gated_delta, norms, rope
+from longreach_patches import experts, mixers, norms, rope
 from longreach_patches.attention import LAYER_ATTRIBUTE, NAME, LayerAttention, register
 from longreach_patches.cache.step import PagedStep
 from longreach_patches.errors import UnsupportedModelError
 from longreach_patches.families import (
+    DeltaParts,
     LayerMask,
     attention_layers,
     family_of,
@@ -63,7 +64,7 @@ class PatchedModel:
         self._previous: str | None = model.config._attn_implementation
         for index, (module, mask) in enumerate(zip(modules, masks, strict=True)):
             setattr(module, LAYER_ATTRIBUTE, LayerAttention(index, mask, backend, batch_invariant))
-        self._mixers = gated_delta.patch_mixers(model, backend.name)
+        self._mixers = mixers.patch_mixers(model, backend.name)
         model.set_attn_implementation(NAME)
         self._norms = norms.fuse(model) if fuse_norms and not batch_invariant else []
         self._invariant = invariance.make_invariant(model, backend.name) if batch_invariant else []
@@ -90,14 +91,14 @@ class PatchedModel:
             )
         layers = list(cast("nn.ModuleList", self.model.base_model.layers))
         rotary = dict(zip(attention_layers(self.model.config), rotary_layers(self.model.config), strict=True))
-        delta = family_of(self.model.config).delta
+        mixer = family_of(self.model.config).mixer
         for index, layer in enumerate(layers if not self._layers else ()):
             is_last = layer is layers[-1]
             if (turns := rotary.get(index)) is not None:
                 fused = FusedLayer(layer, parts, layout, rotary=turns, is_last=is_last)
             else:
-                assert delta is not None
-                fused = DeltaLayer(layer, parts, delta.module, layout, is_last=is_last)
+                assert isinstance(mixer, DeltaParts)
+                fused = DeltaLayer(layer, parts, mixer.module, layout, is_last=is_last)
             layer.forward = functools.partial(_layer_forward, layer, fused)
             self._layers.append(layer)
             self.fused_layers.append(fused)
@@ -114,7 +115,7 @@ class PatchedModel:
         """
         if self._previous_experts is None:
             self._previous_experts = experts.use_experts(self.model, self.backend.name)
-            gated_delta.arrange_weights(self._mixers, layout.context_size)
+            mixers.arrange_weights(self._mixers, layout.context_size)
         if layout.size == 1:
             return
         if self.batch_invariant:
@@ -122,6 +123,7 @@ class PatchedModel:
         for module in self._modules:
             alone: LayerAttention = getattr(module, LAYER_ATTRIBUTE)
             setattr(module, LAYER_ATTRIBUTE, replace(alone, ranks=RankHeads(layout, is_cut(module))))
+        mixers.spread_mixers(self._mixers, layout)
 
     @property
     def fused(self) -> bool:
@@ -148,7 +150,7 @@ class PatchedModel:
             delattr(module, LAYER_ATTRIBUTE)
         norms.restore(self._norms)
         invariance.restore(self._invariant)
-        gated_delta.restore(self._mixers)
+        mixers.restore(self._mixers)
         experts.restore(self.model, self._previous_experts)
         self._previous_experts = None
         for layer in self._layers:

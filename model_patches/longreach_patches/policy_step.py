@@ -177,6 +177,7 @@ class StepRecord:
 
 def chosen_layers(own: tuple[Mask, ...], dense_layers: Collection[int] = ()) -> tuple[int, ...]:
     """The layers in which keys may be chosen: those that see everything, but for `dense_layers` (-1 is the last).
+    Layers are numbered among those that attend.
 
     Raises:
         ValueError: there is no such layer; the message names the server's flag.
@@ -184,8 +185,8 @@ def chosen_layers(own: tuple[Mask, ...], dense_layers: Collection[int] = ()) -> 
     wrong = [layer for layer in dense_layers if not -len(own) <= layer < len(own)]
     if wrong:
         raise ValueError(
-            f"--attention-dense-layers: the model has layers 0 to {len(own) - 1}, or -{len(own)} to -1 from its "
-            f"end; there is no layer {wrong[0]}"
+            f"--attention-dense-layers counts the layers that attend, of which the model has {len(own)}: 0 to "
+            f"{len(own) - 1}, or -{len(own)} to -1 from their end; there is no layer {wrong[0]}"
         )
     dense = {layer % len(own) for layer in dense_layers}
     return tuple(index for index, mask in enumerate(own) if mask.band == Causal().band and index not in dense)

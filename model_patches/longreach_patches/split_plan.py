@@ -15,23 +15,39 @@ from longreach_kernels.linear import Weight
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from longreach_patches.families import family_of, head_shape
+from longreach_patches.families import attention_layers, family_of, head_shape
+from longreach_patches.mixer_split import MixerSplit, mixer_splits
 from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, weights_of
 
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 COLWISE, ROWWISE, PACKED = "colwise", "rowwise", "packed_colwise"
-# Ours: of weights (experts, inputs, outputs), and a bias that the sum over ranks must have once.
+# Ours: of weights (experts, outputs, inputs) without gates, of weights (experts, inputs, outputs), and a bias that the
+# sum over ranks must have once.
+COLWISE_OF_EXPERTS = "colwise_of_experts"
 COLWISE_INPUTS_FIRST, ROWWISE_INPUTS_FIRST, ONCE = "colwise_inputs_first", "rowwise_inputs_first", "once"
 _SUMS = {ROWWISE, ROWWISE_INPUTS_FIRST}
 LINEAR = (nn.Linear, QuantizedLinear)
 _MATRICES = ("gate_up_proj", "down_proj")  # of experts, as plans name them
-_KNOWN = {COLWISE, PACKED, COLWISE_INPUTS_FIRST, ONCE, *_SUMS}
+_KNOWN = {COLWISE, PACKED, COLWISE_OF_EXPERTS, COLWISE_INPUTS_FIRST, ONCE, *_SUMS}
 
 _ATTENTION = {f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"} | {"layers.*.self_attn.o_proj": ROWWISE}
 _GATED = {"gate_proj": COLWISE, "up_proj": COLWISE, "down_proj": ROWWISE}
 # Gates lie above what they gate, in one weight.
 _GATED_IN_ONE = {"layers.*.mlp.gate_up_proj": PACKED, "layers.*.mlp.down_proj": ROWWISE}
 _GRANITE_SHARED = {"layers.*.shared_mlp.input_linear": PACKED, "layers.*.shared_mlp.output_linear": ROWWISE}
+_NEMOTRON_H = {f"layers.*.mixer.{name}_proj": COLWISE for name in "qkv"} | {
+    "layers.*.mixer.o_proj": ROWWISE,
+    "layers.*.mixer.up_proj": COLWISE,
+    "layers.*.mixer.down_proj": ROWWISE,
+    "layers.*.mixer.shared_experts.up_proj": COLWISE,
+    "layers.*.mixer.shared_experts.down_proj": ROWWISE,
+    "layers.*.mixer.experts.up_proj": COLWISE_OF_EXPERTS,
+    "layers.*.mixer.experts.down_proj": ROWWISE,
+}
+_LFM_MLP = {f"layers.*.feed_forward.{name}": kind for name, kind in (("w1", COLWISE), ("w3", COLWISE), ("w2", ROWWISE))}
+_LFM2 = (
+    {f"layers.*.self_attn.{name}_proj": COLWISE for name in "qkv"} | {"layers.*.self_attn.out_proj": ROWWISE} | _LFM_MLP
+)
 _GPT_OSS_EXPERTS = {  # gates and what they gate lie side by side, channel by channel
     "layers.*.mlp.experts.gate_up_proj": COLWISE_INPUTS_FIRST,
     "layers.*.mlp.experts.gate_up_proj_bias": COLWISE_INPUTS_FIRST,
@@ -55,6 +71,7 @@ _OURS: dict[str, dict[str, str]] = {
     | _mlp("mlp")
     | _mlp("mlp.shared_experts")
     | _experts(),
+    "bamba": _ATTENTION | _mlp("feed_forward"),
     "cohere2_moe": _mlp("mlp.shared_experts") | _experts(),
     "exaone_moe": _mlp("mlp.shared_experts") | _experts(),
     "glm": _GATED_IN_ONE,
@@ -62,10 +79,15 @@ _OURS: dict[str, dict[str, str]] = {
     "gpt_oss": _ATTENTION | {"layers.*.self_attn.sinks": COLWISE} | _GPT_OSS_EXPERTS,
     "granitemoe": _ATTENTION | _experts("block_sparse_moe"),
     "granitemoe_swa": _GRANITE_SHARED,
+    "granitemoehybrid": _ATTENTION | _GRANITE_SHARED | _experts("block_sparse_moe"),
     "granitemoeshared": _ATTENTION | _GRANITE_SHARED | _experts("block_sparse_moe"),
     "hunyuan_v1_dense": _ATTENTION | _mlp("mlp"),
     "hunyuan_v1_moe": _ATTENTION | _mlp("mlp.shared_mlp") | _experts(),
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2 | _experts("feed_forward"),
+    "lfm3": _ATTENTION | {"layers.*.self_attn.g_proj": COLWISE} | _LFM_MLP,
     "nemotron": _ATTENTION | {"layers.*.mlp.up_proj": COLWISE, "layers.*.mlp.down_proj": ROWWISE},
+    "nemotron_h": _NEMOTRON_H,
     "persimmon": {"layers.*.mlp.dense_h_to_4h": COLWISE, "layers.*.mlp.dense_4h_to_h": ROWWISE},
     "phi3": _GATED_IN_ONE,
     "phimoe": _ATTENTION | _experts(),
@@ -77,10 +99,12 @@ _OURS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class CutModule:
-    """A module whose weights are cut: `kinds` of its linear children and of its own parameters, by name."""
+    """A module whose weights are cut: `kinds` of its linear children and of its own parameters, by name. A `mixer` is
+    cut otherwise."""
 
     module: nn.Module
     kinds: dict[str, str]
+    mixer: MixerSplit | None = None
 
     @property
     def is_experts(self) -> bool:
@@ -95,10 +119,15 @@ def plan_of(config: PretrainedConfig) -> dict[str, str]:
     return {**(getattr(config, "base_model_tp_plan", None) or {}), **_OURS.get(config.model_type, {})}
 
 
-def modules_to_cut(model: PreTrainedModel, parts: int) -> Iterator[CutModule]:
-    """The modules of a model's layers that can be cut into so many parts, each of which computes its part of a sum."""
+def modules_to_cut(model: PreTrainedModel, parts: int, ranks: int | None = None) -> Iterator[CutModule]:
+    """The modules of a model's layers that can be cut into so many parts, each of which computes its part of a sum.
+    Mixers are cut for all `ranks`, which are as many if it is not given."""
+    for split in mixer_splits(model, ranks or parts):
+        kinds = dict.fromkeys((*split.inputs, *split.behind), COLWISE) | {split.output: ROWWISE}
+        yield CutModule(split.module, kinds, split)
     plan = plan_of(model.config)
     attention, head_dim = family_of(model.config).attention, head_shape(model.config).head_dim
+    attending = {f"layers.{index}.{attention}" for index in attention_layers(model.config)}
     for name, module in model.base_model.named_modules():
         prefix = _LAYER_NUMBER.sub(".*", name)
         own = {child: part for child, part in module.named_children() if isinstance(part, LINEAR)}
@@ -108,7 +137,7 @@ def modules_to_cut(model: PreTrainedModel, parts: int) -> Iterator[CutModule]:
         if not _SUMS & set(kinds.values()) or not _is_covered(module, kinds, head_dim):
             continue
         # A head is computed by one rank; other channels may be cut anywhere.
-        unit = head_dim if name.endswith(f".{attention}") else 1
+        unit = head_dim if name in attending else 1
         if all(_divides(module, child, kind, parts, unit) for child, kind in kinds.items()):
             yield CutModule(module, kinds)
 
@@ -172,6 +201,7 @@ def _divides(module: nn.Module, name: str, kind: str, parts: int, unit: int) -> 
     channels = {
         COLWISE: part.shape[0],
         PACKED: part.shape[1] // 2 if part.dim() > 1 else 0,
+        COLWISE_OF_EXPERTS: part.shape[1] if part.dim() > 1 else 0,
         COLWISE_INPUTS_FIRST: part.shape[-1] // 2,
         ROWWISE: part.shape[-1],
         ROWWISE_INPUTS_FIRST: part.shape[1] if part.dim() > 1 else 0,

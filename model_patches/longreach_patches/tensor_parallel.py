@@ -10,7 +10,7 @@ have the same part of all else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from longreach_patches import split_plan
 from longreach_patches.layout import RankLayout
-from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, QuantizedModule
+from longreach_patches.mixer_split import MixerSplit, Sizes, runs_of
+from longreach_patches.quantized.modules import QuantizedExperts, QuantizedLinear, QuantizedModule, Runs
 from longreach_patches.split_plan import LINEAR, CutModule
 
 Linear = nn.Linear | QuantizedLinear
@@ -49,9 +50,14 @@ def layer_cuts(
     A cut of quantised weights raises a ValueError, which names the module, where it would cut a block of scales.
     """
     cuts: dict[nn.Module, Callable[[], None]] = {}
-    if layout.tensor_size == 1:
+    if layout.size == 1:
         return cuts
-    for cut in list(split_plan.modules_to_cut(model, layout.tensor_size)):
+    for cut in list(split_plan.modules_to_cut(model, layout.tensor_size, layout.size)):
+        if cut.mixer is not None:
+            cuts |= _mixer_cuts(cut.mixer, layout, device)
+            continue
+        if layout.tensor_size == 1:
+            continue
         setattr(cut.module, _CUT, True)
         of_module = {name: kind for name, kind in cut.kinds.items() if name in cut.module._parameters}
         if isinstance(cut.module, QuantizedExperts):
@@ -68,6 +74,53 @@ def layer_cuts(
         module: functools.partial(_named, names[module], layout, cuts[module]) for module in names if module in cuts
     }
     return cuts | named
+
+
+def _mixer_cuts(
+    split: MixerSplit, layout: RankLayout, device: torch.device | None
+) -> dict[nn.Module, Callable[[], None]]:
+    """`layer_cuts` of a mixer. What its scan reads is cut over context ranks, too."""
+    module, cuts = split.module, dict[nn.Module, Callable[[], None]]()
+    own = {name: sizes for name, sizes in split.behind.items() if name in module._parameters}
+    cuts[module] = functools.partial(_cut_scan, split, own, layout, device)
+    setattr(module, _CUT, True)
+    for name in split.behind.keys() - own.keys():
+        convolution = cast("nn.Conv1d", getattr(module, name))
+        setattr(convolution, _CUT, True)
+        cuts[convolution] = functools.partial(_cut_channels, convolution, split.behind[name], layout, device)
+    if layout.tensor_size > 1:
+        for name, sizes in split.inputs.items():
+            runs = runs_of(sizes, layout.tensor_size, layout.tensor_rank)
+            child = cast("nn.Module", getattr(module, name))
+            cut = _keep_runs if isinstance(child, LINEAR) else _keep_weight
+            cuts[child] = functools.partial(cut, cast("Any", child), runs, device)
+        last = cast("Linear", getattr(module, split.output))
+        cuts[last] = functools.partial(_cut_projection, last, split_plan.ROWWISE, layout, device)
+    return cuts
+
+
+def _cut_scan(
+    split: MixerSplit, parameters: Mapping[str, Sizes], layout: RankLayout, device: torch.device | None
+) -> None:
+    """Cut a mixer's own parameters, and count what is left."""
+    for name, sizes in parameters.items():
+        weight = cast("nn.Parameter", getattr(split.module, name))
+        weight.data = _rows(weight, runs_of(sizes, layout.size, layout.rank), device)
+    for name in split.counts:
+        setattr(split.module, name, getattr(split.module, name) // layout.tensor_size)
+
+
+def _keep_weight(norm: Any, runs: Runs, device: torch.device | None) -> None:
+    norm.weight.data = _rows(norm.weight, runs, device)
+
+
+def _cut_channels(convolution: nn.Conv1d, sizes: Sizes, layout: RankLayout, device: torch.device | None) -> None:
+    """Cut a convolution of each channel by itself."""
+    runs = runs_of(sizes, layout.size, layout.rank)
+    convolution.weight.data = _rows(convolution.weight, runs, device)
+    if convolution.bias is not None:
+        convolution.bias.data = _rows(convolution.bias, runs, device)
+    convolution.in_channels = convolution.out_channels = convolution.groups = len(convolution.weight)
 
 
 def _named(name: str, layout: RankLayout, cut: Callable[[], None]) -> None:
@@ -104,7 +157,8 @@ def whole_bytes(model: PreTrainedModel, layout: RankLayout) -> int:
     yet."""
     if layout.tensor_size == 1:
         return 0
-    whole = split_plan.uncut(model, list(split_plan.modules_to_cut(model, layout.tensor_size)))
+    cut = list(split_plan.modules_to_cut(model, layout.tensor_size, layout.size))
+    whole = split_plan.uncut(model, cut)
     return sum(weight.nbytes for weight in whole.values())
 
 
@@ -184,6 +238,7 @@ def _cut_parameter(weight: Tensor, kind: str, layout: RankLayout, device: torch.
         return _part(weight, 1, parts, part, device, packed=2)
     dims = {
         split_plan.COLWISE: 0,
+        split_plan.COLWISE_OF_EXPERTS: 1,
         split_plan.ROWWISE: weight.dim() - 1,
         split_plan.COLWISE_INPUTS_FIRST: weight.dim() - 1,
         split_plan.ROWWISE_INPUTS_FIRST: 1,
@@ -193,14 +248,19 @@ def _cut_parameter(weight: Tensor, kind: str, layout: RankLayout, device: torch.
 
 def _keep_outputs(projection: Linear, parts: int, part: int, device: torch.device | None, packed: int = 1) -> None:
     """`packed` projections of as many outputs each lie one after another."""
+    sizes = (projection.out_features // packed,) * packed
+    _keep_runs(projection, runs_of(sizes, parts, part), device)
+
+
+def _keep_runs(projection: Linear, runs: Runs, device: torch.device | None) -> None:
     if isinstance(projection, QuantizedLinear):
-        projection.keep_outputs(parts, part, packed)
+        projection.keep_outputs(runs)
         _to_device(projection, device)
         return
-    projection.weight.data = _part(projection.weight, 0, parts, part, device, packed)
+    projection.weight.data = _rows(projection.weight, runs, device)
     if projection.bias is not None:
-        projection.bias.data = _part(projection.bias, 0, parts, part, device, packed)
-    projection.out_features //= parts
+        projection.bias.data = _rows(projection.bias, runs, device)
+    projection.out_features = len(projection.weight)
 
 
 def _keep_inputs(projection: Linear, layout: RankLayout, device: torch.device | None) -> None:
@@ -212,6 +272,12 @@ def _keep_inputs(projection: Linear, layout: RankLayout, device: torch.device | 
     if layout.tensor_rank > 0:  # the sum over the ranks must have it once
         projection.register_parameter("bias", None)
     projection.in_features //= layout.tensor_size
+
+
+def _rows(weight: Tensor, runs: Runs, device: torch.device | None) -> Tensor:
+    """A copy, so that the whole can be freed."""
+    found = [weight.detach()[start:stop] for start, stop in runs]
+    return (found[0] if len(found) == 1 else torch.cat(found)).to(device or weight.device, copy=len(found) == 1)
 
 
 def _part(weight: Tensor, dim: int, parts: int, part: int, device: torch.device | None, packed: int = 1) -> Tensor:

@@ -21,7 +21,7 @@ KEY_MAPPING = {
     r"^model\.language_model\.": "model.",
 }
 _OF_TEXT = (
-    *("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."),
+    *("model.layers.", "model.embed_tokens.", "model.norm.", "model.embedding_norm.", "lm_head."),
     *("model.embed_tokens_per_layer.", "model.per_layer_", "model.altup_"),
 )
 

@@ -133,7 +133,7 @@ class Settings(BaseSettings):
         "dense", description="Attention policy of requests that name none: dense, window:4096:4, or as JSON."
     )
     attention_dense_layers: Annotated[tuple[int, ...], NoDecode, BeforeValidator(layer_numbers)] = Field(
-        (), description="Layers that no policy touches: 0,1,-1 (-1 is the last)."
+        (), description="Layers that no policy touches: 0,1,-1 (-1 is the last), counted among layers that attend."
     )
     tensor_parallel_size: Whole = Field(
         1, ge=1, le=64, description="GPUs that compute the model together, each a part of its heads and weights."
@@ -149,7 +149,10 @@ class Settings(BaseSettings):
     )
     max_num_seqs: Whole = Field(64, ge=1, le=1024, description="Requests computed at once.")
     max_batched_tokens: Annotated[Tokens | None, BeforeValidator(or_auto)] = Field(
-        None, ge=16, le=2**20, description="Token budget of one engine step, or auto."
+        None,
+        ge=16,
+        le=2**20,
+        description="Token budget of one engine step, or auto: 8192 on a GPU, or 16384 where steps unpack weights.",
     )
     max_itl: Milliseconds = Field(
         50,
@@ -188,9 +191,7 @@ class Settings(BaseSettings):
         le=2**44,
         description="Host memory for evicted KV pages and states: 64GiB or a number of bytes; 0 drops them.",
     )
-    kv_disk: Path | None = Field(
-        None, description="Folder that keeps KV pages and states on disk, also over restarts."
-    )
+    kv_disk: Path | None = Field(None, description="Folder that keeps KV pages and states on disk, also over restarts.")
     kv_disk_bytes: Bytes = Field(
         0, ge=0, le=2**50, description="What that folder may take: 200GiB or a number of bytes."
     )

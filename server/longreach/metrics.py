@@ -119,7 +119,10 @@ class Metrics:
                 f"longreach:attention_{name}", text, (*_LABELS, "policy"), buckets=_SHARES, registry=self._registry
             )
             for name, text in (
-                ("density", "Pairs that a prompt was computed with under a policy, of those of dense attention."),
+                (
+                    "density",
+                    "Pairs that a prompt was computed with under a policy, of dense attention's in full layers.",
+                ),
                 (
                     "kept_mass",
                     "Mean part of the dense softmax's mass that a policy kept, on a prompt's sample.",
@@ -282,8 +285,8 @@ class _EngineCollector:
             yield copied
         pairs = CounterMetricFamily(
             "longreach:attention_pairs",
-            "Pairs of a query and a key a layer: all that causality allows, and those that attention computed; their "
-            "ratio is the attention's density.",
+            "Pairs of a query and a key in all layers that attend: those that causality allows, and those that were "
+            "computed. Their ratio is the attention's density, windows of the model's own included.",
             labels=(*_LABELS, "kind"),
         )
         pairs.add_metric((*self._names, "causal"), stats.causal_pairs)

@@ -35,8 +35,8 @@ from longreach.engine.startup.capacity import (
     Capacity,
     Demand,
     arch_of,
+    batched_tokens,
     bounded_layers,
-    default_batched_tokens,
     host_places,
     host_tokens,
     readable,
@@ -142,8 +142,8 @@ class Forecast:
         for row in self.rows[:1]:
             if row.windows:
                 console.print(
-                    "KV/token is of all layers. Layers with windows keep their windows only: KV tokens are those of "
-                    "requests of the longest length, and fewer fit in shorter ones."
+                    "KV/token is of all layers that attend. Layers with windows keep their windows only: KV tokens "
+                    "are those of requests of the longest length, and fewer fit in shorter ones."
                 )
         if any(row.context_parallel_size > 1 for row in self.rows):
             console.print("(m x n): the weights in m parts, each on n devices that share long steps by tokens.")
@@ -154,8 +154,9 @@ class Forecast:
             assert fits is not None
             console.print(
                 f"{row.gpus} {row.device} of {readable(row.memory_bytes)}: {fits.state_slots} slots of "
-                f"{readable(row.state_bytes)} for recurrent states; a running request has {SLOTS_PER_REQUEST}, the "
-                "others are copies that later requests start from."
+                f"{readable(row.state_bytes)} for layers that keep a state; a running request has "
+                f"{SLOTS_PER_REQUEST}, the others are copies that later requests start from. KV/token is of the layers "
+                "that attend."
             )
         for row in {row.kv_dtype: row for row in self.rows if row.host_kv_tokens}.values():
             copies = ", in requests of the longest length with a copy of the state each" if row.state_bytes else ""
@@ -238,7 +239,7 @@ def _row(
     memory: int,
 ) -> Row:
     count, on_gpu = layout.size, host is None
-    tokens = config.max_batched_tokens or default_batched_tokens(on_gpu, layout.context_size)
+    tokens = batched_tokens(config, part, memory if on_gpu else None, layout.context_size)
     demand = Demand.of(part, model, config, tokens)
     if config.kv_cache_bytes is not None:
         room = config.kv_cache_bytes

@@ -1,7 +1,7 @@
 """Compile the estimators' kernels for sm_90 without a GPU, and print what the compiler made of them as JSON.
 
 Run as a process of its own, because Triton's interpreter, chosen for the other tests, changes the language itself.
-Arguments are the head dims to compile.
+Arguments are what to compile: a head dim, a colon and a kernel's name, such as `128:pooled moments`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,16 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], types: dict[str, Any]
     return facts(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options))
 
 
-def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
-    """`sass.facts` by kernel and variant."""
+def compile_named(head_dim: int, wanted: set[str]) -> dict[str, dict[str, Any]]:
+    """`sass.facts` by kernel and variant, of those that are wanted."""
     shape = {"GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "PAGE_SIZE": 128, "TILE_Q": 128}
     shape |= {"TILE_K": 128 if head_dim <= 128 else 64}
     found = {}
+
+    def add(name: str, *what: Any, **options: int) -> None:
+        if name in wanted:
+            found[name] = compile_kernel(*what, **options)
+
     for stride in (8, 16):
         config = folded_config(head_dim, torch.bfloat16, 90, stride)
         fold = {"FOLD": stride, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PARTS": 1 << 28}
@@ -76,8 +81,8 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             ("fp8 softcap", {"KV_SCALES": True, "SOFTCAP": True}, {"K": "*fp8e4nv"}),
         ):
             constants = shape | fold | _OPTIONS | options
-            found[f"folded {stride} {name}"] = compile_kernel(folded_kernel, constants, types, **config.options())
-        found[f"join {stride}"] = compile_kernel(join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
+            add(f"folded {stride} {name}", folded_kernel, constants, types, **config.options())
+        add(f"join {stride}", join_kernel, shape | fold | _OPTIONS, {}, num_warps=4)
     everything = {"windowed": False}
     for name, block, second, options in (
         ("pooled", shape["TILE_K"], False, {}),
@@ -104,30 +109,33 @@ def compile_all(head_dim: int) -> dict[str, dict[str, Any]]:
             precision="tf32",
         )._replace(**options)
         keys = {"K": "*fp8e4nv"} if "fp8" in name else {}
-        found[f"{name} moments"] = compile_kernel(moments_kernel, moments, keys, num_warps=4)
+        add(f"{name} moments", moments_kernel, moments, keys, num_warps=4)
         launched = pooled_options(config, head_dim, torch.bfloat16, 90)
-        found[name] = compile_kernel(pooled_kernel, {"FORM": form}, {"Mass": "*fp32"}, **launched)
+        add(name, pooled_kernel, {"FORM": form}, {"Mass": "*fp32"}, **launched)
     for tiles in (256, 8192):
         rows = {"BLOCK": tiles, "BITS": 31}
         types = dict.fromkeys(("Visible", "Forced", "Keep"), "*i8") | {"Share": "*fp64", "Row": "*i64"}
         types |= dict.fromkeys(("Mass", "BitTile", "Start", "Count", "NumFull", "Tiles", "BitIndex"), "*i32")
         for name, kernel in (("recall", recall_kernel), ("count", count_kernel), ("entries", entries_kernel)):
-            found[f"{name} {tiles}"] = compile_kernel(kernel, rows, types, num_warps=warps_of(tiles))
+            add(f"{name} {tiles}", kernel, rows, types, num_warps=warps_of(tiles))
     blocks = shape | {"KV_HEADS": 8, "BLOCK_N": 32, "BLOCK_SIZE": 16, "BLOCKS_OF_PAGE": 8}
     blocks |= {"WIDTH": 8 * head_dim, "COLUMNS": 8 * head_dim}
     for dtype in ("*bf16", "*fp8e4nv"):
         types = {"K": dtype, "Bounds": dtype, "Slots": "*i64", "scale": "fp32", "softcap": "fp32"}
         types |= dict.fromkeys(("Logits", "Best"), "*fp32")
-        found[f"bounds {dtype}"] = compile_kernel(bounds_kernel, blocks, types, num_warps=4)
+        add(f"bounds {dtype}", bounds_kernel, blocks, types, num_warps=4)
         kinds = {"SCALED": dtype != "*bf16", "SOFTCAP": dtype != "*bf16"}
-        found[f"scores {dtype}"] = compile_kernel(score_kernel, blocks | kinds, types, num_warps=4)
+        add(f"scores {dtype}", score_kernel, blocks | kinds, types, num_warps=4)
     choice = blocks | {"ROOM": 128, "WIDTH": 4096}
     types = dict.fromkeys(("Blocks", "Rows", "Lengths", "Last"), "*i32")
     types |= dict.fromkeys(("Logits", "Best", "Skipped"), "*fp32")
-    found["choice"] = compile_kernel(choose_kernel, choice, types, num_warps=16)
-    found["weights"] = compile_kernel(weigh_kernel, choice, types, num_warps=16)
+    add("choice", choose_kernel, choice, types, num_warps=16)
+    add("weights", weigh_kernel, choice, types, num_warps=16)
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps({f"D{d} {name}": x for d in map(int, sys.argv[1:]) for name, x in compile_all(d).items()}))
+    by_dim: dict[int, set[str]] = {}
+    for argument in sys.argv[1:]:
+        by_dim.setdefault(int(argument.partition(":")[0]), set()).add(argument.partition(":")[2])
+    print(json.dumps({f"{d}:{name}": x for d, names in by_dim.items() for name, x in compile_named(d, names).items()}))

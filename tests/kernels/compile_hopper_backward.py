@@ -1,19 +1,20 @@
 """Compile the Hopper backward kernel for sm_90 without a GPU, and print what the compiler made of it as JSON.
 
-A process of its own, as `compile_hopper` says.
+A process of its own, as `compile_hopper` says. Arguments are what to compile, such as `128:dense causal`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import triton
 from longreach_kernels.backends.hopper.backward import backward_kernel
 from longreach_kernels.backends.hopper.backward_arguments import Form
 from longreach_kernels.backends.hopper.backward_workers import PART_COLUMNS, PART_ROWS
-from longreach_kernels.backends.hopper.config import BACKWARD_HEAD_DIMS, backward_config
+from longreach_kernels.backends.hopper.config import backward_config
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -81,6 +82,5 @@ def _exposed(loop: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps({f"D{d} {name}": compile_variant(d, v) for d in BACKWARD_HEAD_DIMS for name, v in VARIANTS.items()})
-    )
+    chosen = [(argument, *argument.split(":")) for argument in sys.argv[1:]]
+    print(json.dumps({argument: compile_variant(int(d), VARIANTS[name]) for argument, d, name in chosen}))

@@ -1,13 +1,17 @@
-"""Compile the Hopper decode kernel as `compile_hopper` does the forward kernel, and print the facts as JSON."""
+"""Compile the Hopper decode kernel as `compile_hopper` does the forward kernel, and print the facts as JSON.
+
+Arguments are what to compile, such as `128:causal` or, over pages in FP8, `128:causal fp8`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import triton
-from longreach_kernels.backends.hopper.config import DECODE_HEAD_DIMS, decode_config
+from longreach_kernels.backends.hopper.config import decode_config
 from longreach_kernels.backends.hopper.decode import decode_kernel
 from longreach_kernels.backends.hopper.decode_launch import decode_form, launch_options
 from triton.backends.compiler import GPUTarget
@@ -66,10 +70,9 @@ def _facts(kernel: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    compiled = {
-        f"D{d} {name}{' fp8' if fp8 else ''}": compile_variant(d, fp8, v)
-        for d in DECODE_HEAD_DIMS
-        for fp8 in (False, True)
-        for name, v in VARIANTS.items()
-    }
+    compiled = {}
+    for argument in sys.argv[1:]:
+        head_dim, name = argument.split(":")
+        variant = VARIANTS[name.removesuffix(" fp8")]
+        compiled[argument] = compile_variant(int(head_dim), name.endswith(" fp8"), variant)
     print(json.dumps(compiled))

@@ -41,6 +41,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import compile as compile_for
 
 from tests.kernels.accuracy import FP8, paged, qkv
+from tests.pairwise import covering
 
 _HALF = torch.bfloat16
 _BLOCKS = {size: BlockSparse(torch.ones(300 // size + 1, 300 // size + 1).bool(), size) for size in (64, 128)}
@@ -155,10 +156,9 @@ def layers(head_dim: int, dtype: torch.dtype) -> None:
     """What the patches of a model launch beside attention."""
     x = torch.randn(16, 2048).to(dtype)
     weight = torch.ones(2048).to(dtype)
-    for kind in ("rms", "rms_plus_one", "layer"):
-        normalize(x, Norm(weight, 1e-6, kind), backend="triton")
-        normalize(x, Norm(weight, 1e-6, kind), backend="triton", add_to=x.clone(), scale=0.5)
-        normalize(x, Norm(weight, 1e-6, kind, weight), backend="triton")
+    for kind, added, bias in covering(("rms", "rms_plus_one", "layer"), (False, True), (None, weight)):
+        around: dict[str, Any] = {"add_to": x.clone(), "scale": 0.5} if added else {}
+        normalize(x, Norm(weight, 1e-6, kind, bias), backend="triton", **around)
     for activation in ("silu", "gelu_tanh"):
         gated_activation(x, activation, backend="triton")
     qkv_rows = torch.randn(3, 8 * head_dim).to(dtype)
@@ -166,14 +166,15 @@ def layers(head_dim: int, dtype: torch.dtype) -> None:
     slots = torch.tensor([1, 2, 3])
     growth = QueryGrowth(slots, 0.1, 8192)
     head_norms = HeadNorms(weight[:head_dim], weight[:head_dim], 1e-6, "rms_plus_one")
-    for rotary in (Rotary(), Rotary(pairs=True), Rotary(pairs=True, doubled=True)):
-        for channels in (head_dim, head_dim // 2):
-            rope = torch.randn(2, 3, channels).to(dtype).unbind(0)
-            pages = (k_pages, v_pages, slots)
-            rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, backend="triton")
-            rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, norms=head_norms, backend="triton")
-            last: dict[str, Any] = {"norms": head_norms, "norms_last": True, "growth": growth}
-            rotate_and_write(qkv_rows, rope, *pages, heads=4, rotary=rotary, **last, backend="triton")
+    rotaries = (Rotary(), Rotary(pairs=True), Rotary(pairs=True, doubled=True))
+    norms: tuple[dict[str, Any], ...] = (
+        {},
+        {"norms": head_norms},
+        {"norms": head_norms, "norms_last": True, "growth": growth},
+    )
+    for rotary, channels, normed in covering(rotaries, (head_dim, head_dim // 2), norms):
+        rope = torch.randn(2, 3, channels).to(dtype).unbind(0)
+        rotate_and_write(qkv_rows, rope, k_pages, v_pages, slots, heads=4, rotary=rotary, **normed, backend="triton")
     for kind in ("rms", "rms_plus_one"):
         all_heads = HeadNorms(weight[: 4 * head_dim], weight[: 2 * head_dim], 1e-6, kind)
         normalize_all_heads(qkv_rows, all_heads, backend="triton")

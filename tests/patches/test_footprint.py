@@ -8,7 +8,7 @@ import pytest
 import torch
 from longreach_kernels import PagedBatch
 from longreach_kernels.sparse.decode import attend as page_selection
-from longreach_patches import Footprint, KVPages, PagedStep, patch, policy_step
+from longreach_patches import Footprint, KVPages, PagedStep, StateStep, StateStore, patch, policy_step
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -114,7 +114,10 @@ def peak_of_a_step(
         max_context_len=tokens,
     )
     positions = torch.arange(tokens, device=device)
-    step = PagedStep(pages, batch, positions)
+    states = None
+    if footprint.states is not None:
+        states = StateStep.nowhere(StateStore(footprint.states, 1, device), batch)
+    step = PagedStep(pages, batch, positions, states=states)
 
     def run() -> None:
         patched.model(
@@ -156,6 +159,31 @@ def test_layers_whose_heads_differ_are_told_by_the_widest() -> None:
     inputs, stream, rotary, mlp = 6 * 8, 64, 2 * (16 + 32), 3 * 2 * 96
     assert footprint.token_bytes == 4 * (inputs + stream + rotary + mlp) + 8
     assert wide.token_bytes == 4 * (inputs + stream + rotary + 2 * 32 * 32 + 4 * 2 * 32 + 4 * 32) + 8
+
+
+def wide_states() -> PretrainedConfig:
+    """16 heads of 64 channels, whose layers take more than any other."""
+    config = config_of("bamba")
+    config.mamba_n_heads, config.mamba_d_head, config.mamba_expand, config.mamba_d_state = 16, 64, 16, 64
+    return config
+
+
+def test_states_of_mamba_are_told_with_what_their_layers_make() -> None:
+    channels, values = 16 * 64 + 2 * 2 * 64, 16 * 64
+    footprint = Footprint.of(wide_states(), torch.float32, 16)
+    assert footprint.states is not None
+    assert footprint.states.bytes_per_slot == 3 * 4 * (2 * channels + values * 64)
+    # The stream and the norm, cosines and sines; the projection, what the convolution makes of its part, two results.
+    mixer = (channels + values + 16) + channels + 2 * values + 5 * 16
+    assert footprint.token_bytes == 4 * (2 * 64 + 2 * 16 + mixer) + 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@torch.inference_mode()
+def test_a_step_with_states_of_mamba_takes_on_a_gpu_what_was_told() -> None:
+    told, peak = peak_of_a_step(wide_states(), torch.bfloat16, fused=False, device=torch.device("cuda", 0))
+    assert 0.8 * told <= peak <= told + (1 << 20)
 
 
 MIXTURE = Qwen3MoeConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,22 @@ import pytest
 import torch
 from longreach_patches import (
     ModelLoadError,
-    RankLayout,
     StateShape,
     StateStore,
     UnsupportedModelError,
     check_agreement,
-    check_layout,
     load_config,
     load_model,
     patch,
 )
-from longreach_patches.families import FAMILIES, attention_layers, layer_masks, state_layers
+from longreach_patches.families import (
+    FAMILIES,
+    attention_layers,
+    experts_per_token,
+    layer_masks,
+    rotary_layers,
+    state_layers,
+)
 from longreach_patches.quantized import QuantizedExperts, QuantizedLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,7 +36,8 @@ from tests.patches.families.configs import config_of, random_model
 from tests.patches.families.test_families import most_error, relative
 from tests.patches.test_pages import PagedSequences
 
-HYBRIDS = sorted(name for name, family in FAMILIES.items() if family.delta is not None)
+HYBRIDS = sorted(name for name, family in FAMILIES.items() if family.mixer is not None)
+MAMBA = ("bamba", "granitemoehybrid", "nemotron_h")
 LENGTHS = (70, 33, 48)
 # Prompts beside prompts and answers, sequences that are not in a step, and steps of answers alone.
 SCHEDULE = [[40, 0, 5], [1, 31, 40], [1, 1, 1], [27, 1, 1], [1, 0, 1]]
@@ -131,7 +138,13 @@ def test_a_slot_takes_what_is_told(name: str) -> None:
     tensors = (*store.convolutions, *store.recurrent)
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == 5 * shape.bytes_per_slot
     # 2 key heads of 8 channels for queries and for keys, 4 value heads of 12; 3 inputs wide.
-    assert shape.bytes_per_slot == 3 * ((2 * 2 * 8 + 4 * 12) * 2 * 2 + 4 * 8 * 12 * 4)
+    delta = 3 * ((2 * 2 * 8 + 4 * 12) * 2 * 2 + 4 * 8 * 12 * 4)
+    # Of Mamba-2 8 heads of 16 channels, or 6 of 20, and 12 channels of B and C in 2 groups, or in 3.
+    mamba = 3 * ((8 * 16 + 2 * 2 * 12) * 2 * 2 + 8 * 16 * 12 * 4)
+    others = {"lfm2": 3 * 64 * 3 * 2, "lfm2_moe": 3 * 64 * 2 * 2, "lfm3": 2 * 64 * 4 * 2}
+    others |= {"bamba": mamba, "granitemoehybrid": mamba}
+    others["nemotron_h"] = 2 * ((6 * 20 + 2 * 3 * 12) * 3 * 2 + 6 * 20 * 12 * 4)
+    assert shape.bytes_per_slot == others.get(name, delta)
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         StateStore(shape, 0, torch.device("cpu"))
 
@@ -174,9 +187,64 @@ def test_states_that_are_not_computed_are_refused_by_name(
         load_config(write_config(tmp_path, config_of("qwen3_next"), **changes))
 
 
-def test_a_steps_tokens_are_not_split_over_ranks() -> None:
-    with pytest.raises(ValueError, match=r"--context-parallel-size: .* keep a state .* leave .* out"):
-        check_layout(config_of("qwen3_5_text"), RankLayout(context_size=2))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["conv", "linear_attention", "full_attention", "conv"]}, "only full_attention and conv are"),
+        ({"layer_types": None}, "config does not say what layers are: give layer_types"),
+        ({"conv_L_cache": 1}, r"convolutions of 2 to 16 inputs are computed \(conv_L_cache\); this config has 1"),
+    ],
+)
+def test_convolutions_that_are_not_computed_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_config(write_config(tmp_path, config_of("lfm2_moe"), **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kind", "message"),
+    [
+        ("granitemoehybrid", {"mamba_n_groups": 3}, ModelLoadError, "8 mamba_n_heads cannot share 3 mamba_n_groups"),
+        (
+            "granitemoehybrid",
+            {"mamba_d_state": 512},
+            UnsupportedModelError,
+            r"256 channels \(mamba_d_state\).* has 512",
+        ),
+        (
+            "granitemoehybrid",
+            {"time_step_limit": None},
+            ModelLoadError,
+            "time_step_limit is None; it must be the least",
+        ),
+        ("granitemoehybrid", {"time_step_limit": [math.inf, math.inf]}, ModelLoadError, "is inf, which is no number"),
+        ("nemotron_h", {"conv_kernel": 1}, UnsupportedModelError, r"2 to 16 inputs .* \(conv_kernel\).* has 1"),
+        ("nemotron_h", {"ssm_state_size": 0}, ModelLoadError, "ssm_state_size is 0"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "linear_attention"]}, UnsupportedModelError, "no layer of this"),
+    ],
+)
+def test_states_of_mamba_that_are_not_computed_are_refused_by_name(
+    tmp_path: Path, name: str, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        load_config(write_config(tmp_path, config_of(name), **changes))
+
+
+def test_steps_may_be_of_any_size(tmp_path: Path) -> None:
+    """Published files have Infinity, which is no JSON, for the greatest size."""
+    config = load_config(write_config(tmp_path, config_of("granitemoehybrid"), time_step_limit=[0.0, math.inf]))
+    assert config.time_step_limit == (0.0, math.inf)
+
+
+def test_layers_may_keep_nothing() -> None:
+    config = config_of("nemotron_h")
+    assert config.layer_types == ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
+    assert (attention_layers(config), state_layers(config)) == ((2,), (0, 4))
+    assert rotary_layers(config) == (False,)
+    assert experts_per_token(config) == 2
+    config.layers_block_type[3] = "mlp"
+    assert experts_per_token(config) == 0
 
 
 @torch.no_grad()
@@ -202,9 +270,12 @@ def test_projections_may_be_quantised_and_decays_are_not(name: str, tmp_path: Pa
         if isinstance(module, QuantizedLinear | QuantizedExperts)
     }
     decays = {"in_proj_ba", "in_proj_a", "in_proj_b", "a_proj", "b_proj"}
-    assert not quantised & decays
-    projections = {"in_proj_qkvz"} if name == "qwen3_next" else {"in_proj_qkv", "in_proj_z"}
-    assert quantised >= ({"g_proj", "o_proj"} if name == "olmo_hybrid" else projections | {"out_proj"})
+    # Of Mamba-2 sizes of steps are a part of this one.
+    assert not quantised & (decays | ({"in_proj"} if name in MAMBA else set()))
+    of_family = {"olmo_hybrid": {"g_proj", "o_proj"}, "qwen3_next": {"in_proj_qkvz", "out_proj"}}
+    of_family |= {key: {"in_proj", "out_proj", "w1"} for key in ("lfm2", "lfm2_moe", "lfm3")}
+    of_family |= {key: {"out_proj", "q_proj", "o_proj"} for key in MAMBA}
+    assert quantised >= of_family.get(name, {"in_proj_qkv", "in_proj_z", "out_proj"})
     expected = [model(ids[None]).logits[0] for ids in sequences()]
     got = PagedSequences(model, sequences()).steps(SCHEDULE)
     for actual, wanted in zip(got, expected, strict=True):

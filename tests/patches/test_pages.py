@@ -46,7 +46,7 @@ class PagedSequences:
         shape = PageShape.of(model.config, model.dtype, PAGE, layout)
         self.pages = KVPages(shape, len(order), torch.device("cpu"))
         # Of each sequence two slots for its states: a step reads one and writes the other.
-        of_states = StateShape.of(model.config, model.dtype)
+        of_states = StateShape.of(model.config, model.dtype, layout)
         self.states = None if of_states is None else StateStore(of_states, 2 * len(sequences), torch.device("cpu"))
         slots = torch.randperm(2 * len(sequences), generator=torch.Generator().manual_seed(2))
         self.state_slots = slots.view(len(sequences), 2)
@@ -195,6 +195,36 @@ def test_the_shape_of_gemma_4_is_told_layer_by_layer() -> None:
     assert shape.bytes_per_token == 2 * 2 * (2 * 16 + 2 * 16 + 2 * 32)
     k_is_v = PageShape.of(config_of("gemma4_text-k_is_v"), torch.bfloat16, PAGE)
     assert list(k_is_v.layers) == [(2, 16, 0), (1, 32, 1), (2, 16, 2), (1, 32, 3)]
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text-k_is_v"])
+@pytest.mark.parametrize("bounded", [(), (0, 2)])
+def test_layers_of_several_sizes_share_page_ids(name: str, bounded: tuple[int, ...]) -> None:
+    """In groups of their own: what a group has at an id is all of that id, and nothing of another."""
+    config = config_of(name)
+    shape = PageShape.of(config, torch.float32, PAGE, bounded=bounded, divided=True)
+    whole = PageShape.of(config, torch.float32, PAGE, bounded=bounded)
+    assert [group.stride for group in shape.groups] == ([1, 2] if name == "gemma4_text" else [1, 1])
+    pages = KVPages(shape, 5, torch.device("cpu"))
+    assert sum(tensor.numel() for tensor in (*pages._storage, *pages._bounds)) * 4 == 6 * shape.bytes_per_page
+    for group in shape.groups:
+        pages.clear(list(range(5)))
+        for layer in group.layers:
+            assert pages.keys[layer].shape[1:] == KVPages(whole, 1, torch.device("cpu")).keys[layer].shape[1:]
+            for tensor in (pages.keys[layer], pages.values[layer], pages.bounds[layer]):
+                if tensor is not None:
+                    assert tensor.is_contiguous()
+                    for page in range(5):
+                        tensor[page * group.stride] = 1 + page + 10 * layer
+        contents = pages.read([3, 1]).view(torch.float32)
+        expected = {float(1 + page + 10 * layer) for page in (3, 1) for layer in group.layers}
+        assert set(contents.unique().tolist()) - {0.0} == expected
+        pages.clear([3])
+        pages.write([2], contents[:1].view(torch.int64))
+        for layer in group.layers:
+            for tensor in (pages.keys[layer], pages.values[layer]):
+                found = [tensor[page * group.stride].unique().tolist() for page in range(6)]
+                assert found == [[1 + page + 10 * layer if page >= 0 else 0] for page in (0, 1, 3, -1, 4, -1)]
 
 
 @torch.no_grad()

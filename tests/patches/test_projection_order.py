@@ -53,8 +53,8 @@ def mixer(weight: Weight, key_heads: int = KEY_HEADS) -> tuple[nn.Module, DeltaP
         module.in_proj_qkvz.weight.data = weight
     else:
         module.in_proj_qkvz = QuantizedLinear(weight, None)
-    parts = family_of(config).delta
-    assert parts is not None
+    parts = family_of(config).mixer
+    assert isinstance(parts, DeltaParts)
     return module, parts
 
 

@@ -58,7 +58,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (config_of("gemma4_text"), {"kv_cache_dtype": "fp8", "page_bounds": True, "kv_cache_memory": 4_000_000}),
         (config_of("gemma3n_text"), {"page_size": 16}),
         (config_of("qwen3_next"), {}),
-        (config_of("olmo_hybrid"), {"kv_cache_memory": 4_000_000, "state_cache_bytes": 200_000}),
+        (
+            config_of("olmo_hybrid"),
+            {"kv_cache_memory": 4_000_000, "state_cache_bytes": 200_000, "kv_offload_bytes": 3_000_000},
+        ),
         (
             Qwen3Config(hidden_size=128, intermediate_size=256, head_dim=48, max_position_embeddings=700, **SMALL),
             {"kv_cache_memory": 2_500_000, "page_size": 256},
@@ -81,6 +84,8 @@ def test_the_engine_reports_what_was_planned(config: Any, options: dict[str, Any
     )
     assert (row["kv_tokens"], row["max_model_len"]) == (started.kv_tokens, started.max_model_len)
     assert (row["state_slots"], row["state_bytes"]) == (started.state_slots, started.state_bytes)
+    assert row["host_kv_tokens"] == started.host_kv_tokens
+    assert (row["host_kv_tokens"] > 0) == ("kv_offload_bytes" in options)
     loaded = engine._runner._loaded.patched.model  # type: ignore[attr-defined]
     tensors = [*loaded.parameters(), *loaded.buffers()]
     assert row["weight_bytes"] == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -120,7 +125,10 @@ def test_keys_and_values_are_planned_layer_by_layer(tmp_path: Path) -> None:
         return row
 
     each, shared = planned(), planned(num_kv_shared_layers=12)
-    assert each["kv_bytes_per_token"] == 2 * 2 * (20 * 4 * 256 + 4 * 1 * 512)
+    # Eight groups of three of the larger layers: seven with windows, and one of four that see everything in two places.
+    assert each["kv_bytes_per_token"] == 2 * 2 * 8 * 3 * (4 * 256)
+    assert each["windows"]
+    assert each["kv_bytes_per_request"] < each["kv_bytes_per_token"] * each["max_model_len"] / 5
     assert shared["kv_bytes_per_token"] == each["kv_bytes_per_token"] // 2
     assert shared["weight_bytes"] < each["weight_bytes"], "layers that read others' keys have no weights for them"
     assert planned(hidden_size_per_layer_input=1024)["step_bytes"] > 3 * each["step_bytes"]
@@ -159,6 +167,13 @@ def test_a_larger_step_leaves_less_for_pages(llama: Path) -> None:
         for budget in ("4k", "64k")
     ]
     assert kv_tokens[1] < kv_tokens[0] - 30_000
+
+
+def test_steps_that_unpack_weights_are_planned_longer_on_large_gpus(llama: Path) -> None:
+    declared = json.dumps({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}})
+    found = plan(llama, "--gpu-memory", "48GiB,80GiB", "--hf-overrides", declared)["rows"]
+    asked = plan(llama, "--gpu-memory", "80GiB", "--hf-overrides", declared, "--max-batched-tokens", "16384")["rows"]
+    assert found[1]["step_bytes"] == asked[0]["step_bytes"] > 1.5 * found[0]["step_bytes"]
 
 
 def test_host_memory_is_planned_in_tokens(llama: Path) -> None:

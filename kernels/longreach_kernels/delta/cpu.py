@@ -28,9 +28,9 @@ def gated_delta_rule(
     if decodes:
         rows = slice(0, decodes)
         tensors = _by_head(q[rows, None], k[rows, None], v[rows, None], log_decay[rows, None], beta[rows, None], wide)
-        new, last = _chunk(*_normalised(*tensors, scale, epsilon), _gathered(states, batch.read[rows]).to(wide))
+        new, last = _chunk(*_normalised(*tensors, scale, epsilon), gathered(states, batch.read[rows]).to(wide))
         out[rows] = new[:, :, 0].to(out.dtype)
-        _scatter(states, batch.write[rows], last)
+        scatter(states, batch.write[rows], last)
     for start, end, read, write in batch.host_ranges[decodes:]:
         state = states[read].to(wide) if read >= 0 else states.new_zeros(states.shape[1:], dtype=wide)
         for first in range(start, end, CHUNK):
@@ -68,7 +68,7 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, sta
     system, whose right side has what the chunk's first state knows.
     """
     size = q.shape[-2]
-    between = _sums_between(log_decay)
+    between = sums_between(log_decay)
     weights = torch.where(torch.ones(size, size, dtype=torch.bool, device=q.device).tril(), between.exp(), 0.0)
     from_start = log_decay.cumsum(-1).exp()[..., None]
     system = beta[..., None] * (k @ k.mT) * weights
@@ -79,7 +79,7 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, sta
     return out, from_start[..., -1:, :] * state + (to_end * k).mT @ changes
 
 
-def _sums_between(log_decay: Tensor) -> Tensor:
+def sums_between(log_decay: Tensor) -> Tensor:
     """(..., C, C): sums over what comes after token j, up to token i. Each is summed by itself, for the difference of
     two sums from the start has lost its digits where a strong decay lies before both."""
     size = log_decay.shape[-1]
@@ -87,13 +87,14 @@ def _sums_between(log_decay: Tensor) -> Tensor:
     return torch.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
 
 
-def _gathered(states: Tensor, read: Tensor) -> Tensor:
-    """The states of slots, or zeros."""
+def gathered(states: Tensor, read: Tensor) -> Tensor:
+    """The states of slots, or zeros where a slot is -1."""
     found = states[read.clamp(min=0)]
     return torch.where((read >= 0).view(-1, *[1] * (states.dim() - 1)), found, 0.0)
 
 
-def _scatter(states: Tensor, write: Tensor, values: Tensor) -> None:
+def scatter(states: Tensor, write: Tensor, values: Tensor) -> None:
+    """Write states to slots, but for those of slot -1."""
     kept = write >= 0
     states[write[kept]] = values[kept].to(states.dtype)
 
@@ -107,10 +108,10 @@ def short_convolution(
     taps, bias = weight.to(wide), None if bias is None else bias.to(wide)
     decodes = batch.decodes
     if decodes:
-        inputs = torch.cat([_gathered(states, batch.read[:decodes]), x[:decodes, :, None]], 2)  # (B, C, W)
+        inputs = torch.cat([gathered(states, batch.read[:decodes]), x[:decodes, :, None]], 2)  # (B, C, W)
         total = _summed([inputs[:, :, j].to(wide) for j in range(weight.shape[1])], taps)
         out[:decodes] = _finished(total, bias, silu).to(out.dtype)
-        _scatter(states, batch.write[:decodes], inputs[:, :, 1:])
+        scatter(states, batch.write[:decodes], inputs[:, :, 1:])
     for start, end, read, write in batch.host_ranges[decodes:]:
         state = states[read] if read >= 0 else states.new_zeros(states.shape[1:])
         inputs = torch.cat([state.T, x[start:end]])  # (W - 1 + tokens, C)

@@ -14,6 +14,15 @@ from longreach_kernels.backends.triton.config import cdiv, launch
 _BLOCK = 512
 
 
+@triton.jit
+def softplus(a):
+    """``log(1 + exp(a))`` in fp32, to the last digits also where it is nearly 0."""
+    # The sum of 1 and a small power has lost the power's digits: its logarithm is the start of its series.
+    power = tl.exp(-tl.abs(a))
+    series = power * (1.0 - power * (1.0 / 2 - power * (1.0 / 3 - power * (1.0 / 4 - power * (1.0 / 5)))))
+    return tl.maximum(a, 0.0) + tl.where(power < 0.0625, series, tl.log(1.0 + power))
+
+
 @triton.jit(do_not_specialize=["count"])
 def _gates_kernel(
     A,
@@ -36,10 +45,7 @@ def _gates_kernel(
     a = tl.load(A + token * strides_a[0] + head * strides_a[1], mask=inside, other=0.0).to(tl.float32)
     b = tl.load(B + token * strides_b[0] + head * strides_b[1], mask=inside, other=0.0).to(tl.float32)
     a += tl.load(Bias + head, mask=inside, other=0.0).to(tl.float32)
-    # The sum of 1 and a small power has lost the power's digits: its logarithm is the start of its series.
-    power = tl.exp(-tl.abs(a))
-    series = power * (1.0 - power * (1.0 / 2 - power * (1.0 / 3 - power * (1.0 / 4 - power * (1.0 / 5)))))
-    steps = tl.maximum(a, 0.0) + tl.where(power < 0.0625, series, tl.log(1.0 + power))
+    steps = softplus(a)
     rate = tl.exp(tl.load(DecayLog + head, mask=inside, other=0.0).to(tl.float32))
     tl.store(LogDecay + place, -rate * steps, mask=inside)
     tl.store(Beta + place, BETA_SCALE / (1.0 + tl.exp(-b)), mask=inside)

@@ -29,6 +29,8 @@ def _norm_kernel(
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    WEIGHT_BY_HEAD: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
 ):
     """Grid (blocks of rows,): Out (T, H, D), dense; a row is a head of a token."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -37,17 +39,25 @@ def _norm_kernel(
     inside = (row < rows)[:, None] & (channels < DIM)[None, :]
     places = (token * stride_x + head * stride_xh)[:, None] + channels[None, :]
     x = tl.load(X + places, mask=inside, other=0.0).to(tl.float32)
-    x *= tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
-    x *= tl.load(Weight + channels, mask=channels < DIM, other=0.0).to(tl.float32)[None, :]
+    factor = tl.full(x.shape, 1.0, tl.float32)
     if Gate is not None:
         places = (token * stride_g + head * stride_gh)[:, None] + channels[None, :]
         gate = tl.load(Gate + places, mask=inside, other=0.0).to(tl.float32)
-        x *= gate / (1.0 + tl.exp(-gate))
+        factor = gate / (1.0 + tl.exp(-gate))
+    if GATE_FIRST:
+        x *= factor
+    x *= tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+    if WEIGHT_BY_HEAD:
+        x *= tl.load(Weight + head[:, None] * DIM + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+    else:
+        x *= tl.load(Weight + channels, mask=channels < DIM, other=0.0).to(tl.float32)[None, :]
+    if not GATE_FIRST:
+        x *= factor
     places = row.to(tl.int64)[:, None] * DIM + channels[None, :]
     tl.store(Out + places, x.to(Out.dtype.element_ty), mask=inside)
 
 
-def gated_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def gated_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, gate_first: bool) -> Tensor:
     """As `longreach_kernels.delta.gated_norm`."""
     tokens, heads, dim = x.shape
     out = x.new_empty(x.shape)
@@ -69,6 +79,8 @@ def gated_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Te
             DIM=dim,
             ROWS=rows,
             BLOCK_D=block,
-            num_warps=4,
+            WEIGHT_BY_HEAD=weight.dim() == 2,
+            GATE_FIRST=gate_first,
+            num_warps=4 if block <= _BLOCK else 8,
         )
     return out

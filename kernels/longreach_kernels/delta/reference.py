@@ -22,7 +22,7 @@ def gated_delta_rule(
     """As `longreach_kernels.delta.gated_delta_rule`; the state stays fp64 within a call."""
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     group = v.shape[1] // q.shape[1]
-    before = [_state(states, one.read) for one in batch.host_ranges]
+    before = [state_of(states, one.read) for one in batch.host_ranges]
     for (start, end, _, write), state in zip(batch.host_ranges, before, strict=True):
         for t in range(start, end):
             query, key = (_heads(x[t].double(), group, epsilon) for x in (q, k))
@@ -43,7 +43,8 @@ def _heads(x: Tensor, group: int, epsilon: float | None) -> Tensor:
     return x.repeat_interleave(group, 0)
 
 
-def _state(states: Tensor, slot: int) -> Tensor:
+def state_of(states: Tensor, slot: int) -> Tensor:
+    """The state of a slot in fp64, or zeros where it is -1."""
     return states[slot].double() if slot >= 0 else states.new_zeros(states.shape[1:], dtype=torch.float64)
 
 
@@ -53,7 +54,7 @@ def short_convolution(
     """As `longreach_kernels.delta.short_convolution`."""
     out = torch.zeros_like(x, memory_format=torch.contiguous_format)
     width, taps = weight.shape[1], weight.double()
-    before = [_state(states, one.read) for one in batch.host_ranges]
+    before = [state_of(states, one.read) for one in batch.host_ranges]
     for (start, end, _, write), state in zip(batch.host_ranges, before, strict=True):
         inputs = torch.cat([state, x[start:end].double().T], 1)  # (C, W - 1 + tokens)
         for t in range(end - start):

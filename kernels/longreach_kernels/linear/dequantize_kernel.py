@@ -14,7 +14,7 @@ from longreach_kernels.linear.rows_kernel import KernelWeight
 from longreach_kernels.linear.tiles import load_scales, spread
 from longreach_kernels.linear.unpack import FP8, MXFP4, e8m0_scales, int4_shifts, sum_factor, word_numbers
 
-_BLOCK_N, _BLOCK_K = 16, 512
+_BLOCK_N, _BLOCK_K = 8, 512
 
 
 @triton.jit
@@ -46,54 +46,51 @@ def _dequantize_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Grid (blocks of inputs, programs): Out (N, K). A program takes block after block of outputs."""
+    """Grid (blocks,), those of the same outputs one after another: Out (N, K)."""
     PER_WORD: tl.constexpr = 4 if FORMAT == FP8 else 8
     WORDS: tl.constexpr = BLOCK_K // PER_WORD
     GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     dtype: tl.constexpr = Out.dtype.element_ty
-    first = tl.program_id(0) * BLOCK_K
+    across = tl.cdiv(K, BLOCK_K)
+    first = tl.program_id(0) % across * BLOCK_K
     place = first // PER_WORD + tl.arange(0, WORDS)
     columns = 1 if GROUP == 0 else tl.cdiv(K, GROUP)
-    for block in range(tl.program_id(1), tl.cdiv(N, BLOCK_N), tl.num_programs(1)):
-        rows = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        inside = rows < N
-        valid = inside[:, None] & (place < K // PER_WORD)[None, :]
-        words = tl.load(W + rows.to(tl.int64)[:, None] * stride_w + place[None, :], mask=valid, other=0)
-        scales, zeros = load_scales(
-            Scales,
-            Zeros,
-            rows // BLOCK_ROWS,
-            inside,
-            first + tl.zeros((1,), tl.int32),
-            columns,
-            stride_s,
-            FORMAT,
-            GROUP,
-            GROUPS,
-        )
-        shifts = tl.reshape(spread(int4_shifts(zeros, FORMAT, dtype), WORDS), (BLOCK_N, WORDS))
-        if FORMAT == MXFP4:
-            ready = e8m0_scales(scales, dtype)
-        else:
-            ready = scales
-        ready = tl.reshape(spread(ready.to(tl.float32) * sum_factor(FORMAT, dtype), BLOCK_K), (BLOCK_N, BLOCK_K))
-        tile = _together(word_numbers(words, shifts, FORMAT, dtype), FORMAT, BLOCK_N, BLOCK_K)
-        offs = first + tl.arange(0, BLOCK_K)
-        weights = (tile.to(tl.float32) * ready).to(dtype)
-        there = inside[:, None] & (offs < K)[None, :]
-        tl.store(Out + rows.to(tl.int64)[:, None] * K + offs[None, :], weights, mask=there)
+    rows = tl.program_id(0) // across * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = rows < N
+    valid = inside[:, None] & (place < K // PER_WORD)[None, :]
+    words = tl.load(W + rows.to(tl.int64)[:, None] * stride_w + place[None, :], mask=valid, other=0)
+    scales, zeros = load_scales(
+        Scales,
+        Zeros,
+        rows // BLOCK_ROWS,
+        inside,
+        first + tl.zeros((1,), tl.int32),
+        columns,
+        stride_s,
+        FORMAT,
+        GROUP,
+        GROUPS,
+    )
+    shifts = tl.reshape(spread(int4_shifts(zeros, FORMAT, dtype), WORDS), (BLOCK_N, WORDS))
+    if FORMAT == MXFP4:
+        ready = e8m0_scales(scales, dtype)
+    else:
+        ready = scales
+    ready = tl.reshape(spread(ready.to(tl.float32) * sum_factor(FORMAT, dtype), BLOCK_K), (BLOCK_N, BLOCK_K))
+    tile = _together(word_numbers(words, shifts, FORMAT, dtype), FORMAT, BLOCK_N, BLOCK_K)
+    offs = first + tl.arange(0, BLOCK_K)
+    weights = (tile.to(tl.float32) * ready).to(dtype)
+    there = inside[:, None] & (offs < K)[None, :]
+    tl.store(Out + rows.to(tl.int64)[:, None] * K + offs[None, :], weights, mask=there)
 
 
-def dequantized(
-    weight: KernelWeight, outputs: int, inputs: int, dtype: torch.dtype, programs: int | None = None
-) -> Tensor:
-    """A weight (N, K) of any format but 16 bits, rounded once to `dtype`. It takes so many `programs` at most, which
-    leave room for a kernel beside it."""
+def dequantized(weight: KernelWeight, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    """A weight (N, K) of any format but 16 bits, rounded once to `dtype`."""
     out = torch.empty(outputs, inputs, dtype=dtype, device=weight.numbers.device)
-    blocks = cdiv(inputs, _BLOCK_K)
     launch(
         _dequantize_kernel,
-        (blocks, cdiv(outputs, _BLOCK_N) if programs is None else max(1, programs // blocks)),
+        # One dim, for another than the first holds 65,535 at most: outputs of many experts are more blocks than that.
+        (cdiv(inputs, _BLOCK_K) * cdiv(outputs, _BLOCK_N),),
         weight.numbers,
         weight.scales,
         weight.zeros,

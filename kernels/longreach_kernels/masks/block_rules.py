@@ -124,7 +124,7 @@ class Strided(BlockRule):
     @property
     def local(self) -> int:
         """See `BlockRule.local`."""
-        return 1 if self.per_head else self.stride
+        return 1 if self.per_head else self.stride + 1  # a distance of `stride` is a multiple of it
 
     def visible(self, i: Tensor, j: Tensor, head: Tensor | int = 0) -> Tensor:
         """See `BlockRule.visible`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longreach_kernels.backends.triton.config import capability, cdiv
-from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Weight
+from longreach_kernels.linear import Fp8Blocks, Fp8Channels, Mxfp4, Weight
 from longreach_kernels.linear.fp8_products import experts_take_fp8
 from longreach_kernels.linear.quantize_kernel import rows_by_group, rows_by_token
 from longreach_kernels.moe.experts import Experts
@@ -76,7 +76,12 @@ class Call:
         for gated, weight in ((layer.is_gated, layer.gate_up), (False, layer.down)):
             size = (pairs, layer.count, gated, *kind)
             is_packed, is_fp8 = not isinstance(weight, Tensor), self.is_fp8(weight)
-            few = few_tile(*size, is_one=len(self.x) == 1, is_packed=is_packed and not is_fp8, is_fp8=is_fp8)
+            kind_of_weight = {
+                "is_packed": is_packed and not is_fp8,
+                "is_fp8": is_fp8,
+                "is_mxfp4": isinstance(weight, Mxfp4),
+            }
+            few = few_tile(*size, is_one=len(self.x) == 1, **kind_of_weight)
             unpacking = None
             if unpacks_in_registers(weight, self.x.dtype) and not batch_invariant:
                 unpacking = unpacking_tile(pairs, layer.count, format_name(weight), *kind)

@@ -270,8 +270,8 @@ def packed_weight(weight: Weight, dtype: torch.dtype) -> KernelWeight:
     return packed or KernelWeight(unpacked_weight(weight, dtype), None, None, 0, HALF.value)
 
 
-def unpacked_weight(weight: Weight, dtype: torch.dtype, programs: int | None = None) -> Tensor:
-    """A weight (E, N, K) for products of many rows, dense and of the rows' dtype. Programs are as of `dequantized`."""
+def unpacked_weight(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """A weight (E, N, K) for products of many rows, dense and of the rows' dtype."""
     if isinstance(weight, Tensor):
         return weight.contiguous()
     count, outputs, inputs = weight.shape
@@ -282,7 +282,7 @@ def unpacked_weight(weight: Weight, dtype: torch.dtype, programs: int | None = N
     assert scales is not None
     # Experts one after another are one weight, if their outputs and scales lie evenly.
     if numbers.is_contiguous() and scales.is_contiguous() and outputs % packed.block_rows == 0:
-        return dequantized(packed, count * outputs, inputs, dtype, programs).view(count, outputs, inputs)
+        return dequantized(packed, count * outputs, inputs, dtype).view(count, outputs, inputs)
     each = (kernel_weight(weight.experts(expert, expert + 1).mapped(lambda x: x[0])) for expert in range(count))
     return torch.stack([dequantized(one, outputs, inputs, dtype) for one in each if one is not None])
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_16, ROWS_32, ROWS_64, TWICE_ROWS, UNPACKED_ROWS
+from longreach_kernels.moe.sizes import MEDIUM_ROWS, ROWS_8, ROWS_16, ROWS_32, ROWS_64, TWICE_ROWS, UNPACKED_ROWS
 
 
 class FewTile(NamedTuple):
@@ -81,14 +81,19 @@ def few_tile(
     is_one: bool,
     is_packed: bool,
     is_fp8: bool,
+    is_mxfp4: bool = False,
 ) -> FewTile | None:
     """The tile of a product whose rows are few for each expert; None where they are many. `arch` is a compute
     capability as one number, 0 for the interpreter. `is_one`: there is one token. `is_packed`: weights are unpacked on
-    the way; `is_fp8`: they are multiplied in FP8.
+    the way, those of MXFP4 if `is_mxfp4`; `is_fp8`: they are multiplied in FP8.
 
     Measured on an H200, microseconds of both products, Qwen3-30B at 256 tokens and gpt-oss at 256: 16 rows 317 and 592,
     32 rows 292 and 441, 64 rows 300 and 390. In FP8 at 64 tokens 16 rows take 166, 32 rows 208 and 64 rows 278: each
     program quantises its rows.
+
+    gpt-oss's layer in MXFP4 takes in tiles of 16 and of 8 rows 112 and 90 us at 4 tokens, 194 and 162 at 16, 214 and
+    187 at 32, and 216 and 245 at 64: rows that are not there, and are multiplied, take the tensor cores longer than the
+    weights take the memory.
     """
     average = pairs / experts
     if average > (ROWS_32 if is_fp8 else ROWS_64):
@@ -96,6 +101,8 @@ def few_tile(
     rows = 16 if average <= ROWS_16 else 32 if average <= ROWS_32 else 64
     if arch == 0:
         return FewTile(rows, 32, 128 if is_packed or is_fp8 else 32, 4, 1)
+    if is_mxfp4 and arch == 90 and dtype != torch.float32 and average <= ROWS_8 and not is_one:
+        return FewTile(8, 32, 256, 2, 3)
     if is_packed:
         return _packed_tile(min(rows, 32), gated, dtype, arch, is_one)
     if dtype == torch.float32:  # exact products run on the ordinary units, whose operands sit in registers
@@ -157,6 +164,8 @@ def unpacking_tile(pairs: int, experts: int, format_: str, dtype: torch.dtype, a
 
     | rows of an expert | in registers | else |
     |---|---:|---|
+    | 8 | 233 in tiles of 32 rows, 336 of 64 | 215 in the form for few rows |
+    | 16 | 236 and 340 | 327 in the form for few rows |
     | 32 | 404 in tiles of 64 rows, 499 of 128 | 467 in the form for few rows |
     | 80 | 704 and 506 | 1073 unpacked before |
     | 1024 | 5124 and 3522 | 2988 unpacked before |
@@ -165,9 +174,11 @@ def unpacking_tile(pairs: int, experts: int, format_: str, dtype: torch.dtype, a
     tiles, and 4120 in tiles of 128 outputs and 8 warps: two programs on a multiprocessor unpack and multiply in turn.
     """
     average = pairs / experts
-    if not ROWS_32 < average <= UNPACKED_ROWS[format_] or arch != 90 or dtype == torch.float32:
+    few = ROWS_16 if format_ == "mxfp4" else ROWS_32
+    if not few < average <= UNPACKED_ROWS[format_] or arch != 90 or dtype == torch.float32:
         return None
-    return ManyTile(64 if average <= ROWS_64 else 128, 64, 128, 4, 3, programs=0, unpacks=True)
+    rows = 32 if average <= ROWS_32 else 64 if average <= ROWS_64 else 128
+    return ManyTile(rows, 64, 128, 4, 3, programs=0, unpacks=True)
 
 
 @lru_cache(maxsize=256)

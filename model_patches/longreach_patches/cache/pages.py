@@ -22,7 +22,9 @@ class KVPages:
     """`num_pages` pages, allocated once: per layer a key and a value tensor (num_pages, page_size, Hkv, D), and in the
     bounded layers the keys' bounds (num_pages, page_size // 16, Hkv, 2, D); None in the others.
 
-    A layer that reads another's keys and values has that layer's tensors here, and must not write them."""
+    Where layers of several sizes share ids, a layer has as many more pages as its group's stride says, and its own are
+    those of ids times the stride. A layer that reads another's keys and values has that layer's tensors here, and
+    must not write them."""
 
     def __init__(self, shape: PageShape, num_pages: int, device: torch.device, scales: KVScales | None = None) -> None:
         if num_pages < 1:
@@ -39,12 +41,12 @@ class KVPages:
         rows = num_pages + 1 if shape.divided else num_pages
         # Layers that are alike share a tensor: (layers, 2, num_pages, page_size, Hkv, D). Few models have several.
         self._storage: list[torch.Tensor] = []
-        kept: dict[int, torch.Tensor] = {}
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for places, heads, head_dim in _alike(shape, shape.keeping):
             size = (len(places), 2, rows, shape.page_size, heads, head_dim)
             self._storage.append(_room(size, shape.dtype, device))
             for layers, tensor in zip(places, self._storage[-1].unbind(0), strict=True):
-                kept |= dict.fromkeys(layers, tensor)
+                kept |= {layer: (_own(shape, layer, tensor[0]), _own(shape, layer, tensor[1])) for layer in layers}
         sources = [layer.source for layer in shape.layers]
         self.keys: tuple[torch.Tensor, ...] = tuple(kept[source][0] for source in sources)
         self.values: tuple[torch.Tensor, ...] = tuple(kept[source][1] for source in sources)
@@ -54,7 +56,7 @@ class KVPages:
             size = (len(places), rows, shape.page_size // KEY_BLOCK, heads, 2, head_dim)
             self._bounds.append(_room(size, shape.dtype, device))
             for layers, tensor in zip(places, self._bounds[-1].unbind(0), strict=True):
-                bounds |= dict.fromkeys(layers, tensor)
+                bounds |= {layer: _own(shape, layer, tensor) for layer in layers}
         if shape.divided:
             self.clear([self.dropped])
         self.bounds: tuple[torch.Tensor | None, ...] = tuple(bounds.get(source) for source in sources)
@@ -124,13 +126,24 @@ class KVPages:
 
 def _alike(shape: PageShape, indices: tuple[int, ...]) -> list[tuple[list[list[int]], int, int]]:
     """Those of the layers that are alike, in order, with their KV heads and channels: lists of the layers that share a
-    place, which are of several groups."""
+    place, which are of several groups. Where layers are divided, all are like the largest: see `_own`."""
     found: dict[tuple[int, int], dict[int, list[int]]] = {}
     for index in indices:
-        layer = shape.layers[index]
+        layer = shape.layers[shape.largest if shape.divided else index]
         places = found.setdefault((layer.num_kv_heads, layer.head_dim), {})
-        places.setdefault(shape.place_of[index], []).append(index)
+        places.setdefault(shape.place_of[index] // shape.stride_of[index], []).append(index)
     return [(list(places.values()), *sizes) for sizes, places in found.items()]
+
+
+def _own(shape: PageShape, layer: int, room: torch.Tensor) -> torch.Tensor:
+    """A layer's pages within `room` (rows, tokens or blocks, heads, ..., D) of one of the largest layers.
+
+    Of a layer of half that size a row holds two pages, one behind the other. Seen as pages of its own size, from the
+    layer's first on, they are a contiguous tensor in which the page of an id is at the id times the group's stride.
+    """
+    own = shape.layers[layer]
+    size = (room.shape[1], own.num_kv_heads, *room.shape[3:-1], own.head_dim)
+    return room.view(-1, *size)[shape.place_of[layer] % shape.stride_of[layer] :]
 
 
 def _room(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

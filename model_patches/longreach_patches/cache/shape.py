@@ -60,8 +60,8 @@ class PageShape:
     ) -> PageShape:
         """Read the shape from a model's config; `page_size` is in tokens. Each rank has pages for its own KV heads.
 
-        With `divided` layers with windows have pages apart from the others, if the layers that keep keys are of one
-        size; else a page is one of all layers.
+        With `divided` layers with windows have pages apart from the others, if the size of the largest layer is a
+        multiple of all others' that keep keys; else a page is one of all layers.
         """
         shape = head_shape(config)
         kv_heads = len(layout.part(shape.kv_heads))
@@ -71,13 +71,17 @@ class PageShape:
         )
         alike = cls(len(layers), kv_heads, shape.head_dim, dtype, page_size, bounded)
         shape = alike if layers == alike.layers else replace(alike, different=layers)
-        if not divided or len({layers[index][:2] for index in shape.keeping}) > 1:
+        sizes = {index: layers[index].num_kv_heads * layers[index].head_dim for index in shape.keeping}
+        largest = max(sizes.values())
+        if not divided or any(largest % size for size in sizes.values()):
             return shape
         windows = [None if mask.band.sinks else mask.band.window for mask in layer_masks(config)]
         if any(windows[index] != windows[layer.source] for index, layer in enumerate(layers)):
             return shape  # a layer sees more of another's keys than that one does
         kept = {index: windows[index] for index in shape.keeping}
-        return replace(shape, divided=divide(kept)) if any(kept.values()) else shape
+        if not any(kept.values()):
+            return shape
+        return replace(shape, divided=divide(kept, {index: largest // size for index, size in sizes.items()}))
 
     @cached_property
     def layers(self) -> tuple[LayerPages, ...]:
@@ -101,6 +105,16 @@ class PageShape:
         """Of each layer the place of the keys and values that it reads within a page, among those of its group."""
         found = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
         return tuple(found[layer.source] for layer in self.layers)
+
+    @cached_property
+    def largest(self) -> int:
+        """The first of the layers that keep the most bytes of a token."""
+        return max(self.keeping, key=lambda index: self.layers[index].num_kv_heads * self.layers[index].head_dim)
+
+    @cached_property
+    def stride_of(self) -> tuple[int, ...]:
+        """Of each layer the stride of its group."""
+        return tuple(self.groups[group].stride for group in self.group_of)
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
@@ -130,9 +144,9 @@ class PageShape:
         has."""
         layers, kept, bounded = self.layers, list(self.keeping), list(self.keeping_bounds)
         if self.divided:
-            places = max(len(group.layers) for group in self.groups)
-            kept = [self.keeping[0]] * places
-            bounded = [self.keeping[0]] * len({self.place_of[index] for index in bounded})
+            places = max(-(-len(group.layers) // group.stride) for group in self.groups)
+            kept = [self.largest] * places
+            bounded = [self.largest] * len({self.place_of[index] // self.stride_of[index] for index in bounded})
         rows = [(index, self.page_size) for index in kept]
         rows += [(index, self.page_size // KEY_BLOCK) for index in bounded]
         numbers = sum(count * layers[index].num_kv_heads * layers[index].head_dim for index, count in rows)

@@ -1,7 +1,17 @@
 """What is known of each model family, as data, and what follows from a model's config."""
 
 from longreach_patches.families.family import Family, LayerMask
-from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, NormKind, OutputGate, Rotary
+from longreach_patches.families.parts import (
+    ConvolutionParts,
+    DeltaParts,
+    LayerParts,
+    MixerParts,
+    Mixture,
+    NormKind,
+    OutputGate,
+    Rotary,
+    SsmParts,
+)
 from longreach_patches.families.read import (
     HeadShape,
     attention_layers,
@@ -13,7 +23,9 @@ from longreach_patches.families.read import (
     layer_masks,
     layer_sources,
     rotary_layers,
+    shares_states,
     state_layers,
+    state_units,
     widest_inner,
 )
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
@@ -21,15 +33,18 @@ from longreach_patches.families.table import FAMILIES, LEFT_OUT
 __all__ = [
     "FAMILIES",
     "LEFT_OUT",
+    "ConvolutionParts",
     "DeltaParts",
     "Family",
     "HeadShape",
     "LayerMask",
     "LayerParts",
+    "MixerParts",
     "Mixture",
     "NormKind",
     "OutputGate",
     "Rotary",
+    "SsmParts",
     "attention_layers",
     "expert_inner",
     "experts_per_token",
@@ -39,6 +54,8 @@ __all__ = [
     "layer_masks",
     "layer_sources",
     "rotary_layers",
+    "shares_states",
     "state_layers",
+    "state_units",
     "widest_inner",
 ]

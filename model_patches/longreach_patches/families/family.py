@@ -7,7 +7,7 @@ another window needs nothing here. To add a family, see docs/adding-a-model-fami
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import transformers
@@ -15,13 +15,12 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.parts import DeltaParts, LayerParts
+from longreach_patches.families.parts import LayerParts, MixerParts
 
 LayerMask = Causal | Window
 
 _FULL = {"full_attention", "attention"}
 _WINDOWED = {"sliding_attention"}
-_RECURRENT = {"linear_attention"}
 
 
 def windows_of_config(config: PretrainedConfig) -> list[int | None]:
@@ -44,24 +43,43 @@ def windows_of_config(config: PretrainedConfig) -> list[int | None]:
     return [window if kind in _WINDOWED else None for kind in kinds]
 
 
+def windows_beside_convolutions(config: PretrainedConfig) -> list[int | None]:
+    """Of LFM3: by `layer_types`, which also has layers that keep a state; these have no window."""
+    return [config.sliding_window if kind in _WINDOWED else None for kind in config.layer_types]
+
+
 def no_windows(config: PretrainedConfig) -> list[int | None]:
     """None for each layer, whatever the config says of windows."""
     return [None] * config.num_hidden_layers
 
 
-def recurrent_layers(config: PretrainedConfig) -> list[int]:
-    """The layers that keep a state in place of keys and values, by `layer_types`.
+def recurrent_layers(config: PretrainedConfig, recurrent: str, windows: bool, idle: Collection[str] = ()) -> list[int]:
+    """The layers that keep a state in place of keys and values: those of the kind `recurrent` in `layer_types`. With
+    `windows` others may have a window of their own. Layers of the kinds `idle` keep nothing.
 
     Raises:
-        UnsupportedModelError: a layer is of a kind that neither does so nor sees everything.
+        UnsupportedModelError: a layer is of another kind, or kinds are not said.
     """
-    kinds: Sequence[str] = config.layer_types
-    if unknown := sorted(set(kinds) - _FULL - _RECURRENT):
+    kinds: Sequence[str] | None = config.layer_types
+    if kinds is None:
+        raise UnsupportedModelError(f"this {config.model_type} config does not say what layers are: give layer_types")
+    computed = ["full_attention", *(["sliding_attention"] if windows else []), *idle, recurrent]
+    if unknown := sorted(set(kinds) - _FULL - set(computed)):
         raise UnsupportedModelError(
             f"this {config.model_type} config has layers of the kind {', '.join(unknown)}; "
-            "only full_attention and linear_attention are computed"
+            f"only {', '.join(computed[:-1])} and {recurrent} are computed"
         )
-    return [index for index, kind in enumerate(kinds) if kind in _RECURRENT]
+    return [index for index, kind in enumerate(kinds) if kind == recurrent]
+
+
+def no_rotary(config: PretrainedConfig) -> list[bool]:
+    """Rotary positions in no layer."""
+    return [False] * config.num_hidden_layers
+
+
+def rotary_where_named(config: PretrainedConfig) -> list[bool]:
+    """Of Granite with states: in all layers or in none."""
+    return [config.position_embedding_type == "rope"] * config.num_hidden_layers
 
 
 def rotary_where_marked(config: PretrainedConfig) -> list[bool]:
@@ -121,7 +139,8 @@ class Family:
         attention: the name that a layer has for its attention module.
         sources: for each layer, the layer whose keys and values it reads; None where each has its own.
         heads_differ: whether the KV heads of a layer, and the channels of a head, may differ from another layer's.
-        delta: how the layers are made that keep a state in place of keys and values; None where all layers attend.
+        mixer: how the layers are made that keep a state in place of keys and values; None where all layers attend.
+        idle: names that `layer_types` has for layers that keep nothing, such as MLPs that are layers of their own.
     """
 
     model_type: str
@@ -132,7 +151,8 @@ class Family:
     attention: str = "self_attn"
     sources: Callable[[PretrainedConfig], list[int]] | None = None
     heads_differ: bool = False
-    delta: DeltaParts | None = None
+    mixer: MixerParts | None = None
+    idle: tuple[str, ...] = ()
 
     @property
     def fused(self) -> bool:

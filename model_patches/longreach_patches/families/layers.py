@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from longreach_patches.families.parts import DeltaParts, LayerParts, Mixture, OutputGate, Rotary
+from longreach_patches.families.parts import (
+    ConvolutionParts,
+    DeltaParts,
+    LayerParts,
+    Mixture,
+    OutputGate,
+    Rotary,
+    SsmParts,
+)
 
 LLAMA = LayerParts()
 QWEN3 = replace(LLAMA, qk_norm="head")
@@ -161,4 +169,14 @@ OLMO_DELTA = DeltaParts(
     doubled="allow_neg_eigval",
     norm="o_norm",
     out="o_proj",
+)
+LFM2_CONVOLUTION = ConvolutionParts()
+MAMBA2 = SsmParts()
+NEMOTRON_SSM = SsmParts(
+    module="mixer",
+    heads="mamba_num_heads",
+    head_dim="mamba_head_dim",
+    groups="n_groups",
+    state_size="ssm_state_size",
+    width="conv_kernel",
 )

@@ -7,7 +7,7 @@ activation, how many experts a token has. The channels that are turned are as ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 # x / rms(x) * weight; the same with 1 + weight; (x - mean(x)) / deviation(x) * weight + bias; that with 1 + weight.
 # Norms without a weight or a bias have 1 and 0 for them.
@@ -106,6 +106,7 @@ class DeltaParts:
     more projections are a number each for a value head: its decay, and how much of a key's old value is replaced.
 
     Attributes:
+        kind: the name that `layer_types` has for such layers.
         module: the name that a layer has for it.
         qkv: the projections to queries, keys and values, in this order, or one that has all of them.
         gate, beta, decay: those to the gates of the result, to what is replaced, and to the decay.
@@ -114,6 +115,8 @@ class DeltaParts:
         doubled: the attribute that says whether what is replaced goes up to 2, not 1.
         convolution, norm, out: the module of the convolution, of the result's norm, and the last projection.
     """
+
+    kind: ClassVar[str] = "linear_attention"
 
     module: str = "linear_attn"
     qkv: tuple[str, ...] = ("in_proj_qkv",)
@@ -125,6 +128,70 @@ class DeltaParts:
     convolution: str = "conv1d"
     norm: str = "norm"
     out: str = "out_proj"
+
+    @property
+    def wide(self) -> tuple[str, ...]:
+        """The projections to queries, keys, values and gates."""
+        return self.qkv if self.by_key_head else (*self.qkv, self.gate)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Those to a number or two of each value head."""
+        return (self.beta,) if self.by_key_head else (self.beta, self.decay)
+
+
+@dataclass(frozen=True)
+class ConvolutionParts:
+    """A short convolution between two gates, in place of attention (LFM2): the names in its module.
+
+    Attributes:
+        kind: the name that `layer_types` has for such layers.
+        module: the name that a layer has for it.
+        projection: to the gate before the convolution, the gate behind it, and its inputs, in this order.
+        convolution, out: the module of the convolution, and the last projection.
+        width: the config's field that has how many inputs of a channel the convolution sees.
+    """
+
+    kind: ClassVar[str] = "conv"
+
+    module: str = "conv"
+    projection: str = "in_proj"
+    convolution: str = "conv"
+    out: str = "out_proj"
+    width: str = "conv_L_cache"
+
+
+@dataclass(frozen=True)
+class SsmParts:
+    """The states of Mamba-2 (Dao and Gu 2024) behind a short convolution, in place of attention: the names in its
+    module, and those of sizes in the config.
+
+    Attributes:
+        kind: the name that `layer_types` has for such layers.
+        module: the name that a layer has for it.
+        projection: to gates, to the convolution's inputs, which become x, B and C, and to sizes of steps, in order.
+        convolution, norm, out: the module of the convolution, of the gated result's norm, and the last projection.
+        heads, head_dim, groups, state_size, width: the config's fields that have how many heads a layer has, the
+            channels of each, how many B and C there are, the channels of these, and how many inputs of a channel the
+            convolution sees.
+    """
+
+    kind: ClassVar[str] = "linear_attention"
+
+    module: str = "mamba"
+    projection: str = "in_proj"
+    convolution: str = "conv1d"
+    norm: str = "norm"
+    out: str = "out_proj"
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    state_size: str = "mamba_d_state"
+    width: str = "mamba_d_conv"
+
+
+# How layers are made that keep a state in place of keys and values.
+MixerParts = DeltaParts | ConvolutionParts | SsmParts
 
 
 @dataclass(frozen=True)

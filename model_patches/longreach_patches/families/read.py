@@ -8,13 +8,19 @@ from longreach_kernels import Causal, Window
 from transformers import PretrainedConfig
 
 from longreach_patches.errors import UnsupportedModelError
-from longreach_patches.families.family import Family, LayerMask, recurrent_layers
+from longreach_patches.families.family import Family, LayerMask, no_windows, recurrent_layers
+from longreach_patches.families.parts import ConvolutionParts, DeltaParts
 from longreach_patches.families.table import FAMILIES, LEFT_OUT
 
 # Names that configs have for the experts that a token goes to, and for an expert's inner channels.
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k", "top_k_experts")
 _OF_HEADS = {"head_dim", "num_key_value_heads"}
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_INNER = (
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+)
 _EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size")
 
 
@@ -50,18 +56,42 @@ def state_layers(config: PretrainedConfig) -> tuple[int, ...]:
     Raises:
         UnsupportedModelError: the family is not in the table, or a layer is of a kind that it does not have.
     """
-    return () if family_of(config).delta is None else tuple(recurrent_layers(config))
+    family = family_of(config)
+    if family.mixer is None:
+        return ()
+    windows = family.windows is not no_windows
+    return tuple(recurrent_layers(config, family.mixer.kind, windows, family.idle))
+
+
+def state_units(config: PretrainedConfig) -> tuple[str, int] | None:
+    """What ranks share states by, in words, and how many of these there are; None for a model that keeps no states."""
+    parts = family_of(config).mixer
+    if parts is None:
+        return None
+    if isinstance(parts, DeltaParts):
+        return "key heads of states", config.linear_num_key_heads
+    if isinstance(parts, ConvolutionParts):
+        return "channels of convolutions", config.hidden_size
+    return "groups of states", getattr(config, parts.groups)
+
+
+def shares_states(config: PretrainedConfig, ranks: int) -> bool:
+    """Whether each of so many ranks has a part of every state, and not the whole."""
+    units = state_units(config)
+    return units is not None and units[1] % ranks == 0
 
 
 def attention_layers(config: PretrainedConfig) -> tuple[int, ...]:
-    """The decoder layers that attend, by their numbers: all but `state_layers`. What is said of attention, keys and
-    values has an entry for each of these, in this order, and none for the others.
+    """The decoder layers that attend, by their numbers: all but `state_layers` and those that keep nothing. What is
+    said of attention, keys and values has an entry for each of these, in this order, and none for the others.
 
     Raises:
         UnsupportedModelError: as of `state_layers`, or no layer attends.
     """
-    recurrent = set(state_layers(config))
-    layers = tuple(index for index in range(config.num_hidden_layers) if index not in recurrent)
+    others, idle = set(state_layers(config)), family_of(config).idle
+    if idle:
+        others |= {index for index, kind in enumerate(config.layer_types) if kind in idle}
+    layers = tuple(index for index in range(config.num_hidden_layers) if index not in others)
     if not layers:
         raise UnsupportedModelError(
             f"no layer of this {config.model_type} config attends: models without any keys and values are not served"
@@ -138,8 +168,19 @@ def widest_inner(config: PretrainedConfig) -> int:
     widths = list(dense) if isinstance(dense, list | tuple) else [dense]
     if getattr(config, "use_double_wide_mlp", False):  # of Gemma 4, in layers that read another's keys
         widths.append(2 * widths[0])
+    if getattr(config, "block_auto_adjust_ff_dim", False):  # of LFM2: what its config says is not what its MLP has
+        widths = [_adjusted(config, widths[0])]
     shared = _number(config, _SHARED, 0) * _number(config, _EXPERT_INNER, widths[0])
-    return max(*widths, shared, _number(config, ("shared_expert_intermediate_size",), 0))
+    return max(*widths, shared, *(_number(config, (name,), 0) for name in _SHARED_INNER))
+
+
+def _adjusted(config: PretrainedConfig, width: int) -> int:
+    """Two thirds of a width, by a factor, up to the next multiple."""
+    width = 2 * width // 3
+    if config.block_ffn_dim_multiplier is None:
+        return width
+    multiple = config.block_multiple_of
+    return -(-int(config.block_ffn_dim_multiplier * width) // multiple) * multiple
 
 
 def expert_inner(config: PretrainedConfig) -> int:
@@ -150,6 +191,9 @@ def expert_inner(config: PretrainedConfig) -> int:
 
 def experts_per_token(config: PretrainedConfig) -> int:
     """How many experts compute a token, beside those that all tokens share; 0 in a model without experts."""
+    idle = family_of(config).idle
+    if getattr(config, "num_local_experts", None) == 0 or ("moe" in idle and "moe" not in config.layer_types):
+        return 0
     return _number(config, _EXPERTS_PER_TOKEN, 0)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from longreach_patches.families import layers
 from longreach_patches.families.family import (
     Family,
+    no_rotary,
     no_windows,
     rotary_of_cohere2_moe,
     rotary_where_based,
     rotary_where_marked,
+    rotary_where_named,
     rotary_where_windowed,
     rotary_where_windowed_if_any,
     sources_where_marked,
+    windows_beside_convolutions,
 )
 
 _FUSED = (
@@ -100,23 +103,43 @@ _EXPERTS = (
     Family("solar_open", ("upstage/Solar-Open-100B",), no_windows, parts=layers.SOLAR_OPEN),
 )
 
-# With a recurrent state in most layers.
+# With a recurrent state, or the last inputs of a convolution, in most layers.
 _HYBRID = (
-    Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, delta=layers.OLMO_DELTA),
+    Family("bamba", ("ibm-ai-platform/Bamba-9B-v2",), no_windows, mixer=layers.MAMBA2),
+    Family(
+        "granitemoehybrid",
+        ("ibm-granite/granite-4.0-h-small", "ibm-granite/granite-4.0-h-tiny"),
+        no_windows,
+        rotary=rotary_where_named,
+        mixer=layers.MAMBA2,
+    ),
+    Family(
+        "nemotron_h",
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"),
+        no_windows,
+        rotary=no_rotary,
+        attention="mixer",
+        mixer=layers.NEMOTRON_SSM,
+        idle=("mlp", "moe"),
+    ),
+    Family("lfm2", ("LiquidAI/LFM2-1.2B",), no_windows, mixer=layers.LFM2_CONVOLUTION),
+    Family("lfm2_moe", ("LiquidAI/LFM2-8B-A1B",), no_windows, mixer=layers.LFM2_CONVOLUTION),
+    Family("lfm3", ("LiquidAI/LFM3-1.7B",), windows_beside_convolutions, mixer=layers.LFM2_CONVOLUTION),
+    Family("olmo_hybrid", ("allenai/Olmo-Hybrid-7B",), no_windows, mixer=layers.OLMO_DELTA),
     Family(
         "qwen3_next",
         ("Qwen/Qwen3-Next-80B-A3B-Instruct",),
         no_windows,
         parts=layers.QWEN3_NEXT,
-        delta=layers.QWEN3_NEXT_DELTA,
+        mixer=layers.QWEN3_NEXT_DELTA,
     ),
-    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, parts=layers.QWEN3_5, delta=layers.QWEN3_5_DELTA),
+    Family("qwen3_5_text", ("Qwen/Qwen3.5-27B",), no_windows, parts=layers.QWEN3_5, mixer=layers.QWEN3_5_DELTA),
     Family(
         "qwen3_5_moe_text",
         ("Qwen/Qwen3.5-35B-A3B",),
         no_windows,
         parts=layers.QWEN3_5_MOE,
-        delta=layers.QWEN3_5_DELTA,
+        mixer=layers.QWEN3_5_DELTA,
     ),
 )
 
@@ -124,7 +147,8 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in (*_FUSED,
 
 # What is known and not served, and what that would take.
 _LATENT = "multi-head latent attention (keys and values of different head dims)"
-_STATE = "layers with a recurrent state of another kind than the gated delta rule's"
+_STATE = "layers with a recurrent state of a kind that is not computed"
+_ALONE = "layers with a state alone: models without any keys and values are not served"
 _BIAS = "position biases (ALiBi or learned ones) in attention"
 _POSITIONS = "learned positions at the input"
 LEFT_OUT: dict[str, str] = {
@@ -143,25 +167,14 @@ LEFT_OUT: dict[str, str] = {
         ),
         _LATENT,
     ),
-    **dict.fromkeys(
-        (
-            "bamba",
-            "falcon_h1",
-            "falcon_mamba",
-            "granitemoehybrid",
-            "jamba",
-            "lfm2",
-            "lfm2_moe",
-            "mamba",
-            "mamba2",
-            "minimax",
-            "nemotron_h",
-        ),
-        _STATE,
-    ),
+    **dict.fromkeys(("jamba", "minimax"), _STATE),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), _ALONE),
     **dict.fromkeys(("bloom", "falcon", "mpt"), _BIAS),
     **dict.fromkeys(("gpt2", "opt"), _POSITIONS),
     "llama4_text": "chunked attention",
+    "falcon_h1": "layers that attend and keep a state side by side",
+    "zamba": "layers with a recurrent state of a kind that is not computed, and attention that layers share",
+    "zamba2": "layers that attend and keep a state, with attention that layers share",
     "diffllama": "a difference of two softmaxes",
     "doge": "a mask that depends on the values",
     "mimo_v2_flash": "keys and values of different head dims",

@@ -164,15 +164,16 @@ class FusedLayer:
         ranks = self._layout.context_size
         with ExitStack() as stack:
             if ranks > 1:  # else they are views of the joined
-                joined: list[tuple[Projection | None, Any, tuple[str, ...]]] = [
-                    (self._whole.qkv, self._attention, self._parts.qkv),
-                    (self._whole.gate_up, self._mlp_module, self._parts.gate_up),
-                ]
+                joined = [*self._joined(), (self._whole.gate_up, self._mlp_module, self._parts.gate_up)]
                 for projection, module, names in joined:
                     if projection is not None and len(names) > 1:
                         parts = [getattr(module, name) for name in names]
                         stack.enter_context(separated(projection, ranks, *parts))
             yield
+
+    def _joined(self) -> list[tuple[Projection | None, Any, tuple[str, ...]]]:
+        """The joined projections before attention, with the module that has them and their names."""
+        return [(self._whole.qkv, self._attention, self._parts.qkv)]
 
     def _attend(
         self,
@@ -218,6 +219,9 @@ class FusedLayer:
             batch_invariant=self._invariant,
         )
         out = step_attention(q, self._index, step, call, self._backend)
+        if self._parts.gated_queries:  # these gates come with a rank's heads, and others with its tokens
+            assert gate is not None
+            out, gate = gate_heads(out, gate, None), None
         if sizes is not None:
             out = heads_to_tokens(out, sizes, self._layout.context_group)
         if gate is not None:

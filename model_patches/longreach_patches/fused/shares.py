@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from longreach_kernels.linear import Weight, take_inputs, take_outputs
+from longreach_kernels.linear import take_inputs, take_outputs
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from longreach_patches.families import LayerParts, family_of
+from longreach_patches.families import DeltaParts, LayerParts, MixerParts, family_of, state_layers
 from longreach_patches.fused.modules import modules_of
-from longreach_patches.fused.weights import interleaved, weight_of
+from longreach_patches.fused.weights import in_segments, interleaved, weight_of
 from longreach_patches.layout import RankLayout
+from longreach_patches.mixer_split import Sizes, runs_of, split_of
 
 
 def check_shares(model: PreTrainedModel, layout: RankLayout) -> None:
@@ -25,53 +26,74 @@ def check_shares(model: PreTrainedModel, layout: RankLayout) -> None:
     family, ranks = family_of(model.config), layout.context_size
     if ranks == 1 or family.parts is None or not family.fused_over(layout.size):
         return
+    mixer, recurrent = family.mixer, set(state_layers(model.config))
     for index, layer in enumerate(cast("nn.ModuleList", model.base_model.layers)):
-        joined: dict[str, list[Weight]] = {}
-        for name, module, take, dim in _projections(layer, family.parts):
-            weight = weight_of(module)
-            if take is take_outputs and not _is_gate(name, family.parts):
-                joined.setdefault(name.rpartition(".")[0], []).append(weight)
-            if isinstance(weight, Tensor):
-                continue
-            share = weight.shape[dim] // ranks
-            try:
-                for rank in range(ranks):
-                    take(weight, rank * share, (rank + 1) * share)
-            except ValueError as error:
-                raise ValueError(
-                    f"--context-parallel-size {ranks}: each rank computes a run of model.layers.{index}.{name}: {error}"
-                ) from error
-        for name, weights in joined.items():
-            if any(not isinstance(weight, Tensor) for weight in weights):
-                _check_joins(f"model.layers.{index}.{name}", weights, ranks)
+        for group in _groups(layer, family.parts, mixer if index in recurrent else None):
+            _check_group(f"model.layers.{index}.{group.path}", group, ranks)
 
 
-def _check_joins(name: str, weights: list[Weight], ranks: int) -> None:
+class _Group(NamedTuple):
+    """Linear modules of a layer that are joined, with the sizes of their segments; or one, of whose `inputs` ranks have
+    parts."""
+
+    path: str
+    projections: dict[str, Any]
+    segments: list[Sizes]
+    inputs: bool = False
+
+
+def _check_group(path: str, group: _Group, ranks: int) -> None:
+    weights = [weight_of(projection) for projection in group.projections.values()]
+    for name, weight, sizes in zip(group.projections, weights, group.segments, strict=True):
+        if isinstance(weight, Tensor):
+            continue
+        take = take_inputs if group.inputs else take_outputs
+        try:
+            for rank in range(ranks):
+                for run in runs_of(sizes, ranks, rank):
+                    take(weight, *run)
+        except ValueError as error:
+            raise ValueError(
+                f"--context-parallel-size {ranks}: each rank computes a run of {path}.{name}: {error}"
+            ) from error
+    if len(weights) == 1 or all(isinstance(weight, Tensor) for weight in weights):
+        return
     try:
-        interleaved(ranks, weights)
+        interleaved(ranks, in_segments(weights, group.segments))
     except ValueError as error:
         raise ValueError(
-            f"--context-parallel-size {ranks}: each rank computes a run of the joined projections of {name}: {error}; "
+            f"--context-parallel-size {ranks}: each rank computes a run of the joined projections of {path}: {error}; "
             "use --tensor-parallel-size"
         ) from error
 
 
-def _is_gate(name: str, parts: LayerParts) -> bool:
-    return parts.output_gate is not None and name == f"self_attn.{parts.output_gate.projection}"
-
-
-def _projections(layer: Any, parts: LayerParts) -> Iterator[tuple[str, Any, Any, int]]:
-    """The linear modules of a layer with their names, what a rank takes of each, and in which dimension."""
-    modules = modules_of(layer, parts)
-    gate = () if parts.output_gate is None else (parts.output_gate.projection,)
-    found: list[tuple[str, Any, tuple[str, ...], str]] = [
-        ("self_attn", modules.attention, (*parts.qkv, *gate), parts.output)
-    ]
+def _groups(layer: Any, parts: LayerParts, mixer: MixerParts | None) -> Iterator[_Group]:
+    """What a fused layer joins, and its last projections."""
+    modules = modules_of(layer, parts, mixer and mixer.module)
+    if mixer is not None:
+        inputs = split_of(modules.attention, mixer).inputs
+        for names in (mixer.wide, mixer.numbers) if isinstance(mixer, DeltaParts) else ((mixer.projection,),):
+            own = {name: getattr(modules.attention, name) for name in names}
+            yield _Group(mixer.module, own, [inputs[name] for name in names])
+        yield _back(mixer.module, modules.attention, mixer.out)
+    else:
+        yield _alike("self_attn", modules.attention, parts.qkv)
+        if parts.output_gate is not None:
+            yield _alike("self_attn", modules.attention, (parts.output_gate.projection,))
+        yield _back("self_attn", modules.attention, parts.output)
     if modules.shared is not None:
         mixture, path = parts.mixture, parts.mlp
         if modules.mixture is not None and mixture is not None:
             path = mixture.beside or f"{parts.mlp}.{mixture.shared}"
-        found.append((path, modules.shared, parts.gate_up, parts.down))
-    for name, module, first, last in found:
-        yield from ((f"{name}.{each}", getattr(module, each), take_outputs, 0) for each in first)
-        yield f"{name}.{last}", getattr(module, last), take_inputs, 1
+        yield _alike(path, modules.shared, parts.gate_up)
+        yield _back(path, modules.shared, parts.down)
+
+
+def _alike(path: str, module: Any, names: tuple[str, ...]) -> _Group:
+    own = {name: getattr(module, name) for name in names}
+    return _Group(path, own, [(weight_of(one).shape[0],) for one in own.values()])
+
+
+def _back(path: str, module: Any, name: str) -> _Group:
+    one = getattr(module, name)
+    return _Group(path, {name: one}, [(weight_of(one).shape[1],)], inputs=True)

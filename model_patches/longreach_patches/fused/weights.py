@@ -26,6 +26,7 @@ from longreach_patches.families.layers import LLAMA
 from longreach_patches.families.parts import LayerParts
 from longreach_patches.fused.experts import share_of_experts
 from longreach_patches.layout import RankLayout
+from longreach_patches.mixer_split import Sizes, runs_of
 
 
 class Projection(NamedTuple):
@@ -33,13 +34,13 @@ class Projection(NamedTuple):
 
     Attributes:
         others: projections of the same input whose outputs follow these, where formats cannot be joined.
-        sizes: outputs of each of the joined.
+        sizes: of each of the joined, outputs of its segments, see `joined`.
     """
 
     weight: Weight
     bias: Tensor | None
     others: tuple[Projection, ...] = ()
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[Sizes, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -146,10 +147,9 @@ def some_inputs(projection: Projection, layout: RankLayout) -> Projection:
 @contextmanager
 def separated(whole: Projection, ranks: int, *projections: Any) -> Iterator[None]:
     """Give projections that were joined rank by rank their own weights for a while, as copies."""
-    sizes = [size // ranks for size in whole.sizes]
-    _set_weights(projections, _by_projection(whole.weight, ranks, sizes))
+    _set_weights(projections, _by_projection(whole.weight, ranks, whole.sizes))
     if whole.bias is not None:
-        for projection, own in zip(projections, _by_projection(whole.bias, ranks, sizes), strict=True):
+        for projection, own in zip(projections, _by_projection(whole.bias, ranks, whole.sizes), strict=True):
             projection.bias.data = own
     try:
         yield
@@ -160,17 +160,19 @@ def separated(whole: Projection, ranks: int, *projections: Any) -> Iterator[None
                 projection.bias.data = whole.bias[:0]
 
 
-def joined(ranks: int, *projections: Any) -> Projection:
+def joined(ranks: int, *projections: Any, segments: Sequence[Sizes] | None = None) -> Projection:
     """One projection in place of several of the same input, rank by rank. Nothing is held twice: with one rank their
     own weights become views of it, with several, where their rows do not follow each other, they become empty. One
-    alone is used as it is, as are projections whose formats cannot be joined. On several ranks nothing may be joined in
-    it on the disk (`LayerParts.whole`)."""
+    alone is used as it is, as are projections whose formats cannot be joined. What is joined in it on the disk is told
+    by `segments`, sizes that add up to the outputs of each; one alone has what belongs to a rank together."""
     if len(projections) == 1:
         return projection_of(projections[0])
+    segments = segments or [(projection.out_features,) for projection in projections]
     weights = [weight_of(projection) for projection in projections]
     with _refused(ranks):
         try:
-            weight = interleaved(ranks, [x.detach() if isinstance(x, Tensor) else x for x in weights])
+            own = [x.detach() if isinstance(x, Tensor) else x for x in weights]
+            weight = interleaved(ranks, own if ranks == 1 else in_segments(own, segments))
         except ValueError:
             if ranks > 1:
                 raise
@@ -178,17 +180,16 @@ def joined(ranks: int, *projections: Any) -> Projection:
             return first._replace(others=tuple(others))
     bias = None
     if projections[0].bias is not None:
-        bias = interleaved(ranks, [projection.bias.detach() for projection in projections])
+        bias = interleaved(ranks, in_segments([projection.bias.detach() for projection in projections], segments))
         assert isinstance(bias, Tensor)
-    sizes = tuple(projection.out_features for projection in projections)
     start = 0
-    for projection, size in zip(projections, sizes, strict=True):
-        end = start + size
+    for projection, sizes in zip(projections, segments, strict=True):
+        end = start + sum(sizes)
         _set_weights([projection], [take_outputs(weight, start, end) if ranks == 1 else _empty(weight)])
         if bias is not None:
             projection.bias.data = bias[start : end if ranks == 1 else start]
         start = end
-    return Projection(weight, bias, sizes=sizes)
+    return Projection(weight, bias, sizes=tuple(segments))
 
 
 def _set_weights(projections: Sequence[Any], weights: Sequence[Weight]) -> None:
@@ -225,15 +226,35 @@ def interleaved(ranks: int, weights: Sequence[Weight]) -> Weight:
     )
 
 
-def _by_projection(whole: Weight, ranks: int, sizes: Sequence[int]) -> list[Any]:
-    """What `interleaved` was given, from what it gave; `sizes` are the rows of one rank."""
-    if isinstance(whole, Tensor):
-        return [own.flatten(0, 1) for own in whole.unflatten(0, (ranks, -1)).split(list(sizes), 1)]
-    found, start = [], 0
-    for rows in sizes:
-        starts = [rank * sum(sizes) + start for rank in range(ranks)]
-        found.append(join_outputs([take_outputs(whole, first, first + rows) for first in starts]))
-        start += rows
+def in_segments(weights: Sequence[Weight], segments: Sequence[Sizes]) -> list[Weight]:
+    """Runs of outputs of each weight, of these sizes.
+
+    Raises:
+        ValueError: a segment's border cuts a block.
+    """
+    found: list[Weight] = []
+    for weight, sizes in zip(weights, segments, strict=True):
+        found += [_run(weight, *run) for run in runs_of(sizes, 1, 0)]
+    return found
+
+
+def _run(weight: Weight, start: int, stop: int) -> Weight:
+    """Outputs of a weight, or of a bias."""
+    return weight[start:stop] if isinstance(weight, Tensor) else take_outputs(weight, start, stop)
+
+
+def _by_projection(whole: Weight, ranks: int, segments: Sequence[Sizes]) -> list[Any]:
+    """What `joined` was given, from what it gave."""
+    widths = [sum(sizes) // ranks for sizes in segments]  # of one rank
+    found, first = [], 0
+    for sizes, width in zip(segments, widths, strict=True):
+        pieces = []
+        for start, stop in runs_of(sizes, ranks, 0):
+            share, begin = stop - start, first + start // ranks
+            starts = [rank * sum(widths) + begin for rank in range(ranks)]
+            pieces += [_run(whole, row, row + share) for row in starts]
+        found.append(torch.cat(pieces) if isinstance(whole, Tensor) else join_outputs(pieces))
+        first += width
     return found
 
 

@@ -19,6 +19,8 @@ KINDS: Mapping[str, Literal["channels", "blocks"]] = {"fp8": "channels", "fp8_bl
 _CHOOSING = frozenset(
     {"gate", "router", "shared_expert_gate", "altup"} | {"in_proj_ba", "in_proj_a", "in_proj_b", "a_proj", "b_proj"}
 )
+# Of Mamba-2, where sizes of steps are a part of the first projection.
+_STEPPING = (".mamba.in_proj", ".mixer.in_proj")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -61,4 +63,4 @@ def at_load(name: str) -> Scheme:
 
 def _in_layers(name: str) -> bool:
     parts = name.split(".")
-    return "layers" in parts and not _CHOOSING.intersection(parts)
+    return "layers" in parts and not _CHOOSING.intersection(parts) and not name.endswith(_STEPPING)

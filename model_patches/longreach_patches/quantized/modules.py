@@ -20,6 +20,8 @@ from longreach_kernels.linear.fp8_products import experts_take_fp8, library_take
 from longreach_kernels.moe import Experts, experts_product
 from torch import Tensor, nn
 
+Runs = Sequence[tuple[int, int]]  # first outputs, and those behind the last
+
 
 class QuantizedLinear(nn.Module):
     """A linear layer; called with x (.., in_features) it gives (.., out_features) of x's dtype.
@@ -63,15 +65,15 @@ class QuantizedLinear(nn.Module):
             return False
         return True
 
-    def keep_outputs(self, parts: int, part: int, packed: int = 1) -> None:
-        """Keep one of so many runs of outputs; `packed` projections of as many outputs each lie one after another.
+    def keep_outputs(self, runs: Runs) -> None:
+        """Keep runs of outputs, one after another.
 
         Raises:
             ValueError: a run's border cuts a block of scales.
         """
-        self.weight_value = run_of_outputs(self.weight_value, parts, part, packed)
+        self.weight_value = runs_of_outputs(self.weight_value, runs)
         if self.bias is not None:
-            self.bias.data = self.bias.data.view(packed, parts, -1)[:, part].flatten().clone()
+            self.bias.data = torch.cat([self.bias.data[start:stop] for start, stop in runs])
 
     def keep_inputs(self, parts: int, part: int) -> None:
         """Keep one of so many runs of inputs, and the bias with the first.
@@ -221,7 +223,7 @@ def _dequantised(weights: list[Weight], dtype: torch.dtype, arch: int) -> int:
 
 
 def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> Weight:
-    """One of so many runs of outputs, as a copy, so that the whole can be freed; see `QuantizedLinear.keep_outputs`.
+    """One of so many runs of outputs, as a copy; `packed` projections of as many outputs each lie one after another.
 
     Raises:
         ValueError: a run's border cuts a block.
@@ -232,8 +234,8 @@ def run_of_outputs(weight: Weight, parts: int, part: int, packed: int = 1) -> We
     return runs_of_outputs(weight, [(start, start + share) for start in starts])
 
 
-def runs_of_outputs(weight: Weight, runs: Sequence[tuple[int, int]]) -> Weight:
-    """Runs of outputs, each from its first one to before its end, one after another in a copy.
+def runs_of_outputs(weight: Weight, runs: Runs) -> Weight:
+    """Runs of outputs, one after another, as a copy, so that the whole can be freed.
 
     Raises:
         ValueError: a run's border cuts a block.

@@ -21,7 +21,7 @@ import uvicorn
 
 from longreach import __version__
 from longreach.api.app import create_app
-from longreach.api.http.connection_limits import ConnectionLimits, LimitedProtocol
+from longreach.api.http.connection_limits import IDLE_SECONDS, ConnectionLimits, LimitedProtocol
 from longreach.api.http.listener import Listener
 from longreach.api.service.engine_protocol import StartEngine
 from longreach.api.service.first_request import first_request
@@ -172,6 +172,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=settings.max_header_bytes,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
     )
     try:

@@ -246,7 +246,8 @@ class Engine:
             return None
         use = self._usage.of_prompt(request, request.measured.take_kept())
         if use.policy.is_dynamic:
-            self._pairs.measured(request.cached, request.prompt_tokens, use.pairs / self._usage.heads)
+            computed = (use.pairs + use.other_pairs) / self._usage.heads
+            self._pairs.measured(request.cached, request.prompt_tokens, computed)
         return use
 
     def _decode_use(self, request: Request, length: int) -> DecodeUse | None:

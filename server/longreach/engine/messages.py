@@ -215,23 +215,36 @@ class KeptMass(msgspec.Struct, frozen=True, kw_only=True):
     least: float
 
 
+class LayerCount(msgspec.Struct, frozen=True, array_like=True):
+    """How many of a model's layers a policy changes, in the prompt or in the answer, and how many are of each kind:
+    those that see everything, those with a window of their own, and those that keep a state in place of keys."""
+
+    changed: int
+    full: int
+    window: int
+    state: int
+
+
 class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a prompt was computed with under a policy that is not dense, beside what dense attention computes.
 
-    Pairs of a query and a key, and tiles of 128 by 128 of them, are summed over query heads and layers; the dense ones
-    are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in the
-    cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache. `kept_mass` is
-    None where no layer is changed. Under a dynamic policy tiles are the kernel's own, of the layers where they are
-    chosen, and pairs follow from them.
+    Pairs of a query and a key, and tiles of 128 by 128 of them, are summed over query heads and layers: those that see
+    everything, and those with windows that the policy narrows. `other_pairs` are those of the other layers. The dense
+    ones are those that the layers' own masks leave. They are of the part of the prompt that was computed, not found in
+    the cache. FLOPs and bytes of keys and values are those of the tiles that were skipped, before any cache.
+    `kept_mass` is None where no layer is changed. Under a dynamic policy tiles are the kernel's own, of the layers
+    where they are chosen, and pairs follow from them.
     """
 
     policy: AttentionPolicy
+    layers: LayerCount
     pairs: int
     dense_pairs: int
     tiles: int
     dense_tiles: int
     flops_saved: int
     kv_bytes_saved: int
+    other_pairs: int = 0
     kept_mass: KeptMass | None = None
 
 

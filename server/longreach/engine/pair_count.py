@@ -10,10 +10,10 @@ from longreach.policies.values import StepPolicy
 
 
 class PairCount:
-    """Pairs since the start, over all layers; their ratio is the attention's density.
+    """Pairs since the start, over all layers that attend; their ratio is the attention's density.
 
-    `visible` has one entry a layer: how many keys a query sees at most (a window and its sinks), None for all. `under`
-    counts the pairs of queries `start` to `end` in all layers under a policy that is not dense.
+    `visible` has one entry for each of these layers: how many keys a query sees at most (a window and its sinks), None
+    for all. `under` counts the pairs of queries `start` to `end` in all of them under a policy that is not dense.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class PairCount:
                 self.computed += layers * (causal if visible is None else _pairs(chunk.start, chunk.end, visible))
 
     def measured(self, start: int, end: int, computed: float) -> None:
-        """Count queries `start` to `end` of a dynamic policy, of which so many pairs were computed in all layers."""
+        """Count queries `start` to `end` of a dynamic policy, of which so many pairs were computed in all layers that
+        attend."""
         self.causal += self._layers.total() * _pairs(start, end, None)
         self.computed += computed
 

@@ -19,6 +19,7 @@ from longreach_kernels.linear.rows_kernel import kernel_weight
 
 from tests.kernels.compile_portable import _Driver, pretend
 from tests.kernels.linear.weights_for_tests import random_weight
+from tests.pairwise import thinned
 
 _OUTPUTS = 64 * 200  # few and many programs have tiles of their own
 
@@ -29,14 +30,18 @@ def _product_without_numbers(x: torch.Tensor, weight: torch.Tensor, *_: object, 
 
 
 def few(kind: str, group: int = 128, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Products of few rows, with what may be around them, in tiles for few and for many outputs."""
-    for rows in (3, 20):
-        x = torch.empty(rows, 384).to(dtype)
-        for outputs in (64, _OUTPUTS):
-            weight = random_weight(kind, outputs, 384, group=group)
-            weight = weight.to(dtype) if isinstance(weight, torch.Tensor) else weight
-            linear(x, weight, backend="triton", gated=outputs == _OUTPUTS, activation="gelu_tanh")
-        linear(x, weight, x.new_zeros(_OUTPUTS), backend="triton", add_to=x.new_zeros(rows, _OUTPUTS), scale=0.5)
+    """Products of few rows, with what may be around them, in tiles for few and for many outputs.
+
+    With each number of rows and each form once, and another of them each day.
+    """
+    for rows, form in thinned((3, 20), ("few outputs", "gated", "added"), count=1, strength=1):
+        outputs = 64 if form == "few outputs" else _OUTPUTS
+        x, weight = torch.empty(rows, 384).to(dtype), random_weight(kind, outputs, 384, group=group)
+        weight = weight.to(dtype) if isinstance(weight, torch.Tensor) else weight
+        if form == "added":
+            linear(x, weight, x.new_zeros(outputs), backend="triton", add_to=x.new_zeros(rows, outputs), scale=0.5)
+        else:
+            linear(x, weight, backend="triton", gated=form == "gated", activation="gelu_tanh")
 
 
 def whole(kind: str) -> None:

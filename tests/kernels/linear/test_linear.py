@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from longreach_kernels.linear import Fp8Blocks, Int4Groups, Weight, linear, quantize_fp8
+from longreach_kernels.linear import Fp8Blocks, Int4Groups, Weight, dequantize_kernel, linear, quantize_fp8
+from longreach_kernels.linear.rows_kernel import kernel_weight
 
 from tests.kernels.linear.accuracy import check_linear
 from tests.kernels.linear.weights_for_tests import KINDS, random_weight
@@ -163,6 +164,17 @@ def test_gates_before_the_product(device: torch.device, backend: str) -> None:
             out = linear(x, weight, gated_input=True, backend=backend)
             wanted = linear(hidden, weight, backend=backend)
             assert (out - wanted).abs().max() <= 4e-3 * wanted.abs().max(), (kind, rows)
+
+
+def test_outputs_of_many_experts_fit_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dims of a grid but the first hold 65,535 blocks at most."""
+    grids: list[tuple[int, ...]] = []
+    monkeypatch.setattr(dequantize_kernel, "launch", lambda _, grid, *__, **___: grids.append(grid))
+    packed = kernel_weight(random_weight("mxfp4", 8, 64, group=32))
+    assert packed is not None
+    packed = packed._replace(numbers=packed.numbers.to("meta"))
+    assert dequantize_kernel.dequantized(packed, 2**21, 64, torch.bfloat16).shape == (2**21, 64)
+    assert all(blocks <= 65_535 for blocks in grids[0][1:])
 
 
 def test_wrong_calls_are_refused() -> None:

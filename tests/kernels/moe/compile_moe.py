@@ -104,6 +104,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "few, fp32": lambda: product(9, 4, torch.float32),
     "few, fp8 blocks": lambda: product(9, 4, _HALF, kind="fp8 blocks"),
     "few, int4 zeros": lambda: product(9, 4, torch.float16, kind="int4 zeros"),
+    "few, mxfp4, 8 rows": lambda: product(9, 4, _HALF, biases=True, kind="mxfp4", **_CLAMPED),
     "few, mxfp4": lambda: product(1, 4, _HALF, biases=True, kind="mxfp4", **_CLAMPED),
     "medium, fp8 channels": lambda: product(150, 4, _HALF, kind="fp8 channels"),
     "many, fp8 blocks": lambda: product(2000, 4, _HALF, kind="fp8 blocks"),

@@ -54,8 +54,11 @@ def test_the_form_follows_the_rows_of_an_expert(arch: int) -> None:
         return type(tile), getattr(tile, "unpacks", False), getattr(tile, "twice", False)
 
     assert arch == 90
-    assert of("mxfp4", 22) == (FewTile, False, False)
-    assert of("mxfp4", 23) == of("mxfp4", 384) == (ManyTile, True, False)
+    assert of("mxfp4", 10) == (FewTile, False, False)
+    assert of("mxfp4", 11) == of("mxfp4", 384) == (ManyTile, True, False)
+    rows = [call("mxfp4", average * 4).tiles(False)[1].rows for average in (4, 5, 10, 11, 22, 23, 56, 57)]
+    assert rows == [8, 16, 16, 32, 32, 64, 64, 128]
+    assert call("int4", 16).tiles(False)[1].rows == 16
     assert of("mxfp4", 385) == (ManyTile, False, False)
     assert of("fp8 blocks", 384) == (ManyTile, False, False)
     assert of("fp8 blocks", 385) == (ManyTile, False, True)

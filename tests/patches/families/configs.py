@@ -47,6 +47,8 @@ _IF_KNOWN: dict[str, Any] = {
     "attention_dropout": 0.1,  # means nothing in eval mode
 }
 _SLIDING = "sliding_attention"
+# Fields that say which layers are of which kind.
+_OF_KINDS = {"layer_types", "layers_block_type", "attn_layer_indices", "use_sliding_window", "sliding_window"}
 _THREE_OF_FOUR: dict[str, Any] = {
     "sliding_window": WINDOW,
     "layer_types": [_SLIDING, _SLIDING, _SLIDING, "full_attention"],
@@ -85,6 +87,24 @@ _LINEAR: dict[str, Any] = {
     "linear_conv_kernel_dim": 3,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
+# Heads of 16 channels that share B and C in two groups, whose channels are others than a head's.
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 3,
+}
+_NEMOTRON_H: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 20,
+    "ssm_state_size": 12,
+    "n_groups": 3,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 _BASE = {"rope_type": "default", "rope_theta": 1e4}
 _LONG: dict[str, Any] = {
     "rope_type": "yarn",
@@ -99,6 +119,7 @@ ODD: dict[str, dict[str, Any]] = {
     "afmoe": _THREE_OF_FOUR | {"route_scale": 1.7},
     "apertus": {"hidden_act": "xielu"},
     "arcee": {"attention_bias": True, "mlp_bias": True},
+    "bamba": _MAMBA | {"attn_layer_indices": [2], "time_step_limit": (0.02, 0.9)},
     "cohere": {"logit_scale": 0.3, "use_qk_norm": True},
     "cohere2": _THREE_OF_FOUR | {"logit_scale": 0.3},
     "cohere2_moe": _THREE_OF_FOUR | {"shared_expert_combination_strategy": "average", "first_k_dense_replace": 2},
@@ -133,6 +154,12 @@ ODD: dict[str, dict[str, Any]] = {
     "granite_swa": _MULTIPLIERS | _THREE_OF_FOUR | {"layer_rope_theta": [1e4, 0, 2e4, 1e4]},
     "granitemoe": _MULTIPLIERS,
     "granitemoe_swa": _MULTIPLIERS | _THREE_OF_FOUR | {"layer_rope_theta": [1e4, 2e4, 1e4, 0]},
+    "granitemoehybrid": _MULTIPLIERS | _MAMBA | {"layer_types": _LINEAR["layer_types"]},
+    "granitemoehybrid-dense": _MULTIPLIERS
+    | _MAMBA
+    | {"model_type": "granitemoehybrid", "layer_types": ["full_attention", "linear_attention"] * 2}
+    | {"num_local_experts": 0, "mamba_n_groups": 1, "position_embedding_type": "rope"}
+    | {"mamba_conv_bias": False, "mamba_proj_bias": True},
     "granitemoeshared": _MULTIPLIERS,
     "granitemoeshared-alone": {"model_type": "granitemoeshared", "shared_intermediate_size": 0} | _MULTIPLIERS,
     "hy_v3": {"router_scaling_factor": 1.7},
@@ -141,6 +168,13 @@ ODD: dict[str, dict[str, Any]] = {
     "laguna": _THREE_OF_FOUR | {"moe_routed_scaling_factor": 1.7, "moe_router_logit_softcapping": 1.5},
     "laguna-channels": _THREE_OF_FOUR
     | {"model_type": "laguna", "gating": "per-element", "num_attention_heads_per_layer": [4, 8, 4, 8]},
+    "lfm2": _CONVOLUTIONS | {"conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+    "lfm2-adjusted": _CONVOLUTIONS | {"model_type": "lfm2", "block_ffn_dim_multiplier": 1.9, "block_multiple_of": 16},
+    "lfm2_moe": _CONVOLUTIONS | {"num_dense_layers": 1, "routed_scaling_factor": 1.7},
+    "lfm2_moe-sums": _CONVOLUTIONS
+    | {"model_type": "lfm2_moe", "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False},
+    "lfm3": {"conv_L_cache": 5, "sliding_window": WINDOW}
+    | {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"]},
     "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mellum": _THREE_OF_FOUR,
     "minimax_m2": {"rotary_dim": 8},
@@ -152,6 +186,8 @@ ODD: dict[str, dict[str, Any]] = {
     },
     "mistral": {"sliding_window": WINDOW},
     "mixtral": {"sliding_window": WINDOW},
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h-latent": _NEMOTRON_H | {"moe_latent_size": 24, "n_groups": 1, "use_conv_bias": False, "use_bias": True},
     "olmo3": _THREE_OF_FOUR,
     "olmo_hybrid": _LINEAR,
     "olmo_hybrid-no-rope": {"model_type": "olmo_hybrid", "rope_parameters": None, "linear_allow_neg_eigval": False},
@@ -198,7 +234,7 @@ def config_of(name: str) -> PretrainedConfig:
     known = set(vars(default)) | set(getattr(kind, "__dataclass_fields__", {})) | set(kind.attribute_map)
     values = {field: value for field, value in (_SMALL | _IF_KNOWN).items() if field in known}
     kinds = getattr(default, "layer_types", None)
-    if kinds and "layer_types" not in odd and "use_sliding_window" not in odd and "sliding_window" not in odd:
+    if kinds and not _OF_KINDS & set(odd):
         different = list(dict.fromkeys(kinds))
         values["layer_types"] = [different[i % len(different)] for i in range(values["num_hidden_layers"])]
         if _SLIDING in different:
@@ -220,7 +256,7 @@ def random_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMode
         # Weights in all but name: of Gemma 4, and of experts that are chosen by other scores than they are weighed by.
         if name.endswith("layer_scalar"):
             buffer.fill_(1.25)
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model.to(dtype).eval()  # pyright: ignore[reportArgumentType]
 

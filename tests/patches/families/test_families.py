@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from longreach_patches import FAMILIES, load_model
+from longreach_patches.families import experts_per_token
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.pairwise import daily
@@ -53,10 +54,10 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def most_error(eager: PreTrainedModel, prompt: torch.Tensor, expected: torch.Tensor) -> float:
     """What rounding explains. A recurrence carries each rounding on: there it is what transformers' own fp32 is off."""
-    if FAMILIES[eager.config.model_type].delta is None:
+    if FAMILIES[eager.config.model_type].mixer is None:
         return 1e-5
     wide = copy.deepcopy(eager).double()
-    if hasattr(wide.config, "num_experts"):
+    if experts_per_token(wide.config):
         wide.set_experts_implementation("eager")  # which alone computes in fp64
     return max(1e-5, 2 * relative(expected, wide(prompt[None], use_cache=False).logits[0]))
 

@@ -70,7 +70,7 @@ def test_norms_that_sum_row_by_row_are_those_of_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name in FAMILIES])
 def test_families_can_be_invariant_and_experts_without_fused_layers_are_refused_by_name(name: str) -> None:
     model = without_weights(name)
-    if FAMILIES[name].delta is not None:
+    if FAMILIES[name].mixer is not None:
         with pytest.raises(ValueError, match=rf"--batch-invariant: layers of this {name} model keep a state"):
             check_modules(model)
         return

@@ -11,6 +11,7 @@ import pytest
 import torch
 from longreach.engine.device.forward_pass import forward
 from longreach_patches import FAMILIES, LoadedModel, PatchedModel, RankLayout, check_agreement, layout, patch
+from longreach_patches.families import DeltaParts, SsmParts, shares_states, state_units
 from longreach_patches.split_plan import modules_to_cut, uncut
 from longreach_patches.tensor_parallel import is_fully_cut, split_weights, whole_bytes
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -70,6 +71,11 @@ def divisible(name: str) -> PretrainedConfig:
     config = config_of(name)
     if getattr(config, "num_key_value_heads", None):
         config.num_key_value_heads = config.num_attention_heads
+    mixer = FAMILIES[config.model_type].mixer
+    if isinstance(mixer, DeltaParts):
+        config.linear_num_key_heads, config.linear_num_value_heads = 4, 8
+    if isinstance(mixer, SsmParts):
+        setattr(config, mixer.groups, getattr(config, mixer.heads) // 2)
     return config
 
 
@@ -85,8 +91,8 @@ def test_ranks_compute_what_one_does(name: str, monkeypatch: pytest.MonkeyPatch)
         check_agreement(patched)
         return steps(patched, layout)
 
-    # States go from token to token, which ranks do not share.
-    sizes = SIZES if FAMILIES[models[0].config.model_type].delta is None else (2, 1)
+    # Groups of Mamba-2 that ranks do not share are whole on each of them, and none of context ranks'.
+    sizes = SIZES if state_units(models[0].config) is None or shares_states(models[0].config, 4) else (2, 1)
     for got in on_ranks(*sizes, compute):
         for actual, wanted in zip(got, expected, strict=True):
             assert (actual - wanted).abs().max() / wanted.abs().max() < 1e-5
@@ -105,7 +111,8 @@ def test_ranks_hold_whole_what_cannot_be_cut_and_nothing_else(name: str) -> None
     assert whole_bytes(model, RankLayout(tensor_size=2)) == sum(weight.nbytes for weight in whole.values())
     kinds = {key.split(".", 2)[1] for key in whole if not key.endswith(ROUTERS)}
     attention = {FAMILIES[config.model_type].attention} if config.model_type in WHOLE_ATTENTION else set()
-    mixers = {delta.module} if (delta := FAMILIES[config.model_type].delta) is not None else set()
+    parts = FAMILIES[config.model_type].mixer
+    mixers = set() if parts is None or shares_states(config, 2) else {parts.module}
     assert kinds == attention | mixers | ({"mlp"} if config.model_type in WHOLE_MLP else set())
 
 

@@ -26,6 +26,7 @@ WRAPPERS = [
     ("gemma4_unified", "gemma4_unified_text", "model.language_model.", "lm_head."),
     ("qwen3_5", "qwen3_5_text", "model.language_model.", "lm_head."),
     ("qwen3_5_moe", "qwen3_5_moe_text", "model.language_model.", "lm_head."),
+    ("lfm2_vl", "lfm2", "model.language_model.", "lm_head."),
     ("llava", "llama", "model.language_model.", "lm_head."),
 ]
 WRAPPERS = [wrapper for wrapper in WRAPPERS if is_known(wrapper[1])]
@@ -110,9 +111,9 @@ def test_overrides_are_those_of_the_text_model(tmp_path: Path) -> None:
 
 
 def test_a_wrapper_around_a_model_that_is_not_served_says_so(tmp_path: Path) -> None:
-    text = {"model_type": "lfm2"}
+    text = {"model_type": "jamba"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "lfm2_vl", "text_config": text}))
-    with pytest.raises(UnsupportedModelError, match="'lfm2' is not supported: it has layers with a recurrent state"):
+    with pytest.raises(UnsupportedModelError, match="'jamba' is not supported: it has layers with a recurrent state"):
         load_config(str(tmp_path))
 
 

@@ -155,11 +155,12 @@ def mxfp4(weight: Tensor) -> Written:
 
 def is_projection(name: str) -> bool:
     """Whether a tensor of a saved model is the weight of a projection in a layer."""
-    return ".layers." in name and name.endswith((*(f"{p}_proj.weight" for p in PROJECTIONS), *EXPERTS))
+    return ".layers." in name and name.endswith((*(f"{p}_proj.weight" for p in PROJECTIONS), *EXPERTS, *MIXERS))
 
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 EXPERTS = (".w1.weight", ".w2.weight", ".w3.weight")
+MIXERS = tuple(f".linear_attn.{name}.weight" for name in ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj"))
 
 
 def write(

@@ -26,6 +26,7 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         page_size=64,
         page_bytes=1000,
         host_kv_tokens=64 * 32,
+        host_bytes=32_000,
         vocab_size=vocab_size,
         eos_token_ids=[EOS_ID],
         model_type="llama",
@@ -35,6 +36,7 @@ def started(max_model_len: int = 65536, vocab_size: int = 400) -> Started:
         attention_backend="reference",
         backend_reason="a test",
         load_seconds=0.1,
+        state_bytes=100_000,
     )
 
 
@@ -58,8 +60,11 @@ class EchoEngine:
             state_slots=16,
             free_state_slots=5,
             state_copies=7,
+            host_state_copies=3,
             stored_pages=30,
             restored_pages=5,
+            stored_states=4,
+            restored_states=2,
             causal_pairs=100,
             computed_pairs=40,
         )

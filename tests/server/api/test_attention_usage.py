@@ -10,7 +10,7 @@ import pytest
 from longreach.config import EMBEDDED_MODEL_NAME
 from longreach.policies.masks import mask_of
 from longreach.policies.values import LocalGlobal
-from longreach_kernels import Causal, Window
+from longreach_kernels import Causal
 from longreach_kernels.analysis.work import work
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -54,10 +54,11 @@ def test_usage_says_what_a_policy_left_out_at_every_endpoint(embedded: EmbeddedS
         ), where
         # Layers in turn have a window of 128, which the policy does not touch, and none; 4 heads, 2 of keys, of 64.
         tile = {"tile_q": 128, "tile_k": 128}
-        own, full, sparse = (work(m, length, length, 64, **tile) for m in (Window(128), Causal(), mask))
-        assert told["tiles_visited"] == 20 * (own.tiles + sparse.tiles)
+        full, sparse = (work(m, length, length, 64, **tile) for m in (Causal(), mask))
+        assert told["layers"] == {"changed": 5, "full": 5, "window": 5, "state": 0}
+        assert told["tiles_visited"] == 20 * sparse.tiles
         assert told["tiles_skipped"] == 20 * (full.tiles - sparse.tiles)
-        assert told["density"] == pytest.approx((own.pairs + sparse.pairs) / (own.pairs + full.pairs))
+        assert told["density"] == pytest.approx(sparse.pairs / full.pairs)
         assert told["flops_saved"] == told["tiles_skipped"] * 4 * 64 * 128**2
         assert told["kv_bytes_saved"] == told["tiles_skipped"] // 2 * 2 * 128 * 64 * 4
         kept = told["kept_mass"]
@@ -92,7 +93,7 @@ def test_usage_says_what_answers_with_a_budget_read_at_every_endpoint(embedded: 
         length = usage.get("prompt_tokens") or usage["input_tokens"]
         written = usage.get("completion_tokens") or usage["output_tokens"]
         assert told["parameters"]["decode_budget"] == 96, where
-        assert told["density"] == 1.0
+        assert (told["density"], told["layers"]["changed"]) == (1.0, 5)
         decode = told["decode"]
         lengths = range(length + 1, length + written)  # the last token is never computed
         assert decode["tokens"] == len(lengths) > 0

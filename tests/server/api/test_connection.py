@@ -149,6 +149,27 @@ def test_more_connections_than_allowed_are_told_so(full: LiveServer) -> None:
     assert not full.engine.requests
 
 
+def test_an_idle_connection_makes_room_for_one_that_asks(make_server: Callable[..., LiveServer]) -> None:
+    def answer(sock: socket.socket) -> bytes:
+        """The status line that comes for one more request; nothing from a connection that is closed."""
+        data = b""
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not data.endswith(b"}") and (piece := sock.recv(65536)):
+                data += piece
+        return data.partition(b"\r\n")[0]
+
+    with make_server(max_connections=3) as server:
+        assert server._server.config.timeout_keep_alive > 60, "balancers keep connections for a minute"
+        kept = [raw(server) for _ in range(3)]
+        assert [answer(sock) for sock in kept] == [b"HTTP/1.1 200 OK"] * 3
+        with raw(server) as fourth:
+            assert answer(fourth) == b"HTTP/1.1 200 OK"
+            assert sorted(answer(sock) for sock in kept) == [b"", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK"]
+        for sock in kept:
+            sock.close()
+
+
 def test_probes_are_answered_when_all_connections_are_taken(full: LiveServer) -> None:
     strangers = [raw(full) for _ in range(SPARE_CONNECTIONS + 8)]
     eventually(lambda: len(full.connections) == 3 + SPARE_CONNECTIONS)

@@ -79,8 +79,9 @@ def test_a_request_is_counted_once_with_its_tokens_and_times(server: LiveServer)
         "vllm:num_requests_running": 0,
         "vllm:kv_cache_usage_perc": 0.125,
         "vllm:num_preemptions_total": 0,
-        "vllm:kv_offload_store_bytes_total": 30_000,
-        "vllm:kv_offload_load_bytes_total": 5000,
+        "vllm:kv_offload_store_bytes_total": 430_000,
+        "vllm:kv_offload_load_bytes_total": 205_000,
+        "longreach:host_state_copies": 3,
     }
     assert {name: value(samples, name) for name in expected} == expected
     assert value(samples, "vllm:request_success_total", finished_reason="length") == 2

@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -25,6 +25,7 @@ from unittest.mock import patch
 import torch
 import triton
 from longreach.engine.device.forward_pass import StepGraphs
+from longreach.engine.device.graphs import mixed
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.startup import parallel_compile
@@ -142,11 +143,21 @@ def pretend(backend: str) -> _Compiler:
     torch.cuda.Stream, torch.cuda.stream = _Stream, streams.on
     torch.cuda.CUDAGraph, torch.cuda.graph = SimpleNamespace, streams.capture
     torch.cuda.graph_pool_handle = _nothing
+    mixed.worthwhile = _all_of
     return compiler
 
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+def _all_of(steps: Iterable[tuple[int, Callable[[], torch.Tensor]]]) -> list[int]:
+    """Of large steps, which are measured on a GPU, that all are worth a graph; each is computed."""
+    found = []
+    for rows, run in steps:
+        run()
+        found.append(rows)
+    return found
 
 
 def start(

@@ -12,6 +12,7 @@ import torch
 from longreach.engine.device.offload_store import HostStore
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
 from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy, HostIndex
 from longreach.engine.kv_cache.page_pool import PagePool
@@ -21,7 +22,7 @@ from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup import capacity
 from longreach.engine.startup.host_memory import HostMemory
-from longreach_patches import KVPages, KVScales, LayerPages, PageShape
+from longreach_patches import KVPages, KVScales, LayerPages, PageShape, StateShape, StateStore
 
 from tests.server.engine.simulation import NO_MOVES, SimulatedRunner, expected_stream
 
@@ -71,6 +72,55 @@ def test_what_is_forgotten_makes_place() -> None:
     host.check()
     with pytest.raises(ValueError, match="num_places"):
         HostIndex(0)
+
+
+def border(name: bytes) -> bytes:
+    return key(name, STATE_GROUP)
+
+
+def test_a_state_takes_places_where_they_are_and_is_as_young_as_its_page() -> None:
+    host = HostIndex(6, 3)
+    assert sorted(host.save(border(b"a"), 7) or ()) == [0, 1, 2]
+    pages = {name: host.save(name) for name in (b"a", b"b", b"c")}
+    assert (host.num_used, host.num_states) == (6, 1)
+    host.unpin()
+    host.load(b"a")  # and so the state at its end is younger than b and c
+    host.unpin()
+    assert host.save(b"d") == pages[b"b"]
+    assert host.save(b"e") == pages[b"c"]
+    assert [name in host for name in (b"a", border(b"a"))] == [True, True]
+    host.unpin()
+    host.save(b"f")
+    assert [name in host for name in (b"a", border(b"a"))] == [True, False], "of use to longer prompts still"
+    host.check()
+
+
+def test_a_state_that_finds_no_room_costs_nobody_theirs() -> None:
+    host = HostIndex(4, 3)
+    for name in (b"a", b"b"):
+        host.save(name)
+    assert host.save(border(b"b"), 2) is None, "this step uses two places of four"
+    assert (b"a" in host, b"b" in host, host.num_used) == (True, True, 2)
+    host.unpin()
+    places = host.save(border(b"b"), 2)
+    assert places is not None
+    assert len(places) == 3
+    assert [name in host for name in (b"a", b"b")] == [False, True]
+    host.check()
+
+
+def test_the_deepest_state_of_a_beginning_is_found() -> None:
+    host = HostIndex(20, 2)
+    digests = [bytes([n]) for n in range(10)]
+    for depth in (3, 5, 9):
+        host.save(border(digests[depth - 1]), depth)
+    host.save(border(b"another"), 7)
+    assert [host.longest_state(digests, 0, most) for most in (10, 8, 4, 2)] == [9, 5, 3, None]
+    assert host.longest_state(digests, 5, 8) is None
+    host.remove(border(digests[4]))
+    assert host.longest_state(digests, 0, 8) == 3
+    host.unpin()
+    host.check()
 
 
 def fill(pool: PagePool, names: list[bytes]) -> list[int]:
@@ -283,22 +333,50 @@ def test_pages_come_back_bit_by_bit_and_only_they_change(dtype: torch.dtype, dev
     assert not any(x[1].any() for x in every)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_come_back_bit_by_bit_and_only_they_change(device: str) -> None:
+    on = torch.device(device)
+    pages = KVPages(PageShape(1, 1, 8, torch.bfloat16, 16), 9, on)
+    # Neither of a layer's two tensors, nor both of them, is a whole number of places.
+    states = StateStore(StateShape(3, 7, 3, 2, 5, 9, torch.bfloat16), 6, on)
+    count = capacity.state_places(pages.shape.bytes_per_page, states.shape.bytes_per_slot)
+    assert count == 3
+    tensors = [*states.convolutions, *states.recurrent]
+    for number, x in enumerate(tensors):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(number)))
+    assert sum(part.numel() for part in states.parts(2)) == states.shape.bytes_per_slot
+    before, page = [x.clone() for x in tensors], pages.read([3])
+    store = HostStore(pages, 3 * count + 1, states)
+    places = torch.randperm(3 * count + 1, generator=torch.Generator().manual_seed(1)).tolist()
+    first, second, third = (tuple(places[n * count : (n + 1) * count]) for n in range(3))
+    store.move(CacheMoves([Copy(1, first, True), *pairs((3, places[-1]))], [3], [], [Copy(4, second, True)]))
+    store.move(CacheMoves([], [], [Copy(5, first, True), Copy(0, second, True), *pairs((8, places[-1]))], []))
+    store.move(CacheMoves([Copy(2, third, True)], [], [Copy(3, third, True)], []))
+    store.move(NO_MOVES)
+    for slot, source in ((0, 4), (1, 1), (2, 2), (3, 2), (4, 4), (5, 1)):
+        assert all(torch.equal(x[slot], old[source]) for x, old in zip(tensors, before, strict=True)), slot
+    assert torch.equal(pages.read([8]), page)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"kv_offload_bytes": 1000, "prefix_cache": False}, "leave out --no-prefix-cache"),
         ({"kv_offload_bytes": 99}, "one page takes 100 bytes"),
         ({"kv_offload_bytes": 5001}, "more than the 4.9 KiB of host memory"),
+        ({"kv_offload_bytes": 399}, "one page and one copy of a state take 400 bytes, got 399"),
+        ({"kv_offload_bytes": 1000, "state_cache_bytes": 0}, "with --state-cache-bytes 0 none begins in the cache"),
     ],
 )
 def test_host_memory_that_cannot_be_had_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        capacity.host_places(EngineConfig(model="m", **changes), 100, HostMemory(5000))
+        capacity.host_places(EngineConfig(model="m", **changes), 100, HostMemory(5000), state_bytes=201)
 
 
 def test_host_memory_becomes_slots_and_its_speed_bounds_a_step() -> None:
     assert capacity.host_places(EngineConfig(model="m"), 100, HostMemory(0)) == 0
     assert capacity.host_places(EngineConfig(model="m", kv_offload_bytes=999), 100, HostMemory(5000)) == 9
+    assert capacity.host_places(EngineConfig(model="m", kv_offload_bytes=450), 100, HostMemory(5000), 201) == 4
     page = 128 * 128 * 1024
     assert capacity.restored_pages(0.05, page) * page <= 0.5 * 0.05 * 20e9
     assert capacity.restored_pages(0.05, page) == 29

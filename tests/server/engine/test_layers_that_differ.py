@@ -40,12 +40,15 @@ def answer_of(model_dir: Path, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_what_went_to_the_host_and_came_back_gives_the_same_answer(model_dir: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_went_to_the_host_and_came_back_gives_the_same_answer(model_dir: Path, device: str) -> None:
     """Pages for little more than one prompt: the second takes those of the first, which a third asks for again."""
     prompts = [prompt_of(seed, 150) for seed in (1, 2)]
     started = build(model_dir)[1]
+    assert started.page_groups > 1, "windows take pages of their own"
     page_bytes = started.page_groups * started.page_bytes  # of all layers together
-    engine, _ = build(model_dir, kv_cache_bytes=12 * page_bytes, kv_offload_bytes=40 * page_bytes)
+    how = {"device": device, "dtype": "float32", "kv_cache_bytes": 12 * page_bytes}
+    engine, _ = build(model_dir, kv_offload_bytes=40 * page_bytes, **how)
     answers = []
     for name, prompt in zip("abc", (prompts[0], prompts[1], prompts[0]), strict=True):
         assert engine.submit(spec(name, prompt, max_tokens=6)) is None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from longreach.engine.device.batch_builder import BatchBuilder, HostBatch
+from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.forward_pass import fill_pending, forward
 from longreach.engine.device.graphs import mixed
 from longreach.engine.device.graphs.mixed import PROMPTS, Layout, MixedGraphs, lay_out, sizes
@@ -88,8 +89,19 @@ def _pages(loaded: LoadedModel) -> KVPages:
     return pages
 
 
+def _tables(batch: HostBatch, device: torch.device) -> DeviceTables:
+    tables = DeviceTables(1, 8, 64, device)
+    tables.update(batch.table_changes)
+    return tables
+
+
+def _page_table(batch: HostBatch) -> np.ndarray:
+    [table] = _tables(batch, torch.device("cpu")).rows(torch.from_numpy(batch.seq_slots), batch.num_pages)
+    return table.numpy()
+
+
 def _plain(loaded: LoadedModel, pages: KVPages, batch: HostBatch) -> torch.Tensor:
-    return _forward(loaded, pages, batch, batch.page_table, batch.num_decodes)
+    return _forward(loaded, pages, batch, _page_table(batch), batch.num_decodes)
 
 
 def _forward(
@@ -138,8 +150,8 @@ def _computes_the_same(loaded: LoadedModel, name: str) -> Layout:
     _, batch, _ = _step(name)
     layout = lay_out(batch)
     assert layout is not None
-    table = np.zeros((layout.answers + PROMPTS, batch.page_table.shape[1]), np.int32)
-    table[layout.sequences] = batch.page_table
+    table = np.zeros((layout.answers + PROMPTS, batch.num_pages), np.int32)
+    table[layout.sequences] = _page_table(batch)
     expected_pages, pages = _pages(loaded), _pages(loaded)
     expected = _plain(loaded, expected_pages, batch)
     logits = _forward(loaded, pages, layout, table, layout.answers)[torch.from_numpy(layout.drawn)]
@@ -188,7 +200,7 @@ def _replays(model_dir: Path, name: str) -> None:
         graphs.capture(torch.cuda.graph_pool_handle())
         for tensor, fresh in zip((*pages.keys, *pages.values), _tensors(_pages(loaded)), strict=True):
             torch.testing.assert_close(tensor, fresh, rtol=0, atol=0)  # capturing wrote nothing
-        logits = graphs.replay(batch)
+        logits = graphs.replay(batch, _tables(batch, loaded.device))
     assert logits is not None, "no graph"
     torch.testing.assert_close(logits, _plain(loaded, _pages(loaded), batch), rtol=1e-4, atol=1e-4)
 

@@ -11,7 +11,7 @@ import torch
 from longreach.engine.device.policies.layer_masks import LayerPolicies
 from longreach.engine.device.policies.mass_samples import sampled
 from longreach.engine.engine import Engine
-from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
+from longreach.engine.messages import EngineConfig, Failed, Generate, LayerCount, Sampling
 from longreach.engine.startup.build import build_engine
 from longreach.policies.masks import mask_of
 from longreach.policies.values import DENSE, AttentionPolicy, BigBird, LocalGlobal, Strided, VerticalSlash, Window
@@ -131,7 +131,7 @@ def logprobs(engine: Engine, *requests: Generate) -> dict[str, list[float]]:
     return {name: [score.logprob for update in news for score in update.logprobs] for name, news in updates.items()}
 
 
-def test_dense_requests_form_no_group_and_are_the_same_bits_beside_others(long_model_dir: Path) -> None:
+def test_dense_requests_form_no_group_and_keep_their_numbers_beside_others(long_model_dir: Path) -> None:
     # One step reads all prompts, whatever the time it takes: products are of the same heights in both runs.
     engine = build(long_model_dir, prefix_cache=False, max_batched_tokens=2048, max_itl=1000.0)
     made = []
@@ -145,7 +145,8 @@ def test_dense_requests_form_no_group_and_are_the_same_bits_beside_others(long_m
     dense = logprobs(engine, one, *crowd)
     mixed = logprobs(engine, one, *(msgspec.structs.replace(r, attention=POLICIES["strided"]) for r in crowd))
     assert any(len(steps) == 2 for steps in made)
-    assert mixed["a"] == dense["a"]
+    # Not the same bits on every processor: how many sequences a product has may change the order of its sums.
+    assert mixed["a"] == pytest.approx(dense["a"], abs=1e-5)
     assert mixed["b"] != dense["b"]
     assert alone == pytest.approx(dense["a"], abs=1e-5)
 
@@ -165,7 +166,7 @@ def test_layers_named_as_dense_stay_as_they_are(long_model_dir: Path) -> None:
 
 
 def test_a_layer_that_is_not_there_and_heads_that_cannot_be_told_apart_are_refused(long_model_dir: Path) -> None:
-    with pytest.raises(ValueError, match=r"--attention-dense-layers: the model has layers 0 to 1, or -2 to -1.* 2"):
+    with pytest.raises(ValueError, match=r"-dense-layers counts the layers that attend, .* 2: 0 to 1, or -2 to -1.* 2"):
         build(long_model_dir, attention_dense_layers=[2])
     policies = LayerPolicies((Causal(),), 3, SHAPE)
     policies.check(spec("a", POLICIES["strided"]))
@@ -247,8 +248,14 @@ def test_what_is_reported_is_the_work_of_the_masks(long_model_dir: Path, policy:
     tile = {"tile_q": 128, "tile_k": 128}
     mask = mask_of(policy)
     heads = [h * mask.heads // 4 for h in range(4)]
-    seen = [work(own & mask, LENGTH, LENGTH, 16, head=h, **tile) for own in (Causal(), WindowMask(200)) for h in heads]
-    dense = [work(own, LENGTH, LENGTH, 16, **tile) for own in (Causal(), WindowMask(200)) for h in heads]
+    window = [work(WindowMask(200) & mask, LENGTH, LENGTH, 16, head=h, **tile) for h in heads]
+    own = work(WindowMask(200), LENGTH, LENGTH, 16, **tile)
+    # The layer with a window counts where the policy narrows it.
+    narrowed = any(one.pairs < own.pairs for one in window)
+    seen = [*(work(mask, LENGTH, LENGTH, 16, head=h, **tile) for h in heads), *(window if narrowed else [])]
+    dense = [work(Causal(), LENGTH, LENGTH, 16, **tile)] * 4 + [own] * (4 if narrowed else 0)
+    assert use.layers == LayerCount(1 + narrowed, 1, 1, 0)
+    assert use.other_pairs == (0 if narrowed else 4 * own.pairs)
     assert (use.tiles, use.pairs) == (sum(w.tiles for w in seen), sum(w.pairs for w in seen))
     assert (use.dense_tiles, use.dense_pairs) == (sum(w.tiles for w in dense), sum(w.pairs for w in dense))
     skipped = use.dense_tiles - use.tiles

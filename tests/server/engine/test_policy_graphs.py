@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.forward_pass import ForwardPass, fill_pending, forward
 from longreach.engine.device.graphs import policy as policy_graphs
 from longreach.engine.device.graphs.capture import Captured
@@ -60,8 +61,8 @@ class _Graphs:
     def close(self) -> None:
         self.by_policy.close()
 
-    def replay(self, batch: HostBatch) -> Replayed | None:
-        found = self.by_policy.replay(batch)
+    def replay(self, batch: HostBatch, page_tables: DeviceTables) -> Replayed | None:
+        found = self.by_policy.replay(batch, page_tables)
         if found is not None:
             self.replayed.append(batch)
         return found
@@ -111,7 +112,7 @@ def build(model_dir: Path, **changes: Any) -> tuple[Engine, _Graphs]:
         plain.policies.answers,
     )
     graphs: Any = _Graphs(by_policy)
-    watched = _Watched(plain.loaded, plain.pages, plain.drawn, graphs, plain.policies)
+    watched = _Watched(plain.loaded, plain.pages, plain.drawn, plain.page_tables, graphs, plain.policies)
     return building._engine(config, state._replace(forward=watched))[0], graphs
 
 

@@ -26,8 +26,8 @@ def batch(tokens: int) -> HostBatch:
         HostGroup(policy, slice(i, i + 1), slice(i, 2 * i + 3), short[i % 3], i, 2, 3, short[(i + 1) % 3])
         for i, policy in enumerate(POLICIES)
     )
-    table = rng.integers(0, 9, (3, tokens), np.int32)
-    return HostBatch(*long[:4], short[0], short[1], table, long[4], 2, 9, tokens, groups)
+    changes = rng.integers(0, 9, (2, tokens))
+    return HostBatch(*long[:4], short[0], short[1], long[4], changes, 2, 9, tokens, 5, groups)
 
 
 def flat(value: Any) -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import Copy
 from longreach.engine.kv_cache.state_borders import BorderRule
-from longreach.engine.kv_cache.state_pool import StatePool
+from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
 
 
 def name(document: str, depth: int) -> bytes:
@@ -179,3 +182,76 @@ def test_between_them_copies_are_few(tokens: int) -> None:
     assert tokens // spacing <= 16
     assert spacing % 128 == 0
     assert spacing >= 8192
+
+
+def in_host(pool: StatePool, document: str, depth: int) -> bool:
+    assert pool.host is not None
+    return key(name(document, depth), STATE_GROUP) in pool.host
+
+
+def test_an_evicted_copy_goes_to_host_memory_once_and_comes_back_for_one_who_waits() -> None:
+    host = HostTier(6, 2)
+    pool = StatePool(1, host)
+    slot = leave(pool, "a", 3)
+    pool.save_ahead()
+    assert host.take([]).saved == [Copy(slot, (0, 1), is_state=True)], "its slot is the next that is needed"
+    leave(pool, "b", 2)
+    assert host.take([]).evicted == [], "a is there already"
+    digests = [name("a", depth) for depth in range(1, 5)]
+    assert pool.longest(digests, 0, 4, on_device=True) is None
+    assert pool.longest(digests, 0, 4) == FoundCopy(AWAY, 3)
+    assert pool.reserve(1)
+    back = pool.restore(name("a", 3), 3)
+    assert pool.lookup(name("a", 3)) is None, "it is not there yet"
+    moves = host.take([])
+    assert moves.restored == [Copy(back, (0, 1), is_state=True)]
+    assert [copy.at for copy in moves.evicted] == [slot], "b had no copy"
+    host.launched()
+    assert pool.longest(digests, 0, 4) == FoundCopy(back, 3)
+    pool.check([], [back], 0)
+    pool.unpin(back)
+    assert pool.num_idle == 1
+    pool.check([], [], 0)
+    host.check()
+
+
+def test_what_comes_back_is_not_given_up_for_what_it_pushes_out() -> None:
+    host = HostTier(2, 2)
+    pool = StatePool(1, host)
+    leave(pool, "a", 3)
+    leave(pool, "b", 2)
+    host.take([])
+    assert in_host(pool, "a", 3)
+    assert pool.reserve(1)
+    pool.restore(name("a", 3), 3)
+    assert in_host(pool, "a", 3)
+    assert not in_host(pool, "b", 2), "there was no room for both"
+    moves = host.take([])
+    assert (len(moves.restored), moves.evicted) == (1, [])
+
+
+def test_what_a_step_in_flight_fills_is_not_kept_in_host_memory() -> None:
+    pool = StatePool(1, HostTier(6, 2))
+    leave(pool, "a", 3)
+    pool.unfinished.add(name("a", 3))
+    pool.save_ahead()
+    assert not in_host(pool, "a", 3)
+    leave(pool, "b", 2)
+    assert not in_host(pool, "a", 3)
+
+
+def test_what_may_be_wrong_or_is_out_of_date_is_not_in_host_memory_either() -> None:
+    pool = StatePool(2, HostTier(8, 2))
+    for document in "abcd":
+        leave(pool, document, 1)
+    assert pool.reserve(1)  # for which c's slot is wanted soon, and d's after that
+    pool.save_ahead()
+    assert all(in_host(pool, document, 1) for document in "abcd")
+    pool.remove(name("a", 1))
+    pool.remove(name("c", 1))
+    pool.drop_unused(name("b", 1))
+    slot = pool.lookup(name("d", 1))
+    assert slot is not None
+    use(pool, slot)
+    pool.drop_unused(name("d", 1))  # somebody has started from it
+    assert [in_host(pool, document, 1) for document in "abcd"] == [False, False, False, True]

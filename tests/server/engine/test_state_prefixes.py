@@ -12,7 +12,9 @@ import random
 import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
 from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.kv_cache.state_allocator import SLOTS_PER_REQUEST, StateAllocator
@@ -45,6 +47,7 @@ class Bench:
     ) -> None:
         self.runner = SimulatedRunner(page, overlaps=overlaps, states=kinds)
         self.windows: Windows = (None,) if kinds == "alone" else (None, None)
+        self.host = host
         self.states = StateAllocator(StatePool(slots, host), page, copies=caches)
         hasher = PageHasher(page, "m") if caches else None
         allocator = PageAllocator(PagePool(pages, page, host), hasher, states=self.states)
@@ -273,3 +276,101 @@ def test_nobody_starts_from_what_a_failed_request_has_left() -> None:
     assert bench.failed == {"broken"}
     assert bench.states.usage.copies == 0
     assert bench.ask("next", prompt) >= 20000
+
+
+def kept_apart(places: int = 1000, slots: int = 4, rows: int = 1, **limits: float) -> tuple[Bench, list[list[int]]]:
+    """Four documents that have been read one after the other, with slots for the copy of one and pages for another."""
+    bench = Bench(slots=slots, rows=rows, pages=100, step=1024, host=HostTier(places, 24), **limits)
+    documents = [text(8000, index) for index in range(4)]
+    for index, document in enumerate(documents):
+        assert bench.ask(f"first {index}", document + text(50, 100 + index)) > 8000
+    return bench, documents
+
+
+@pytest.mark.parametrize("restored", [1, 200])
+def test_a_copy_that_was_evicted_comes_back_from_host_memory(restored: int) -> None:
+    bench, documents = kept_apart(restored_pages=restored)
+    for turn in range(2):
+        for index, document in enumerate(documents):
+            name = f"{turn}{index}"
+            assert bench.ask(name, document + text(50, 200 + 4 * turn + index)) < 128 + 2 * PAGE
+            assert bench.cached[name] >= 7800
+    stats = bench.engine.stats
+    assert stats.restored_states == 8
+    assert 4 <= stats.host_state_copies <= stats.stored_states < 20
+    assert stats.restored_pages >= 8 * 60
+    assert stats.used_host_pages == stats.stored_pages + 24 * stats.host_state_copies, "none was given up"
+
+
+def test_a_copy_in_host_memory_serves_all_who_wait_for_it() -> None:
+    bench, documents = kept_apart(restored_pages=200, slots=7, rows=3)
+    for index in range(5):
+        bench.ask(f"more {index}", text(1300, 10 + index))
+    for name in "abc":
+        bench.send(name, documents[0] + text(40, ord(name)))
+    bench.drain()
+    assert min(bench.cached[name] for name in "abc") >= 7800
+    assert bench.engine.stats.restored_states == 1
+
+
+def test_the_bound_holds_for_pages_and_copies_together() -> None:
+    bench, documents = kept_apart(places=200, restored_pages=200)
+    stats = bench.engine.stats
+    assert stats.used_host_pages <= stats.host_pages == 200
+    assert bench.ask("last", documents[3] + text(50, 1)) < 400
+    assert bench.ask("second last", documents[2] + text(50, 2)) < 400
+    assert bench.ask("first again", documents[0] + text(50, 3)) > 8000, "it was used longest ago"
+
+
+def test_what_comes_back_is_not_given_up_for_what_it_pushes_out() -> None:
+    bench, documents = kept_apart(slots=5, rows=2, restored_pages=200)
+    bench.send("writer", text(20, 9), max_tokens=100)
+    for _ in range(4):
+        bench.step()
+    host = bench.host
+    assert host is not None
+    assert bench.states.usage.free == 1, "which the writer takes, so that a copy that comes back pushes out another"
+    copies = list(bench.states._pool._slot_of)
+    host.remove(key(digest, STATE_GROUP) for digest in copies)
+    for number in range(host.index.num_places - host.index.num_used):
+        host.index.save(b"%d" % number)
+    host.index.unpin()
+    bench.send("again", documents[0] + text(50, 1))
+    bench.drain()
+    assert bench.cached["again"] >= 7800
+    assert any(key(digest, STATE_GROUP) in host for digest in copies), "in place of what is older than it"
+
+
+def test_a_copy_that_cannot_be_brought_back_costs_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    bench, documents = kept_apart(restored_pages=200)
+    failed: list[CacheMoves] = []
+
+    def fail(moves: CacheMoves) -> None:
+        if not failed and any(copy.is_state for copy in moves.restored):
+            failed.append(moves)
+            raise RuntimeError("the copy failed, on purpose")
+
+    bench.runner.before_move = fail
+    bench.ask("failed", documents[0] + text(50, 1))
+    assert bench.failed == {"failed"}
+    assert bench.ask("retry", documents[0] + text(50, 1)) > 1000, "nobody gets what was not copied"
+    bench.ask("other", documents[1] + text(50, 1))
+    assert bench.failed == {"failed"}
+
+
+def test_what_a_failed_request_has_left_is_not_in_host_memory_either() -> None:
+    bench = Bench(slots=4, rows=1, host=HostTier(1000, 24))
+    bench.send("broken", text(9000, 1), max_tokens=600)
+    for _ in range(300):
+        bench.step()
+    assert bench.engine.stats.host_state_copies
+    bench.runner.broken.add("broken")
+    bench.drain()
+    assert bench.engine.stats.host_state_copies == 0
+
+
+def test_copies_of_one_answer_do_not_fill_host_memory() -> None:
+    bench = Bench(slots=3, rows=1, host=HostTier(1000, 24))
+    bench.ask("first", text(3000, 1), max_tokens=1500)
+    assert bench.engine.stats.host_state_copies <= 2

@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.host_tier import HostTier
-from longreach.engine.kv_cache.offload_index import CacheMoves, Copy
+from longreach.engine.kv_cache.offload_index import Copy
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
 from longreach.engine.messages import Failed, Generate, Sampling
 from longreach.engine.requests.page_hold import DROPPED
-from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach_patches import PageShape
 from longreach_patches.cache.groups import divide
 from transformers import Gemma3TextConfig, GptOssConfig, LlamaConfig
 
-PAGE, STEP = 128, 8192
+from tests.server.engine.kinds import PAGE, STEP, Counting
+
 GEMMA_12B = Gemma3TextConfig(
     num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8, head_dim=256, sliding_window=1024
 )
 GPT_OSS_20B = GptOssConfig(num_hidden_layers=24, num_attention_heads=64, num_key_value_heads=8, head_dim=64)
 CONFIGS = {"gemma-3-12b": GEMMA_12B, "gpt-oss-20b": GPT_OSS_20B}
-
-
-class Counting:
-    """Computes nothing: every draw is the same token."""
-
-    overlaps = False
-
-    def __init__(self) -> None:
-        self.computed = 0
-
-    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
-        self.computed += plan.num_tokens
-        drawn = {chunk.request.id: [7] * chunk.num_draws for chunk in plan.chunks if chunk.num_draws}
-        return lambda: drawn
-
-    def take_seconds(self) -> float:
-        return 0.1
-
-    def move(self, moves: CacheMoves) -> None:
-        pass
-
-    def recover(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def shape_of(config: object, *, divided: bool = True) -> PageShape:
@@ -240,6 +212,22 @@ def test_a_unit_wastes_little(full: int, windowed: int, unit: int, groups: int) 
     found = divide(layers)
     assert [layer for group in found for layer in group.layers] == sorted(layers)
     assert max(len(group.layers) for group in found) == unit
+    assert len(found) == groups
+
+
+@pytest.mark.parametrize(
+    ("wide", "full", "windowed", "unit", "groups"),
+    [("full", 7, 28, 7, 3), ("windows", 10, 50, 8, 8), ("windows", 5, 25, 4, 8), ("full", 1, 3, 1, 3)],
+)
+def test_layers_of_half_the_size_are_twice_as_many_in_a_page(
+    wide: str, full: int, windowed: int, unit: int, groups: int
+) -> None:
+    layers = {index: None if index < full else 1024 for index in range(full + windowed)}
+    strides = {index: 1 if (window is None) == (wide == "full") else 2 for index, window in layers.items()}
+    found = divide(layers, strides)
+    assert [layer for group in found for layer in group.layers] == sorted(layers)
+    assert all(strides[layer] == group.stride for group in found for layer in group.layers)
+    assert max(-(-len(group.layers) // group.stride) for group in found) == unit
     assert len(found) == groups
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
-from longreach.api.schema.answers.usage import AnswerKeptMass, AttentionUsage, DecodeUsage, KeptMass, MissedMass
+from longreach.api.schema.answers.usage import (
+    AnswerKeptMass,
+    AttentionUsage,
+    DecodeUsage,
+    KeptMass,
+    MissedMass,
+    PolicyLayers,
+)
 from longreach.engine.messages import AttentionUse, DecodeUse
 
 
@@ -23,6 +31,7 @@ def attention_usage(uses: Sequence[AttentionUse], answers: Collection[DecodeUse]
     return AttentionUsage(
         policy=uses[0].policy.name,
         parameters=parameters,
+        layers=PolicyLayers(**msgspec.structs.asdict(uses[0].layers)),
         density=sum(use.pairs for use in uses) / dense_pairs if dense_pairs else 1.0,
         tiles_visited=sum(use.tiles for use in uses),
         tiles_skipped=sum(use.dense_tiles - use.tiles for use in uses),

@@ -28,6 +28,10 @@ from longreach.errors import ApiError, HttpError, RequestTimeoutError, Unavailab
 SPARE_CONNECTIONS = 32
 SPARE_SECONDS = 1.0
 
+# Without a request, after which a connection is closed. Whoever closes an idle connection may do so while the other end
+# sends its next request, which is lost then. Clients and balancers should be first: they keep them for 5 to 60 seconds.
+IDLE_SECONDS = 75
+
 # For a peer to take leave after it was refused: over TLS it is asked for a word of its own.
 _LINGER_SECONDS = 2.0
 # What may come behind a request before its answer has been sent; reading goes on meanwhile, since only a reader
@@ -80,7 +84,11 @@ class LimitedProtocol(H11Protocol):
         self._socket = sock
         self._ahead = bytearray()
         self.connections.add(self)
-        if len(self.connections) - len(self.spare) <= self.limits.connections:
+        if self._is_too_many():
+            others = (other for other in self.connections if isinstance(other, LimitedProtocol))
+            if (idle := next((other for other in others if other._is_idle()), None)) is not None:
+                idle._end_idleness()
+        if not self._is_too_many():
             self._await("headers", self.limits.header_seconds)
             return
         if len(self.spare) >= SPARE_CONNECTIONS:
@@ -90,6 +98,18 @@ class LimitedProtocol(H11Protocol):
         self.app = self._probes_only
         self._await("headers", min(SPARE_SECONDS, self.limits.header_seconds))
         self._ending = self.loop.call_later(2 * SPARE_SECONDS, self._abort)
+
+    def _is_too_many(self) -> bool:
+        return len(self.connections) - len(self.spare) > self.limits.connections
+
+    def _is_idle(self) -> bool:
+        """Whether it has answered all requests, and waits for another."""
+        return self.timeout_keep_alive_task is not None and not self._ahead and self not in self.spare
+
+    def _end_idleness(self) -> None:
+        """Give up an idle connection, for one that has something to say."""
+        self.released()
+        self.transport.close()
 
     def released(self) -> None:
         """Forget a connection that is gone."""

@@ -16,7 +16,8 @@ _TIMEOUT = httpx.Timeout(10, read=600)
 class Answer:
     """What a server said: the time to its first token and in all, in seconds, and the tokens it read.
 
-    `density` is the share of the attention that was computed, where the server reports it (`usage.attention.density`);
+    `density` is the share of the attention that was computed in layers that see everything, and in windows that the
+    policy narrows, where the server reports it (`usage.attention.density`);
     `keys_read` of the `keys` before them the answer's tokens read under a decode budget, 0 of 0 without one.
     """
 

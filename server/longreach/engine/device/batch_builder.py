@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -48,13 +49,15 @@ class HostBatch:
         seq_slots: (B,) the requests' `seq_slot`.
         cu_seqlens_q: (B + 1,) where each sequence's tokens start.
         context_lens: (B,) tokens of each sequence that are in its pages after this step.
-        page_table: (B, pages of the longest) page ids; what lies beyond a sequence's length is never read.
+        num_pages: pages of the longest sequence: what lies beyond in its row of the page tables is never read.
+        table_changes: (2, n) what differs in the page tables from those of the step before: places in them, as if they
+            were one row, and page ids. See `device_tables.DeviceTables`.
         logit_rows: (R,) of which of the T rows the logits are wanted: the last of each chunk that draws or is scored.
         num_decodes: leading sequences of one token, if all are dense.
         max_seqlen_q, max_context_len: the longest of each.
         groups: the sequences by policy, unless all are dense.
-        other_slots, other_tables: (groups - 1, T) and (groups - 1, B, pages), as `slots` and `page_table` of the groups
-            of layers after the first; None where all layers are in one.
+        other_slots: (groups - 1, T) as `slots`, of the groups of layers after the first; None where all layers are in
+            one.
         state_reads, state_writes: (B,) the slots that each sequence's recurrent state is read from (-1: zeros) and left
             in, all of them different; None for a model without states.
     """
@@ -65,27 +68,21 @@ class HostBatch:
     seq_slots: Int64
     cu_seqlens_q: Int32
     context_lens: Int32
-    page_table: Int32
     logit_rows: Int64
+    table_changes: Int64
     num_decodes: int
     max_seqlen_q: int
     max_context_len: int
+    num_pages: int
     groups: tuple[HostGroup, ...] = ()
     other_slots: Int64 | None = None
-    other_tables: Int32 | None = None
+    state_reads: Int64 | None = None
+    state_writes: Int64 | None = None
 
     @property
     def all_slots(self) -> list[Int64]:
         """(T,) of each group of layers, in order."""
         return [self.slots] if self.other_slots is None else [self.slots, *self.other_slots]
-
-    @property
-    def all_tables(self) -> list[Int32]:
-        """(B, pages) of each group of layers, in order."""
-        return [self.page_table] if self.other_tables is None else [self.page_table, *self.other_tables]
-
-    state_reads: Int64 | None = None
-    state_writes: Int64 | None = None
 
     @property
     def has_pending(self) -> bool:
@@ -136,14 +133,12 @@ class HostBatch:
             seq_slots=self.seq_slots[kept],
             cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
             context_lens=self.context_lens[kept],
-            page_table=self.page_table[kept],
             logit_rows=np.arange(len(rows)),
             num_decodes=decodes,
             max_seqlen_q=1 if decodes == len(kept) else max(2, longest),
             max_context_len=int(self.context_lens[kept].max()),
             groups=(),
             other_slots=None if self.other_slots is None else self.other_slots.take(rows, 1),
-            other_tables=None if self.other_tables is None else self.other_tables.take(kept, 1),
             state_reads=None,  # a layer that keeps a state needs all rows
             state_writes=None,
         )
@@ -152,20 +147,29 @@ class HostBatch:
 class BatchBuilder:
     """Turns plans into arrays; keeps the tables of page ids between steps, since little of them changes in one.
 
-    The table of each of `num_groups` groups of layers has a row for each running request, at its `Request.seq_slot`.
-    `dropped` is the id that stands there for a page that a window has left behind.
+    The table of each group of layers has a row for each running request, at its `Request.seq_slot`, of page ids times
+    the group's stride: there is one group for each of `strides`. `dropped` is the id that stands for a page that a
+    window has left behind. The device has the same tables:
+    each batch says what has changed since the one before it, and all of them have to reach the device.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_pages: int, page_size: int, num_groups: int = 1, dropped: int = 0
+        self, max_num_seqs: int, max_pages: int, page_size: int, strides: Sequence[int] = (1,), dropped: int = 0
     ) -> None:
+        num_groups = len(strides)
         self._page_size = page_size
+        self._strides = strides
         self._tables: Int32 = np.zeros((num_groups, max_num_seqs, max_pages), np.int32)
-        self._dropped = dropped
+        self._dropped = [dropped * stride for stride in strides]
         self._pages: list[list[int] | None] = [None] * max_num_seqs  # whose pages a row shows
         self._filled = [0] * max_num_seqs
         self._settled = [0] * max_num_seqs  # of the request, when the row was last brought up to date
         self._first = [[0] * num_groups for _ in range(max_num_seqs)]
+        self._changed: list[tuple[int, int]] = []  # ranges of places in all tables: their starts and lengths
+
+    def forget(self) -> None:
+        """Take it that the device has none of the tables: the batch before may not have reached it."""
+        self._pages = [None] * len(self._pages)
 
     def build(self, plan: StepPlan) -> HostBatch:
         """The arrays of `plan`, sequences in the order of its chunks; each token of a decode is one."""
@@ -174,17 +178,17 @@ class BatchBuilder:
             self._update_row(chunk.request)
         sizes = np.array([chunk.length for chunk in chunks])
         sequences = np.array([chunk.num_sequences for chunk in chunks])
-        lengths = np.concatenate([np.full(c.num_sequences, c.length // c.num_sequences, np.int32) for c in chunks])
-        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int64) for c in chunks])
+        lengths = np.repeat(sizes // sequences, sequences)
+        starts = np.array([chunk.start for chunk in chunks], np.int64)
+        positions = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
         cu_seqlens_q = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=cu_seqlens_q[1:])
         ends = positions[cu_seqlens_q[1:] - 1].astype(np.int32) + 1
         slots = np.repeat(np.array([chunk.request.seq_slot for chunk in chunks], np.int64), sequences)
         longest = int(ends.max())
-        input_ids = np.concatenate([np.array(c.token_ids, np.int64) for c in chunks])
+        input_ids = np.array(list(chain.from_iterable(chunk.token_ids for chunk in chunks)), np.int64)
         owners, places, offsets = np.repeat(slots, lengths), positions // self._page_size, positions % self._page_size
-        in_pages = [table[owners, places].astype(np.int64) * self._page_size + offsets for table in self._tables]
-        tables = [table[slots, : -(-longest // self._page_size)] for table in self._tables]
+        in_pages = self._tables[:, owners, places].astype(np.int64, order="C") * self._page_size + offsets
         wanted = np.array([chunk.num_rows for chunk in chunks])
         # The last rows of each chunk, as many as are wanted: counted down from its end.
         before_end = np.repeat(np.cumsum(wanted), wanted) - np.arange(wanted.sum())
@@ -196,14 +200,14 @@ class BatchBuilder:
             seq_slots=slots,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
-            page_table=tables[0],
             logit_rows=np.repeat(np.cumsum(sizes), wanted).astype(np.int64) - before_end,
+            table_changes=self._take_changes(),
             num_decodes=_decodes(chunks),
             max_seqlen_q=_longest(chunks),
             max_context_len=longest,
+            num_pages=-(-longest // self._page_size),
             groups=() if plan.is_dense else tuple(_groups(plan, cu_seqlens_q, ends)),
-            other_slots=np.stack(in_pages[1:]) if len(in_pages) > 1 else None,
-            other_tables=np.stack(tables[1:]) if len(tables) > 1 else None,
+            other_slots=in_pages[1:] if len(in_pages) > 1 else None,
             state_reads=reads,
             state_writes=writes,
         )
@@ -221,14 +225,33 @@ class BatchBuilder:
             for group, table in enumerate(hold.tables):
                 new = self._tables[group, slot, filled : len(table)]
                 new[:] = table[filled:]
+                new *= self._strides[group]
                 if hold.first[group] > filled:
-                    new[: hold.first[group] - filled] = self._dropped
+                    new[: hold.first[group] - filled] = self._dropped[group]
+                self._note_change(group, slot, filled, len(table))
             self._filled[slot] = len(pages)
         if hold.settled > self._settled[slot]:
             self._settled[slot] = hold.settled
             for group, first in enumerate(hold.first):
-                self._tables[group, slot, self._first[slot][group] : first] = self._dropped
+                before = self._first[slot][group]
+                self._tables[group, slot, before:first] = self._dropped[group]
+                self._note_change(group, slot, before, first)
             self._first[slot] = list(hold.first)
+
+    def _note_change(self, group: int, slot: int, start: int, end: int) -> None:
+        _, max_num_seqs, max_pages = self._tables.shape
+        if start < end:
+            self._changed.append(((group * max_num_seqs + slot) * max_pages + start, end - start))
+
+    def _take_changes(self) -> Int64:
+        """As `HostBatch.table_changes`, of all changes since the last call."""
+        if not self._changed:
+            return np.zeros((2, 0), np.int64)
+        starts, counts = np.array(self._changed, np.int64).T
+        self._changed.clear()
+        before = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(starts - before, counts)
+        return np.stack([places, self._tables.reshape(-1)[places].astype(np.int64)])
 
 
 def _states(chunks: Sequence[Chunk]) -> tuple[Int64 | None, Int64 | None]:

@@ -14,7 +14,8 @@ from longreach_patches import KVPages, LoadedModel, PagedStep, StateStep, StateS
 from torch import distributed, nn
 
 from longreach.engine.device.batch_builder import HostBatch
-from longreach.engine.device.graphs.capture import Needs
+from longreach.engine.device.device_tables import DeviceTables
+from longreach.engine.device.graphs.capture import Needs, others
 from longreach.engine.device.graphs.decode import DecodeGraphs
 from longreach.engine.device.graphs.mixed import MixedGraphs
 from longreach.engine.device.graphs.policy import PolicyGraphs, Replayed
@@ -158,11 +159,12 @@ class StepGraphs(NamedTuple):
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / _TIMED
 
-    def replay(self, batch: HostBatch) -> Replayed | None:
+    def replay(self, batch: HostBatch, page_tables: DeviceTables) -> Replayed | None:
         """The logits (R, V) of a step and what it measured, valid until the next replay; None if no graph holds it."""
         if batch.groups:
-            return self.by_policy.replay(batch)
-        logits = self.decode.replay(batch) if batch.is_decode_only else self.mixed.replay(batch)
+            return self.by_policy.replay(batch, page_tables)
+        graphs = self.decode if batch.is_decode_only else self.mixed
+        logits = graphs.replay(batch, page_tables)
         return None if logits is None else Replayed(logits)
 
 
@@ -170,6 +172,7 @@ class ForwardPass:
     """A model, or one rank's part of it, with its pages, and with its states if it has layers that keep some.
 
     `drawn` (max_num_seqs,) int64 are the tokens that requests drew last, by their `seq_slot`; rank 0 fills it.
+    `page_tables` are those of the requests, up to the last batch.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class ForwardPass:
         loaded: LoadedModel,
         pages: KVPages,
         drawn: torch.Tensor,
+        page_tables: DeviceTables,
         graphs: StepGraphs | None,
         policies: LayerPolicies,
         host: HostStore | None = None,
@@ -186,6 +190,7 @@ class ForwardPass:
         self.pages = pages
         self.states = states
         self.drawn = drawn
+        self.page_tables = page_tables
         self.policies = policies
         self._graphs = graphs
         self.host = host
@@ -193,9 +198,10 @@ class ForwardPass:
     @torch.inference_mode()
     def logits(self, batch: HostBatch, plan: StepPlan | None = None) -> tuple[torch.Tensor, StepSamples | None]:
         """The logits (R, V) of a step, and what is measured of the requests of `plan`, if that is given."""
+        self.page_tables.update(batch.table_changes)
         if self.loaded.layout.size > 1 and batch.has_pending:
             distributed.broadcast(self.drawn, 0)
-        if self._graphs is not None and (replayed := self._graphs.replay(batch)) is not None:
+        if self._graphs is not None and (replayed := self._graphs.replay(batch, self.page_tables)) is not None:
             return replayed.logits, None if plan is None else StepSamples.of_replay(plan, replayed.step)
         return self._eager(batch, plan)
 
@@ -209,7 +215,8 @@ class ForwardPass:
         if not len(batch.logit_rows):
             return WantedRows(logit_rows, None)
         alone = batch.of_wanted(lone_as_decodes=not self.loaded.patched.batch_invariant)
-        return WantedRows(logit_rows, _on_device(alone, logit_rows.device))
+        [seq_slots] = upload([alone.seq_slots], logit_rows.device)
+        return WantedRows(logit_rows, self._on_device(alone, seq_slots))
 
     @torch.inference_mode()
     def move(self, moves: CacheMoves) -> None:
@@ -237,7 +244,7 @@ class ForwardPass:
         if batch.has_pending:
             for tokens, sequences in _lone(batch):
                 input_ids[tokens] = fill_pending(input_ids[tokens], seq_slots[sequences], self.drawn)
-        paged = _on_device(batch, device)
+        paged = self._on_device(batch, seq_slots)
         samples = StepSamples.of_step(plan, batch, paged) if plan is not None else None
         groups = self.policies.groups(batch, paged, samples.samples if samples is not None else None)
         wanted = self._wanted(batch, logit_rows)
@@ -251,28 +258,26 @@ class ForwardPass:
             samples.collect(measured)
         return logits, samples
 
+    def _on_device(self, batch: HostBatch, seq_slots: torch.Tensor) -> PagedBatch:
+        """The sequences of a batch, those of the requests at `seq_slots` (B,)."""
+        cu_seqlens_q, context_lens = upload([batch.cu_seqlens_q, batch.context_lens], seq_slots.device)
+        tables = self.page_tables.rows(seq_slots, batch.num_pages)
+        return PagedBatch(
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            page_table=tables[0],
+            other_tables=others(tables),
+            max_seqlen_q=batch.max_seqlen_q,
+            max_context_len=batch.max_context_len,
+            num_decodes=batch.num_decodes,
+        )
+
     def _states_of(self, batch: HostBatch, cu_seqlens_q: torch.Tensor) -> StateStep | None:
         """Where the step's sequences find their states, and leave them."""
         if self.states is None:
             return None
         read, write = upload(batch.state_slots, cu_seqlens_q.device)
         return StateStep(self.states, StateBatch(cu_seqlens_q, read, write, batch.max_seqlen_q, batch.state_decodes))
-
-
-def _on_device(batch: HostBatch, device: torch.device) -> PagedBatch:
-    arrays = [batch.cu_seqlens_q, batch.context_lens, batch.page_table.reshape(-1)]
-    if batch.other_tables is not None:
-        arrays.append(batch.other_tables.reshape(-1))
-    cu_seqlens_q, context_lens, page_table, *others = upload(arrays, device)
-    return PagedBatch(
-        cu_seqlens_q=cu_seqlens_q,
-        context_lens=context_lens,
-        page_table=page_table.view(batch.page_table.shape),
-        other_tables=others[0].view(-1, *batch.page_table.shape) if others else None,
-        max_seqlen_q=batch.max_seqlen_q,
-        max_context_len=batch.max_context_len,
-        num_decodes=batch.num_decodes,
-    )
 
 
 def _lone(batch: HostBatch) -> Iterator[tuple[slice, slice]]:

@@ -30,7 +30,7 @@ from longreach.util.transfer import DeviceSpan, OnItsWay, moved, upload
 class Runner:
     """Executes plans on one device, and has the other `ranks` do their part of them.
 
-    It keeps of requests the table of their pages and, on the device, the token each drew last.
+    It keeps of requests the table of their pages, on the host and on the device, and there the token each drew last.
     """
 
     def __init__(self, computing: ForwardPass, builder: BatchBuilder, ranks: Ranks | None = None) -> None:
@@ -84,6 +84,7 @@ class Runner:
         Raises:
             DeviceLostError: the error was one that CUDA does not recover from.
         """
+        self._builder.forget()
         if self._loaded.device.type == "cpu":
             return
         try:

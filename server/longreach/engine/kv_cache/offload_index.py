@@ -72,8 +72,11 @@ class HostIndex:
         self._free = list(range(num_places - 1, -1, -1))
         self._freed: list[int] = []  # that copies of this step still use
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the one used longest ago first
-        self._pinned: set[bytes] = set()
+        self._pinned: set[bytes] = set()  # that this step copies
+        self._in_use = 0  # places that it copies from or to
+        self._copied: set[tuple[int, ...]] = set()  # these places, by entry
         self._held: Counter[tuple[int, ...]] = Counter()
+        self._held_apart = 0  # places that are held, and that this step does not copy
         self._left: set[tuple[int, ...]] = set()  # held ones that are no entry's, or not yet
         self._depths = StateDepths()
         self.num_states = 0
@@ -101,8 +104,7 @@ class HostIndex:
             return None
         places = tuple(self._free.pop() for _ in range(count))
         self._kept[name] = _Kept(places, depth)
-        self._pinned.add(name)
-        self._touch(name)
+        self._pin(name)
         if depth:
             self._depths.add(depth)
             self.num_states += 1
@@ -110,13 +112,15 @@ class HostIndex:
 
     def load(self, name: bytes) -> tuple[int, ...]:
         """The places to copy an entry from; it must be here."""
-        self._touch(name)
-        self._pinned.add(name)
+        self._pin(name)
         return self._kept[name].places
 
     def unpin(self) -> None:
         """The copies of a step are on their way: what is copied later is copied after them."""
+        self._held_apart += sum(len(places) for places in self._copied if self._held[places])
         self._pinned.clear()
+        self._copied.clear()
+        self._in_use = 0
         self._free += self._freed
         self._freed = []
 
@@ -148,17 +152,20 @@ class HostIndex:
     def hold(self, name: bytes) -> tuple[int, ...]:
         """The places of an entry, which keep what they contain until `release`."""
         places = self._kept[name].places
-        self._held[places] += 1
+        self._hold(places)
         return places
 
     def release(self, places: tuple[int, ...]) -> None:
         """End one `hold` of these places."""
         self._held[places] -= 1
-        if not self._held[places]:
-            del self._held[places]
-            if places in self._left:
-                self._left.remove(places)
-                self._freed += places  # a copy of this step may still use them
+        if self._held[places]:
+            return
+        del self._held[places]
+        is_copied = places in self._copied
+        self._held_apart -= 0 if is_copied else len(places)
+        if places in self._left:
+            self._left.remove(places)
+            (self._freed if is_copied else self._free).extend(places)
 
     def expect(self, name: bytes, depth: int = 0) -> tuple[int, ...] | None:
         """Places, held, for an entry that is not here yet and comes from elsewhere: see `arrive`. None if there is no
@@ -168,7 +175,7 @@ class HostIndex:
         if not self._make_room(count):
             return None
         places = tuple(self._free.pop() for _ in range(count))
-        self._held[places] += 1
+        self._hold(places)
         self._left.add(places)
         return places
 
@@ -195,6 +202,9 @@ class HostIndex:
         every = sorted(used + self._free + self._freed)
         assert every == list(range(self.num_places)), "a place is lost or used twice"
         assert self._pinned <= set(self._kept), "an entry is in use in this step and is not here"
+        assert {self._kept[name].places for name in self._pinned} <= self._copied
+        assert self._in_use == sum(map(len, self._copied)), "places are in use in this step that nobody knows"
+        assert self._held_apart == sum(len(places) for places in self._held if places not in self._copied)
         depths = [kept.depth for kept in self._kept.values() if kept.depth]
         assert self.num_states == len(depths)
         self._depths.check(depths)
@@ -205,19 +215,36 @@ class HostIndex:
         """Assert that these places, as often as they stand here, are all that is held."""
         assert Counter(held) == self._held, "places are held by nobody, or by one that does not know"
 
+    def _hold(self, places: tuple[int, ...]) -> None:
+        if not self._held[places] and places not in self._copied:
+            self._held_apart += len(places)
+        self._held[places] += 1
+
+    def _pin(self, name: bytes) -> None:
+        self._touch(name)
+        if name not in self._pinned:
+            self._pinned.add(name)
+            places = self._kept[name].places
+            self._in_use += len(places)
+            self._copied.add(places)
+            self._held_apart -= len(places) if self._held[places] else 0
+
     def _touch(self, name: bytes) -> None:
-        """An entry is used, and with a page the state at its end."""
-        self._kept.move_to_end(name)
+        """An entry is used, and with a page the state at its end, which is given up before it."""
         if (state := key(name, STATE_GROUP)) in self._kept:
             self._kept.move_to_end(state)
+        self._kept.move_to_end(name)
 
     def _make_room(self, count: int) -> bool:
         """Have so many places free, if entries that this step does not use are enough."""
         if count <= len(self._free):
             return True
-        in_use = set(self._held) | {self._kept[name].places for name in self._pinned}
-        if count > self.num_places - len(self._freed) - sum(map(len, in_use)):
+        if count > self.num_places - self._in_use - self._held_apart:
             return False
         while count > len(self._free):
-            self.remove(next(name for name, kept in self._kept.items() if kept.places not in in_use))
+            self.remove(next(name for name, kept in self._kept.items() if not self._stays(name, kept.places)))
         return True
+
+    def _stays(self, name: bytes, places: tuple[int, ...]) -> bool:
+        """Whether an entry's places are not to be had: this step copies them, or they are held."""
+        return name in self._pinned or self._held[places] > 0

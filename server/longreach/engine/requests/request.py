@@ -206,6 +206,8 @@ class Request:
 
     def draft(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next, if the request wants speculation."""
+        if not self.spec.speculate:
+            return ()
         count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
         count = int(min(count, self.policy_ends(len(self.tokens) - 1) - len(self.tokens)))
         if count < 1 or self.constraint is not None:  # a draft would need the grammar's word on each token before it

@@ -125,9 +125,10 @@ class Scheduler:
     def advance(self, plan: StepPlan) -> None:
         """Record that `plan` is being computed: the next one may be planned."""
         self._in_flight.append(plan)
+        running = self.running
         for chunk in plan.chunks:
             request = chunk.request
-            if self._queue.is_running(request):
+            if running.get(request.id) is request:
                 request.computed, request.redo = chunk.end - len(chunk.drafts), 0
                 if self._states is not None:
                     self._states.advance(request, chunk.end, drafts=bool(chunk.drafts))
@@ -141,9 +142,10 @@ class Scheduler:
         plan = self._in_flight.pop(0)
         if not self._in_flight:
             self.allocator.finish_steps()
+        running = self.running
         for chunk in plan.chunks:
             request = chunk.request
-            if not self._queue.is_running(request):
+            if running.get(request.id) is not request:
                 continue  # removed, or finished, while the step ran
             end = chunk.end - len(chunk.drafts)
             for position, token in enumerate(chunk.standing(drawn[request.id]) if chunk.num_draws else ()):

@@ -6,7 +6,16 @@ import msgspec
 import torch
 from longreach_kernels import Backend
 from longreach_kernels.sizes import MAX_HOPPER_DECODE_HEAD_DIM
-from longreach_patches import LoadedModel, PageShape, check_layout, check_ranks, check_split, layer_masks, load_config
+from longreach_patches import (
+    LoadedModel,
+    PageShape,
+    check_layout,
+    check_ranks,
+    check_split,
+    layer_masks,
+    load_config,
+    state_layers,
+)
 
 from longreach import gguf_source, hub
 from longreach.engine.device.batch_builder import BatchBuilder
@@ -91,7 +100,8 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     groups = PageGroups(config.page_size, windows, limits.max_batched_tokens)
     places = pool.pages_for(limits.max_model_len)
     dropped = pages.dropped if groups.windowed else 0
-    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, len(windows), dropped)
+    strides = [group.stride for group in pages.shape.groups]
+    builder = BatchBuilder(limits.max_num_seqs, places, config.page_size, strides, dropped)
     types = str(loaded.dtype), str(pages.shape.dtype)
     hasher = None
     if config.prefix_cache:
@@ -102,7 +112,7 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
         states = StateAllocator(slots, config.page_size, copies=keeps_copies(config))
     bands = [mask.band for mask in state.own_masks]
     visible = (None if band is None or band.window is None else band.window + band.sinks for band in bands)
-    usage = PolicyUsage(policies)
+    usage = PolicyUsage(policies, len(state_layers(state.forward.loaded.config)))
     pairs = PairCount(visible, usage.pairs)
     scheduler = Scheduler(PageAllocator(pool, hasher, groups, states), limits)
     engine = Engine(scheduler, Runner(computing, builder, ranks), pairs=pairs, policies=policies, usage=usage)
@@ -152,8 +162,8 @@ def why_backend(backend: Backend, shape: PageShape) -> str:
     if backend.name != "hopper" or not wide:
         return backend.reason
     return (
-        f"{backend.reason}; portable ones for answers in {len(wide)} of {shape.num_layers} layers, whose heads "
-        f"have {shape.layers[wide[0]].head_dim} channels"
+        f"{backend.reason}; portable ones for answers in {len(wide)} of {shape.num_layers} layers that attend, whose "
+        f"heads have {shape.layers[wide[0]].head_dim} channels"
     )
 
 

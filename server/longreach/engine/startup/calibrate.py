@@ -56,7 +56,7 @@ def calibrate(loaded: LoadedModel, page_size: int, num_tokens: int, num_rows: in
     tokens[0] = _first_token(loaded.config.bos_token_id)
     tokens = tokens.to(device)
     rows = positions[-min(num_rows, num_tokens) :]
-    of_states = StateShape.of(loaded.config, loaded.dtype)
+    of_states = StateShape.of(loaded.config, loaded.dtype, loaded.layout)
     states = None if of_states is None else StateStep.nowhere(StateStore(of_states, 1, device), batch)
     before = 0
     if device.type == "cuda":

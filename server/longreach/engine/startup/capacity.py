@@ -23,6 +23,10 @@ from longreach.engine.startup.state_demand import StateDemand
 # Tokens in a step: enough to keep a GPU's matrix units busy; on a CPU few enough that running answers keep moving.
 _GPU_BATCHED_TOKENS = 8192
 _CPU_BATCHED_TOKENS = 512
+# On a GPU where each chunk unpacks the weights anew, and with so much memory that the activations of a longer one take
+# little of it.
+_UNPACKING_BATCHED_TOKENS = 16384
+_UNPACKING_LEAST_BYTES = 64 << 30
 # A CPU's pages take at most this share of the available memory, and no more than this many longest prompts need.
 _CPU_MEMORY_SHARE = 0.25
 _CPU_LONGEST_PROMPTS = 2
@@ -45,9 +49,23 @@ def arch_of(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def default_batched_tokens(on_gpu: bool, context_size: int = 1) -> int:
-    """The token budget of a step where none is set: as many on each context rank as one alone would have."""
-    return (_GPU_BATCHED_TOKENS if on_gpu else _CPU_BATCHED_TOKENS) * context_size
+def batched_tokens(config: EngineConfig, footprint: Footprint, gpu_memory: int | None, context_size: int = 1) -> int:
+    """The token budget of a step: the one that is set, or by default as many on each context rank as one alone would
+    have. `gpu_memory` are the bytes of a GPU, None for a CPU.
+
+    Where products of many tokens unpack their weights first, a larger chunk does that less often. `max_itl` still
+    bounds the steps beside answers.
+    """
+    if config.max_batched_tokens is not None:
+        return config.max_batched_tokens
+    unpacks = footprint.scratch_bytes > 0 and not config.batch_invariant
+    if gpu_memory is None:
+        tokens = _CPU_BATCHED_TOKENS
+    elif unpacks and gpu_memory >= _UNPACKING_LEAST_BYTES:
+        tokens = _UNPACKING_BATCHED_TOKENS
+    else:
+        tokens = _GPU_BATCHED_TOKENS
+    return tokens * context_size
 
 
 @dataclass(frozen=True)
@@ -205,8 +223,8 @@ def bounded_layers(config: EngineConfig, own: tuple[Mask, ...], layout: RankLayo
     layers = chosen_layers(own, config.attention_dense_layers)
     if not layers:
         raise ValueError(
-            "--page-bounds: no layer of this model has keys to choose from, since each has a window of its own or is "
-            "one of --attention-dense-layers; leave it out"
+            "--page-bounds: no layer of this model has keys to choose from, since each that attends has a window of "
+            "its own or is one of --attention-dense-layers; leave it out"
         )
     return layers
 

@@ -110,7 +110,6 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     on_gpu = loaded.device.type == "cuda"
     if on_gpu and layout.size > 1:
         torch.cuda.empty_cache()  # what whole weights took before they were cut
-    batched_tokens = config.max_batched_tokens or capacity.default_batched_tokens(on_gpu, layout.context_size)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, loaded.device, brings_kv_scales(loaded.config))
     own = layer_masks(loaded.config)
     bounded = capacity.bounded_layers(config, own, layout)
@@ -119,6 +118,8 @@ def load_rank(config: EngineConfig, joined: Joined) -> LoadedRank:
     arch = capacity.arch_of(loaded.device)
     planned = Footprint.of(loaded.config, loaded.dtype, config.page_size, kv_dtype, layout, bounded, arch)
     footprint = dataclasses.replace(planned, weight_bytes=loaded.weight_bytes)
+    memory = torch.cuda.get_device_properties(loaded.device).total_memory if on_gpu else None
+    batched_tokens = capacity.batched_tokens(config, footprint, memory, layout.context_size)
     policies = LayerPolicies(
         own,
         head_shape(loaded.config).heads,

@@ -16,6 +16,7 @@ import torch
 from longreach_kernels import Mask
 from longreach_patches import KVPages, RankLayout, StateStore, check_agreement
 
+from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.forward_pass import ForwardPass, StepGraphs
 from longreach.engine.device.offload_store import HostStore
 from longreach.engine.device.ranks.process_group import Joined, least
@@ -80,7 +81,9 @@ def start_rank(config: EngineConfig, joined: Joined) -> RankState:
         with _logged("warmed up"):
             warm(rank.loaded, pages, measured.limits, states)
     host = HostStore(pages, measured.host_places, states) if measured.host_places else None
-    forward = ForwardPass(rank.loaded, pages, drawn, graphs, rank.policies, host, states)
+    most_pages = -(-measured.limits.max_model_len // rank.config.page_size)
+    tables = DeviceTables(len(pages.shape.groups), rank.config.max_num_seqs, most_pages, rank.loaded.device)
+    forward = ForwardPass(rank.loaded, pages, drawn, tables, graphs, rank.policies, host, states)
     return RankState(forward, measured.limits, rank.own_masks, measured.host_places)
 
 

@@ -13,8 +13,10 @@ from longreach.engine.startup.host_memory import readable
 # Unless told otherwise, parts of the room for pages and states that running requests' slots and copies may take.
 _RUNNING_SHARE = 1 / 4
 _COPIES_SHARE = 1 / 8
-# More copies than these are of use to few: of a conversation one is, of a long document some ten.
-_MOST_COPIES = 256
+# More copies than one for so many tokens of pages, or than so many, are of use to few. Prompts that are shorter leave
+# none before their answer; of a conversation one is of use, of a long document some ten.
+_TOKENS_PER_COPY = 1024
+_ENOUGH_COPIES = 256
 
 
 def keeps_copies(config: EngineConfig) -> bool:
@@ -28,12 +30,14 @@ class StateDemand:
 
     Attributes:
         slot_bytes: of one slot.
+        token_bytes: of one token in the KV cache, in all layers that attend.
         max_num_seqs: requests computed at once, if there is room.
         asked_bytes: memory that was asked for copies; None where none was named.
         keeps_copies: as the function says.
     """
 
     slot_bytes: int
+    token_bytes: int
     max_num_seqs: int
     asked_bytes: int | None
     keeps_copies: bool
@@ -52,7 +56,7 @@ class StateDemand:
             return None
         if config.batch_invariant:
             raise ValueError(
-                "--batch-invariant: bits of this model's recurrent states depend on where a prompt is cut; leave it out"
+                "--batch-invariant: bits of this model's states may depend on where a prompt is cut; leave it out"
             )
         if asked and not config.prefix_cache:
             raise ValueError("--state-cache-bytes keeps copies for the prefix cache; leave out --no-prefix-cache")
@@ -62,13 +66,18 @@ class StateDemand:
                 f"--state-cache-bytes: a copy of this model's states takes {readable(size)}, got {asked} bytes; give "
                 "more, or 0 for none"
             )
-        return cls(size, config.max_num_seqs, asked, keeps_copies(config))
+        return cls(size, footprint.pages.bytes_per_token, config.max_num_seqs, asked, keeps_copies(config))
 
     @property
     def most_bytes(self) -> int:
-        """What slots take where there is room enough."""
-        copies = _MOST_COPIES * self.slot_bytes if self.asked_bytes is None else self.asked_bytes
+        """What slots take where there is room enough for few long prompts."""
+        copies = _ENOUGH_COPIES * self.slot_bytes if self.asked_bytes is None else self.asked_bytes
         return SLOTS_PER_REQUEST * self.max_num_seqs * self.slot_bytes + (copies if self.keeps_copies else 0)
+
+    def running_slots(self, room: int) -> int:
+        """How many of the slots in `room` bytes for pages and states are for running requests; one's at least."""
+        running = min(SLOTS_PER_REQUEST * self.max_num_seqs, int(_RUNNING_SHARE * room) // self.slot_bytes)
+        return max(running - running % SLOTS_PER_REQUEST, SLOTS_PER_REQUEST)
 
     def slots(self, room: int, why: str = "") -> int:
         """How many slots there are, of `room` bytes for pages and states; `why` says what allows no more, for people.
@@ -76,15 +85,14 @@ class StateDemand:
         Raises:
             ValueError: not those that were asked for, or not even one request's; the message names the fix.
         """
-        running = min(SLOTS_PER_REQUEST * self.max_num_seqs, int(_RUNNING_SHARE * room) // self.slot_bytes)
-        running -= running % SLOTS_PER_REQUEST
+        running = self.running_slots(room)
         if not self.keeps_copies:
             copies = 0
         elif self.asked_bytes is None:
-            copies = min(_MOST_COPIES, int(_COPIES_SHARE * room) // self.slot_bytes)
+            useful = max(_ENOUGH_COPIES, room // (_TOKENS_PER_COPY * self.token_bytes))
+            copies = min(useful, int(_COPIES_SHARE * room) // self.slot_bytes)
         else:
             copies = self.asked_bytes // self.slot_bytes
-        running = max(running, SLOTS_PER_REQUEST)
         copies = max(copies, self.keeps_copies)  # a request that starts from one has it beside its own
         if (running + copies) * self.slot_bytes < room:
             return running + copies

@@ -64,8 +64,19 @@ class DecodeUsage(msgspec.Struct, frozen=True, kw_only=True):
     kept_mass: AnswerKeptMass | None
 
 
+class PolicyLayers(msgspec.Struct, frozen=True):
+    """How many of the model's layers the policy changes, in the prompt or the answer, and how many are of each kind:
+    `full` ones see everything, those of `window` have a window of their own, those of `state` keep no keys at all."""
+
+    changed: int
+    full: int
+    window: int
+    state: int
+
+
 class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy that is not dense left out of the prompt, beside dense attention in all heads of all layers.
+    """What a policy that is not dense left out of the prompt, beside dense attention in all heads of the layers that
+    see everything, and of those with windows that the policy narrows.
 
     `density` is of pairs of a query and a key; under `dynamic`, whose tiles may be of another size, of tiles.
 
@@ -76,6 +87,7 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     parameters: dict[str, int | float | bool | str | list[int]]
+    layers: PolicyLayers
     density: float
     tiles_visited: int
     tiles_skipped: int

@@ -21,6 +21,7 @@ from longreach_kernels import PagedBatch
 from longreach_patches import KVPages, PagedStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch
+from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.graphs.capture import (
     MOST_WORKSPACE_BYTES,
     Captured,
@@ -63,8 +64,8 @@ class DecodeGraphs:
         self._contexts = contexts_for(needs, max_model_len)
         self._device = pages.keys[0].device
         page_size = pages.shape.page_size
-        # One row of int64 per kind, slots by group of layers and those of states last, and one int32 tensor for lengths
-        # and pages, so that a step is two copies.
+        # One row of int64 per kind, slots by group of layers and those of states last, and int32 lengths: a step is two
+        # copies, however long the sequences are.
         self._groups = len(pages.shape.groups)
         kinds = 3 + self._groups + (0 if states is None else 2)
         self._long = torch.zeros((kinds, max_num_seqs), dtype=torch.int64, device=self._device)
@@ -105,10 +106,10 @@ class DecodeGraphs:
                 if size == 1 or self._needs(size, context).workspace_bytes <= MOST_WORKSPACE_BYTES:
                     yield (size, context), self._step(size, context)
 
-    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+    def replay(self, batch: HostBatch, page_tables: DeviceTables) -> torch.Tensor | None:
         """Run one decode step of B sequences and return its logits (B, V), valid until the next replay.
 
-        None if no graph holds such a step.
+        None if no graph holds such a step. The pages of its sequences are in `page_tables`.
         """
         count = len(batch.context_lens)
         size = next((size for size in self._sizes if size >= count), None)  # with drafts there may be more of them
@@ -119,16 +120,12 @@ class DecodeGraphs:
         long = np.zeros((len(self._long), size), np.int64)
         long[3:, count:] = -1  # padding reads no state, and writes nowhere
         long[:, :count] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots, *batch.state_slots
-        tables, pages = batch.all_tables, batch.page_table.shape[1]
-        short = np.zeros((size, len(tables) * pages + 1), np.int32)
-        short[:count, 0] = batch.context_lens
-        for group, table in enumerate(tables):
-            short[:count, 1 + group * pages : 1 + (group + 1) * pages] = table
-        on_device = torch.from_numpy(short).pin_memory().to(self._device, non_blocking=True)
+        lens = np.zeros(size, np.int32)
+        lens[:count] = batch.context_lens
         self._long[:, :size].copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
-        self._lens[:size].copy_(on_device[:, 0])
-        by_group = on_device[:, 1:].unflatten(1, (len(tables), pages)).transpose(0, 1)
-        self._tables[context][:, :size, :pages].copy_(by_group)
+        self._lens[:size].copy_(torch.from_numpy(lens).pin_memory(), non_blocking=True)
+        rows = page_tables.rows(self._long[2, :count], batch.num_pages)
+        self._tables[context][:, :count, : batch.num_pages].copy_(rows)
         captured.graph.replay()
         return captured.logits[:count]
 

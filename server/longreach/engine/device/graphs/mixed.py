@@ -22,6 +22,7 @@ from longreach_kernels import PagedBatch
 from longreach_patches import NO_SLOT, KVPages, PagedStep, StateStore
 
 from longreach.engine.device.batch_builder import HostBatch, Int32, Int64
+from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.graphs.capture import (
     MOST_WORKSPACE_BYTES,
     Captured,
@@ -165,10 +166,10 @@ class MixedGraphs:
         for answers, rows in reversed(self._sizes):  # the largest first, whose memory then does for the others
             yield (answers, rows), self._step(answers, rows)
 
-    def replay(self, batch: HostBatch) -> torch.Tensor | None:
+    def replay(self, batch: HostBatch, page_tables: DeviceTables) -> torch.Tensor | None:
         """Run a step and return the logits of the rows that it wants (R, V), valid until the next replay.
 
-        None if no graph holds such a step.
+        None if no graph holds such a step. The pages of its sequences are in `page_tables`.
         """
         layout = lay_out(batch)
         captured = None if layout is None else self._captured.get((layout.answers, layout.rows))
@@ -184,14 +185,10 @@ class MixedGraphs:
             found[:, layout.sequences] = batch.state_slots
             on_host = torch.from_numpy(found).pin_memory()
             self._state_slots[:, : found.shape[1]].copy_(on_host, non_blocking=True)
-        pages = batch.page_table.shape[1]
-        for part in (slice(batch.num_decodes), slice(batch.num_decodes, None)):
-            if (places := layout.sequences[part]).size:
-                for group, table in enumerate(batch.all_tables):
-                    rows = torch.from_numpy(np.ascontiguousarray(table[part])).pin_memory()
-                    self._tables[group, places[0] : places[-1] + 1, :pages].copy_(rows, non_blocking=True)
+        owners, places, drawn = upload([batch.seq_slots, layout.sequences, layout.drawn], self._device)
+        of_sequences = page_tables.rows(owners, batch.num_pages)
+        self._tables[:, :, : batch.num_pages].index_copy_(1, places, of_sequences)
         captured.graph.replay()
-        [drawn] = upload([layout.drawn], self._device)
         return captured.logits[drawn]
 
     def _step(self, answers: int, rows: int) -> Callable[[], torch.Tensor]:

@@ -23,6 +23,7 @@ from longreach_patches import KVPages, PagedStep, StateStore, StepGroup
 from torch import distributed
 
 from longreach.engine.device.batch_builder import HostBatch, Int64
+from longreach.engine.device.device_tables import DeviceTables
 from longreach.engine.device.graphs.capture import (
     MOST_WORKSPACE_BYTES,
     Captured,
@@ -182,10 +183,11 @@ class PolicyGraphs:
         """Let go of all graphs. Their steps refer to this object, so that its end alone would leave them."""
         self._known.clear()
 
-    def replay(self, batch: HostBatch) -> Replayed | None:
+    def replay(self, batch: HostBatch, page_tables: DeviceTables) -> Replayed | None:
         """Run a decode step of B sequences; its logits (B, V) and the step, valid until the next replay.
 
-        None if it cannot be captured, or has not come often enough to be.
+        None if it cannot be captured, or has not come often enough to be. The pages of its sequences are in
+        `page_tables`.
         """
         layout = lay_out(batch)
         if layout is None or layout.rows > len(self._rows):  # drafts may be rows of their own
@@ -198,7 +200,7 @@ class PolicyGraphs:
         known, measured = self._note(layout, context), _is_measured(batch)
         if known.refused or (measured not in known.captured and known.steps <= STEPS_BEFORE):
             return None
-        self._put(batch, layout)
+        self._put(batch, layout, page_tables)
         if measured not in known.captured:
             step = self._step(layout, context, measured)
             captured = self._capture(step)
@@ -229,20 +231,20 @@ class PolicyGraphs:
             self._known.popitem(last=False)
         return known
 
-    def _put(self, batch: HostBatch, layout: Layout) -> None:
+    def _put(self, batch: HostBatch, layout: Layout, page_tables: DeviceTables) -> None:
         """Lay the step out in the tensors that the graphs read."""
-        rows, places, pages = layout.rows, layout.places, batch.page_table.shape[1]
+        rows, places = layout.rows, layout.places
         long = np.zeros((len(self._long), rows), np.int64)
         long[3:] = -1  # padding reads no state, and writes nowhere
         long[:, places] = batch.input_ids, batch.positions, batch.seq_slots, *batch.all_slots, *batch.state_slots
-        lengths, tables = np.zeros(rows, np.int32), np.zeros((len(self._tables), rows, pages), np.int32)
+        lengths = np.zeros(rows, np.int32)
         lengths[places] = batch.context_lens
-        tables[:, places] = batch.all_tables
         [on_device] = upload([long.reshape(-1)], self._device)
         self._long[:, :rows].copy_(on_device.view(-1, rows))
-        on_device, by_group = upload([lengths, tables.reshape(-1)], self._device)
+        [on_device] = upload([lengths], self._device)
         self._lens[:rows].copy_(on_device)
-        self._tables[:, :rows, :pages].copy_(by_group.view(-1, rows, pages))
+        # Padding has somebody's pages, of which it reads none.
+        self._tables[:, :rows, : batch.num_pages].copy_(page_tables.rows(self._long[2, :rows], batch.num_pages))
 
     def _batch(self, start: int, size: int, context: int) -> PagedBatch:
         """The answers that are laid out in the rows from `start` on."""

@@ -22,7 +22,7 @@ from longreach_patches import BlockBudget, MassSample, PageShape, StepGroup, Til
 from longreach.engine.device.batch_builder import HostBatch, HostGroup, Int32
 from longreach.engine.messages import Generate
 from longreach.policies.masks import mask_of
-from longreach.policies.values import Dynamic, SparseDecode, StepPolicy
+from longreach.policies.values import AttentionPolicy, Dynamic, SparseDecode, StepPolicy
 from longreach.sizes import LEAST_TILED_STEP, TILE
 from longreach.util.transfer import upload
 
@@ -38,10 +38,11 @@ _AUTO = {True: "antidiagonal", False: "moments"}
 class LayerPolicies:
     """The masks of one model's layers under every policy.
 
-    `own` are the layers' own masks, `heads` the query heads of each, `shape` that of their keys; no policy touches
-    `dense_layers`. `tile` is (queries, keys) of the tiles that dynamic policies choose, `step_tokens` the most of a
-    step. `rotary` says of each layer whether it has rotary positions, all if it is None. Where heads are split over
-    ranks, `part` are this one's; all that is counted is of all heads.
+    Layers are numbered among those that attend. `own` are their own masks, `heads` the query heads of each, `shape`
+    that of their keys. No policy touches `dense_layers`. `full` layers see everything; in the `chosen` ones of these,
+    dynamic policies choose tiles of `tile` (queries, keys). `step_tokens` are the most of a step. `rotary` says of each
+    layer whether it has rotary positions, all if it is None. Where heads are split over ranks, `part` are this one's;
+    all that is counted is of all heads.
 
     Raises:
         ValueError: there is no such layer.
@@ -68,13 +69,13 @@ class LayerPolicies:
         self.tile = tile
         self._step_tokens = step_tokens
         self._dense_layers = frozenset(layer % len(own) for layer in dense_layers)
-        self._full = frozenset(chosen_layers(own))
+        self.full = frozenset(chosen_layers(own))
         self._known: OrderedDict[StepPolicy, tuple[tuple[Mask, ...], tuple[Mask, ...]]] = OrderedDict()
 
     @property
     def dense_share(self) -> float:
         """Of the layers that see everything, the share that no policy touches."""
-        return len(self._dense_layers & self._full) / len(self._full) if self._full else 1.0
+        return len(self._dense_layers & self.full) / len(self.full) if self.full else 1.0
 
     def check(self, spec: Generate) -> None:
         """See whether a request can be computed under its policy.
@@ -115,6 +116,16 @@ class LayerPolicies:
     def masks(self, policy: StepPolicy) -> tuple[Mask, ...]:
         """What each layer computes, first to last, where no tiles are chosen."""
         return self._under(policy)[0] if policy.has_mask else self.own
+
+    def narrowed(self, policy: StepPolicy) -> frozenset[int]:
+        """The layers whose queries see fewer keys under a static policy than by their own mask."""
+        pairs = zip(self.masks(policy), self.own, strict=True)
+        return frozenset(index for index, (mask, own) in enumerate(pairs) if mask != own)
+
+    def changed(self, policy: AttentionPolicy) -> frozenset[int]:
+        """The layers that compute something else under a request's policy than without, in its prompt or its answer."""
+        chooses = policy.chooses_tiles or policy.answer_budget is not None
+        return self.narrowed(policy) | (self.chosen if chooses else frozenset())
 
     def _under(self, policy: StepPolicy) -> tuple[tuple[Mask, ...], tuple[Mask, ...]]:
         """What each layer computes under a static policy, for all heads and for this rank's."""

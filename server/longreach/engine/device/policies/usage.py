@@ -1,6 +1,7 @@
 """What a request's attention policy left out: counted from masks where they say it, else from what was measured.
 
-Pairs, tiles and bytes are of all layers and all heads, whichever rank computes them.
+Pairs, tiles and bytes are of all heads, whichever rank computes them. Of a prompt they are of the layers that see
+everything, and of those with windows that a policy narrows: of others nothing can be left out.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from longreach_kernels.masks.tile_counts import TileCount, tile_count
 from longreach_kernels.sparse import keys_read
 
 from longreach.engine.device.policies.layer_masks import LayerPolicies
-from longreach.engine.messages import AttentionUse, DecodeUse, KeptMass
+from longreach.engine.messages import AttentionUse, DecodeUse, KeptMass, LayerCount
 from longreach.engine.requests.request import Request
 from longreach.policies.values import SparseDecode, StepPolicy
 from longreach.sizes import TILE
 
 
 class PolicyUsage:
-    """Counts for one model, whose layers compute what `policies` says."""
+    """Counts for one model, whose layers that attend compute what `policies` says; `state_layers` keep a state."""
 
-    def __init__(self, policies: LayerPolicies) -> None:
+    def __init__(self, policies: LayerPolicies, state_layers: int = 0) -> None:
         self._policies = policies
         self._own = policies.own
         self._shape = policies.shape
         self._chosen = policies.chosen
+        self._state_layers = state_layers
         self.heads = policies.heads
 
     def pairs(self, policy: StepPolicy, start: int, end: int) -> float:
@@ -44,23 +46,33 @@ class PolicyUsage:
     def of_prompt(self, request: Request, kept: list[npt.NDArray[np.float32]]) -> AttentionUse:
         """What a request's prompt was computed with; `kept` is what was measured of it, as `Measurements.kept`."""
         policy = request.spec.attention
-        dense = self._count(self._own, request)
+        full, masks = self._policies.full, self._policies.masks(policy)
+        counted = full | self._policies.narrowed(policy)
+        dense = self._count([self._own[index] for index in counted], request)
+        others = self._count([mask for index, mask in enumerate(self._own) if index not in counted], request)
         tile = (TILE, TILE)
         if policy.is_dynamic:
             seen, dense = self._in_tiles(request, dense)
             tile = self._policies.tile
         else:
-            seen = self._count(self._policies.masks(policy), request)
+            seen = self._count([masks[index] for index in counted], request)
         group = self.heads // self._shape.num_kv_heads
         skipped = dense.tiles - seen.tiles
         return AttentionUse(
             policy=policy,
+            layers=LayerCount(
+                changed=len(self._policies.changed(policy)),
+                full=len(full),
+                window=len(self._own) - len(full),
+                state=self._state_layers,
+            ),
             pairs=seen.pairs,
             dense_pairs=dense.pairs,
             tiles=seen.tiles,
             dense_tiles=dense.tiles,
             flops_saved=skipped * 4 * tile[0] * tile[1] * self._shape.head_dim,
             kv_bytes_saved=skipped // group * 2 * tile[1] * self._shape.head_dim * self._shape.dtype.itemsize,
+            other_pairs=others.pairs,
             kept_mass=_kept_mass(kept),
         )
 
@@ -94,7 +106,7 @@ class PolicyUsage:
     def _in_tiles(self, request: Request, dense: TileCount) -> tuple[TileCount, TileCount]:
         """What a dynamic policy chose, and all, in the kernel's tiles and over the layers where tiles are chosen."""
         layers = self._chosen
-        rest = self._count([mask for index, mask in enumerate(self._own) if index not in layers], request)
+        rest = self._count([self._own[index] for index in self._policies.full - layers], request)
         tile_q, tile_k = self._policies.tile
         ends = np.minimum(np.arange(request.cached, request.prompt_tokens, tile_q) + tile_q, request.prompt_tokens)
         everything = int((-(-ends // tile_k)).sum()) * len(layers) * self.heads
