@@ -219,9 +219,9 @@ class SimulatedRunner:
 
     def host_entry(self, places: tuple[int, ...]) -> tuple[dict[int, bytes] | bytes, bool]:
         """What these places hold, and whether it is no number."""
-        there, *entry = self._host[places[0]]
+        there, contents, wrong = self._host[places[0]]
         assert there == places, "an entry lies in other places than it was put to"
-        return entry[0], entry[1]
+        return contents, wrong
 
     def set_host_entry(self, places: tuple[int, ...], entry: tuple[dict[int, bytes] | bytes, bool]) -> None:
         """Put what `host_entry` gave into these places, in place of all that lay there."""
