@@ -1,4 +1,4 @@
-"""What passes between disk and host memory: places stay while files are written or read, and nobody gets what is wrong."""
+"""What passes between disk and host memory: places stay while files are written or read, and nobody gets wrong ones."""
 
 from __future__ import annotations
 
