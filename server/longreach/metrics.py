@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from longreach.engine.messages import AttentionUse, DecodeUse, DiskStats, Started, Stats
+from longreach.engine.messages import AttentionUse, DecodeUse, Started
+from longreach.engine.stats import DiskStats, Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -25,10 +25,10 @@ from longreach.engine.messages import (
     Heartbeat,
     Started,
     StartFailed,
-    Stats,
     Update,
     Updates,
 )
+from longreach.engine.stats import Stats
 from longreach.engine.unread import MOST_OF_ALL, Unread
 from longreach.policies.values import DENSE, AttentionPolicy
 from longreach.util.shared_bytes import SharedBytes

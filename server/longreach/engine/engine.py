@@ -14,20 +14,13 @@ import numpy.typing as npt
 
 from longreach.engine.errors import DeviceLostError, FailureKind
 from longreach.engine.kv_cache.offload_index import CacheMoves
-from longreach.engine.messages import (
-    AttentionUse,
-    DecodeUse,
-    Failed,
-    Generate,
-    Stats,
-    Update,
-    Updates,
-)
+from longreach.engine.messages import AttentionUse, DecodeUse, Failed, Generate, Update, Updates
 from longreach.engine.pair_count import PairCount
 from longreach.engine.requests.request import Constraint, Request
 from longreach.engine.requests.step_plan import Chunk, StepPlan
 from longreach.engine.sampling.sampler import NOT_A_NUMBER
 from longreach.engine.scheduling.scheduler import Scheduler
+from longreach.engine.stats import Stats
 from longreach.engine.step_retry import Result, StepRunner, launch_apart
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 from longreach.engine.admission import Admission, Place
 from longreach.engine.errors import EngineDeadError, QueueFullError, RequestFailedError
-from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Stats, Update
+from longreach.engine.messages import EngineConfig, Generate, Logprob, Started, Update
+from longreach.engine.stats import Stats
 from longreach.policies.values import DENSE, AttentionPolicy
 
 EOS_ID = 1

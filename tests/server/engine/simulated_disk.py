@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from longreach.engine.disk.disk_store import Done
-from longreach.engine.messages import DiskStats
+from longreach.engine.stats import DiskStats
 
 from tests.server.engine.simulation import SimulatedRunner
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from typing import Protocol
 
 from longreach.engine.admission import Place
-from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Stats, Update
+from longreach.engine.messages import AttentionPolicy, EngineConfig, Generate, Started, Update
+from longreach.engine.stats import Stats
 
 
 class EngineProtocol(Protocol):

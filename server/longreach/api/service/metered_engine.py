@@ -11,7 +11,8 @@ from opentelemetry import trace
 
 from longreach.api.service.engine_protocol import EngineProtocol
 from longreach.engine.admission import Place
-from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Stats, Update
+from longreach.engine.messages import DENSE, AttentionPolicy, Generate, Started, Update
+from longreach.engine.stats import Stats
 from longreach.metrics import Metrics, Timeline
 
 _tracer = trace.get_tracer("longreach")

@@ -26,7 +26,8 @@ from longreach.api.service.metered_engine import MeteredEngine
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
-from longreach.engine.messages import Sampling, Started, Stats
+from longreach.engine.messages import Sampling, Started
+from longreach.engine.stats import Stats
 from longreach.errors import ModelNotFoundError, UnavailableError
 from longreach.metrics import Metrics
 from longreach.text.end_tokens import end_token_ids

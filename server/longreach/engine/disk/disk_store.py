@@ -25,7 +25,7 @@ from typing import NamedTuple
 from longreach.engine.disk import entry_file
 from longreach.engine.disk.disk_index import DiskIndex
 from longreach.engine.disk.entry_file import Contents, DamagedEntryError
-from longreach.engine.messages import DiskStats
+from longreach.engine.stats import DiskStats
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from longreach.engine.kv_cache.host_tier import HostTier
-from longreach.engine.messages import DiskStats
+from longreach.engine.stats import DiskStats
 
 # Entries that are looked at in one step, and bytes that are copied to be written beside it.
 _MOST_LOOKED_AT = 512

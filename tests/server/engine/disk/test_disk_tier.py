@@ -9,7 +9,7 @@ import pytest
 from longreach.engine.disk.disk_store import Done
 from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.host_tier import HostTier
-from longreach.engine.messages import DiskStats
+from longreach.engine.stats import DiskStats
 
 
 class Disk:
