@@ -68,6 +68,7 @@ class PrefixSharing:
                 if pool.num_restoring >= max_restored:
                     break
                 [page] = pool.restore([digest])
+                self._note_restored(request, 1)
             else:
                 break
             hold.pages.append(page)
@@ -117,6 +118,11 @@ class PrefixSharing:
         if not request.preempted:
             request.hold.cached_tokens = len(request.hold.pages) * self._size
 
+    def _note_restored(self, request: Request, pages: int) -> None:
+        """Note that so many pages of tokens of a request's prompt were in host memory; see `note_cached`."""
+        if not request.preempted:
+            request.hold.host_tokens += pages * self._size
+
     def _match_borders(self, request: Request, max_restored: int) -> PrefixMatch:
         """As `match_prefix`, from border to border: windows have pages for some only, and states copies at some."""
         hold, pool, groups = request.hold, self._pool, self._groups
@@ -158,6 +164,9 @@ class PrefixSharing:
         # Last, since it may take the place of idle pages.
         for (table, place), page in zip(places, pool.restore(away.pages) if places else (), strict=True):
             table[place] = page
+        # Of some groups a page may have stayed. Where a state alone came back, it stands for all tokens before it.
+        restored = border - start if away.state and not away.pages else len({place for _, place in places})
+        self._note_restored(request, restored)
         hold.settled = border
         self._held.trim(hold)
         self.note_cached(request)
