@@ -26,7 +26,7 @@ install: $(ALL) ## make the virtual environment .venv from the lock file, with w
 
 $(CORE): pyproject.toml requirements.lock
 	$(RIGHT_PYTHON)
-	@echo "== installing the server into $(VENV): 52 packages, 1.9 GB with torch for a CPU, several more with CUDA; minutes"
+	@echo "== installing the server into $(VENV): 53 packages, 1.9 GB with torch for a CPU, several more with CUDA; minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	@touch $@
@@ -35,7 +35,7 @@ $(CORE): pyproject.toml requirements.lock
 # the rest takes half a minute.
 $(ALL): pyproject.toml requirements.lock
 	$(RIGHT_PYTHON)
-	@echo "== installing into $(VENV) the server and what tests and checks need: 170 packages, 3.2 GB; minutes"
+	@echo "== installing into $(VENV) the server and what tests and checks need: 171 packages, 3.2 GB; minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-compile -e '.[dev]'
 	@touch $(CORE) $@

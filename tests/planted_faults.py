@@ -268,6 +268,27 @@ FAULTS = (
         (f"{_ENGINE}/test_host_pages.py::test_a_state_takes_places_where_they_are_and_is_as_young_as_its_page",),
     ),
     Fault(
+        "places are given away while a file is written from them",
+        "server/longreach/engine/kv_cache/offload_index.py",
+        "        return name in self._pinned or self._held[places] > 0\n",
+        "        return name in self._pinned\n",
+        (f"{_ENGINE}/disk/test_disk_tier.py::test_what_is_written_keeps_its_place_until_it_is_on_disk",),
+    ),
+    Fault(
+        "a file's checksum is not looked at",
+        "server/longreach/engine/disk/entry_file.py",
+        "    if _checksum(path.name, parts) != checksum:\n",
+        "    if not checksum:\n",
+        (f"{_ENGINE}/disk/test_disk_store.py::test_a_flipped_bit_anywhere_is_detected_and_costs_the_entry",),
+    ),
+    Fault(
+        "files of other weights are used",
+        "server/longreach/engine/startup/disk.py",
+        "    digest.update(_weights(computing.loaded))\n",
+        "",
+        (f"{_ENGINE}/disk/test_disk_restart.py::test_what_does_not_match_is_not_used",),
+    ),
+    Fault(
         "parts of a state go to the wrong places",
         "server/longreach/engine/device/offload_store.py",
         "                done += len(part)\n",

@@ -191,6 +191,10 @@ class Settings(BaseSettings):
         le=2**44,
         description="Host memory for evicted KV pages and states: 64GiB or a number of bytes; 0 drops them.",
     )
+    kv_disk: Path | None = Field(None, description="Folder that keeps KV pages and states on disk, also over restarts.")
+    kv_disk_bytes: Bytes = Field(
+        0, ge=0, le=2**50, description="What that folder may take: 200GiB or a number of bytes."
+    )
     state_cache_bytes: Annotated[Bytes | None, BeforeValidator(or_auto)] = Field(
         None, ge=0, le=2**44, description="Memory on each device for copies of recurrent states: 2GiB, auto; 0: none."
     )
@@ -374,6 +378,8 @@ class Settings(BaseSettings):
             page_bounds=self.page_bounds,
             kv_cache_bytes=self.kv_cache_memory,
             kv_offload_bytes=self.kv_offload_bytes,
+            kv_disk=None if self.kv_disk is None else str(self.kv_disk.absolute()),
+            kv_disk_bytes=self.kv_disk_bytes,
             state_cache_bytes=self.state_cache_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             cuda_graphs=self.cuda_graphs,

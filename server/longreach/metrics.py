@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from longreach.engine.messages import AttentionUse, DecodeUse, Started, Stats
+from longreach.engine.messages import AttentionUse, DecodeUse, DiskStats, Started, Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -272,6 +272,8 @@ class _EngineCollector:
             yield slots
             text = "Copies of recurrent states in host memory."
             yield self._gauge("longreach:host_state_copies", text, stats.host_state_copies)
+        if stats.disk is not None:
+            yield from self._of_disk(stats.disk)
         stored = stats.stored_pages, stats.stored_states
         restored = stats.restored_pages, stats.restored_states
         for name, text, (num_pages, num_states) in (
@@ -298,6 +300,29 @@ class _EngineCollector:
         size = {"block_size": str(info.page_size), "num_gpu_blocks": str(stats.pages)}
         config.add_metric(self._names, size)
         yield config
+
+    def _of_disk(self, disk: DiskStats) -> Iterator[Metric]:
+        """What the disk tier has, and what has happened to it."""
+        gauges = (
+            ("bytes", "Bytes of KV entries on disk.", disk.bytes),
+            ("most_bytes", "Bytes that KV entries may take on disk.", disk.most_bytes),
+            ("entries", "KV entries (pages and copies of states) on disk.", disk.entries),
+            ("unwritten", "KV entries that are to be written to disk and are not there yet.", disk.unwritten),
+        )
+        for name, text, value in gauges:
+            yield self._gauge(f"longreach:kv_disk_{name}", text, value)
+        counters = (
+            ("written_bytes", "Bytes of KV entries written to disk.", disk.written_bytes),
+            ("read_bytes", "Bytes of KV entries read from disk, and verified.", disk.read_bytes),
+            ("evicted", "KV entries on disk that made room for others.", disk.evicted),
+            ("refused", "KV entries not written: the disk was full or too slow, or had failed.", disk.refused),
+            ("damaged", "KV entries on disk whose checksum was wrong.", disk.damaged),
+            ("failed", "Reads and writes of KV entries that the system refused.", disk.failed),
+        )
+        for name, text, value in counters:
+            family = CounterMetricFamily(f"longreach:kv_disk_{name}", text, labels=_LABELS)
+            family.add_metric(self._names, value)
+            yield family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=_LABELS)

@@ -38,6 +38,8 @@ FLAGS = [
     "--keep-alive-seconds",
     "--kv-cache-dtype",
     "--kv-cache-memory",
+    "--kv-disk",
+    "--kv-disk-bytes",
     "--kv-offload-bytes",
     "--log-level",
     "--max-batched-tokens",

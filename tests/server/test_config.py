@@ -246,6 +246,7 @@ def test_every_engine_setting_reaches_the_engine(model_dir: Path) -> None:
         "random_weights": True,
         "prefix_cache": False,
         "kv_offload_bytes": 2**30,
+        "kv_disk_bytes": 2**32,
         "state_cache_bytes": 2**28,
         "resume_seconds": 7.0,
         "max_queued_requests": 9,

@@ -32,6 +32,10 @@ from longreach.engine.step_retry import Result, StepRunner, launch_apart
 
 logger = logging.getLogger(__name__)
 
+# Between two looks at what the disk has done, where a step has nothing to compute.
+_PAUSE_SECONDS = 0.001
+# What a server that ends gives to what is not on disk yet.
+_WRITING_SECONDS = 10.0
 _NOT_COMPUTED = "the model could not compute this request"
 
 
@@ -99,8 +103,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute or settle anything."""
-        return self.scheduler.has_work or self._in_flight is not None
+        """Whether a step would compute, settle or copy anything."""
+        return self.scheduler.has_work or self._in_flight is not None or self._disk_has_work
+
+    @property
+    def _disk_has_work(self) -> bool:
+        disk = self.scheduler.allocator.disk
+        return disk is not None and disk.has_work
 
     def submit(self, spec: Generate, constraint: Constraint | None = None) -> Failed | None:
         """Queue a request, or say why it can never run; `constraint` is the first state of its grammar."""
@@ -126,6 +135,13 @@ class Engine:
 
     def close(self) -> None:
         """End what computes with this process. The engine is not used after that."""
+        if (disk := self.scheduler.allocator.disk) is not None:
+            end = self._clock() + _WRITING_SECONDS
+            while disk.num_unwritten and self._clock() < end:
+                self._move_pages(is_last=True)
+                time.sleep(_PAUSE_SECONDS)
+                disk.poll()
+            disk.store.close()
         self._runner.close()
 
     def step(self) -> list[Updates | Failed]:
@@ -151,12 +167,15 @@ class Engine:
         if self._in_flight is not None and not self._runner.overlaps:
             news += self._settle(self._in_flight)
             self._in_flight = None
+        if plan is None and before is None and self._disk_has_work:
+            time.sleep(_PAUSE_SECONDS)  # there is nothing to do until a file is written or read
         return news
 
-    def _move_pages(self) -> list[Updates | Failed]:
-        """Have pages copied and cleaned for the step that has been planned; without them it goes on, too."""
+    def _move_pages(self, *, is_last: bool = False) -> list[Updates | Failed]:
+        """Have pages copied and cleaned for the step that has been planned, or if `is_last` for the end; without them
+        it goes on, too."""
         allocator = self.scheduler.allocator
-        moves = allocator.take_moves()
+        moves = allocator.take_moves(is_last=is_last)
         try:
             self._runner.move(moves)
         except DeviceLostError:
@@ -272,6 +291,7 @@ class Engine:
             preemptions=scheduler.preemptions,
             causal_pairs=self._pairs.causal,
             computed_pairs=round(self._pairs.computed),
+            disk=None if (disk := scheduler.allocator.disk) is None else disk.stats,
         )
 
 

@@ -56,6 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     page_bounds: bool = False
     kv_cache_bytes: int | None = None
     kv_offload_bytes: int = 0
+    kv_disk: str | None = None
+    kv_disk_bytes: int = 0
     state_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
@@ -302,6 +304,27 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
     cost: StepCost | None = None
 
 
+class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk tier: bytes and entries that are there, and what has happened to entries since the start.
+
+    `refused` were not written, since the disk was full, too slow, or had failed; `damaged` had another checksum than
+    when they were written; `failed` are operations that the system refused. `unwritten` would be lost now.
+    """
+
+    bytes: int = 0
+    most_bytes: int = 0
+    entries: int = 0
+    unwritten: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    written: int = 0
+    read: int = 0
+    evicted: int = 0
+    refused: int = 0
+    damaged: int = 0
+    failed: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine holds and has done so far.
 
@@ -309,6 +332,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     states take several, slots for recurrent states (`state_copies` are idle), and copies of states in host memory. It
     has copied pages and states to the host (`stored`) and back, preempted requests, and computed pairs of queries and
     keys (see `pair_count.PairCount`).
+
+    On disk it has files of pages and states, and `disk` counts what has happened to them.
     """
 
     running: int = 0
@@ -329,6 +354,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     causal_pairs: int = 0
     computed_pairs: int = 0
+    disk: DiskStats | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -215,9 +215,19 @@ class SimulatedRunner:
             else:
                 contents, wrong = dict(self._contents.get(copy.at, {})), copy.at in self.not_numbers
                 assert len(contents) == self._page_size, "a page is kept that is not full"
-            for other in [first for first, kept in self._host.items() if not set(kept[0]).isdisjoint(copy.places)]:
-                del self._host[other]
-            self._host[copy.places[0]] = copy.places, contents, wrong
+            self.set_host_entry(copy.places, (contents, wrong))
+
+    def host_entry(self, places: tuple[int, ...]) -> tuple[dict[int, bytes] | bytes, bool]:
+        """What these places hold, and whether it is no number."""
+        there, contents, wrong = self._host[places[0]]
+        assert there == places, "an entry lies in other places than it was put to"
+        return contents, wrong
+
+    def set_host_entry(self, places: tuple[int, ...], entry: tuple[dict[int, bytes] | bytes, bool]) -> None:
+        """Put what `host_entry` gave into these places, in place of all that lay there."""
+        for other in [first for first, kept in self._host.items() if not set(kept[0]).isdisjoint(places)]:
+            del self._host[other]
+        self._host[places[0]] = places, *entry
 
     def _forget(self, page: int) -> None:
         self._contents.pop(page, None)

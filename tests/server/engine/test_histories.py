@@ -12,9 +12,11 @@ import math
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from longreach.engine import engine as engine_module
 from longreach.engine.cost_model import StepCost
 from longreach.engine.engine import Engine
 from longreach.engine.kv_cache.allocator import PageAllocator
+from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.offload_index import CacheMoves
@@ -28,9 +30,11 @@ from longreach.engine.requests.step_plan import StepPlan
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 
+from tests.server.engine.simulated_disk import Files, SimulatedDisk
 from tests.server.engine.simulation import SimulatedRunner, States, Windows, expected_stream
 
 MODEL_LEN, BUDGET, ROWS, RESUME_SECONDS = 80, 6, 4, 5.0
+engine_module._PAUSE_SECONDS = 0.0  # the simulated disk works when it is looked at
 LOGGERS = ("longreach.engine.engine", "longreach.engine.step_retry")
 # The groups of layers of a model: all full, all windows, and both; then with recurrent states, alone and beside both.
 MODELS: list[tuple[Windows, States]] = [
@@ -66,6 +70,7 @@ class Histories(RuleBasedStateMachine):
         copies=st.sampled_from([0, 1, 3, 100]),
         state_places=st.sampled_from([1, 3, 7]),
         rule=st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
+        disk=st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
     )
     def start(
         self,
@@ -81,7 +86,32 @@ class Histories(RuleBasedStateMachine):
         copies: int,
         state_places: int,
         rule: BorderRule,
+        disk: tuple[int, int] | None,
     ) -> None:
+        self.files: Files = {}
+        self.names = iter(range(10**6))
+        self.settings = {name: value for name, value in locals().items() if name != "self"}
+        self.begin(**self.settings)
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    def begin(
+        self,
+        pages: int,
+        page_size: int,
+        max_itl: float,
+        promised: int,
+        overlaps: bool,
+        slots: int,
+        restored: int,
+        batch_invariant: bool,
+        model: tuple[Windows, States],
+        copies: int,
+        state_places: int,
+        rule: BorderRule,
+        disk: tuple[int, int] | None,
+    ) -> None:
+        """A new engine, which finds on disk what others have left there."""
         self.page_size = page_size
         batch_invariant = batch_invariant and model[1] == "none"  # refused at the start
         self.batch_invariant = batch_invariant
@@ -99,13 +129,15 @@ class Histories(RuleBasedStateMachine):
         kinds = {"windows": windows, "states": kept}
         self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant, **kinds)
         self.runner.after_step = self.while_a_step_runs
+        if host is not None and disk is not None:
+            store = SimulatedDisk(self.runner, self.files, *disk)
+            host.disk = DiskTier(store, host, store, 1, self.runner.clock)
         hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
         allocator = PageAllocator(pool, hasher, PageGroups(page_size, windows, BUDGET), states)
         self.engine = Engine(Scheduler(allocator, limits), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
         self.scores: dict[str, list[int]] = {}  # the prompt's tokens whose log-probabilities have been told
-        self.names = iter(range(10**6))
         self.cancel_in_step: str | None = None
         self.left: str | None = None
         self.too_large: int | None = None
@@ -114,8 +146,6 @@ class Histories(RuleBasedStateMachine):
         self.fail_moves = self.failed_moves = False
         self.runner.before_move = self.while_pages_are_moved
         self.runner.before_result = self.while_a_result_is_fetched
-        for name in LOGGERS:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
     @rule(
         target=requests,
@@ -184,6 +214,11 @@ class Histories(RuleBasedStateMachine):
     def cancel_while_the_next_step_runs(self, name: str) -> None:
         self.cancel_in_step = name
 
+    @rule()
+    def die(self) -> None:
+        """The process ends at any moment, and another one begins: what was being written is lost."""
+        self.begin(**self.settings)
+
     @rule(seconds=st.floats(0, 2 * RESUME_SECONDS))
     def wait(self, seconds: float) -> None:
         self.runner.now += seconds
@@ -240,6 +275,8 @@ class Histories(RuleBasedStateMachine):
                 if update.finish_reason is not None:
                     del self.alive[update.request_id]
         moved = self.runner.steps + self.runner.copied > before or self.failed_moves or in_flight is not None
+        disk = self.engine.scheduler.allocator.disk
+        moved |= disk is not None and disk.has_work
         assert moved or not self.alive, "requests are there and nothing is computed"
 
     def while_a_step_runs(self, plan: StepPlan) -> None:

@@ -193,7 +193,7 @@ class ForwardPass:
         self.page_tables = page_tables
         self.policies = policies
         self._graphs = graphs
-        self._host = host
+        self.host = host
 
     @torch.inference_mode()
     def logits(self, batch: HostBatch, plan: StepPlan | None = None) -> tuple[torch.Tensor, StepSamples | None]:
@@ -221,14 +221,14 @@ class ForwardPass:
     @torch.inference_mode()
     def move(self, moves: CacheMoves) -> None:
         """As `step_retry.StepRunner.move`, for this rank's pages."""
-        if self._host is not None:
-            self._host.move(moves)
+        if self.host is not None:
+            self.host.move(moves)
         elif moves.unclean:
             self.pages.clear(moves.unclean)
 
     def has_to_do(self, moves: CacheMoves) -> bool:
         """Whether `move` does anything; copies under way are waited for even if there are no others."""
-        return self._host is not None or bool(moves.unclean)
+        return self.host is not None or bool(moves.unclean)
 
     def close(self) -> None:
         """Compute nothing more. NCCL does not end while graphs hold its operations."""

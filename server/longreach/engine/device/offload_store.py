@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from longreach_patches import KVPages, StateStore
@@ -78,6 +78,18 @@ class HostStore:
             # Where nothing is computed nobody waits for the copies: their number under way is bounded here.
             if len(self._ends) > 2:
                 self._ends.popleft().synchronize()
+
+    def contents(self, places: tuple[int, ...]) -> list[memoryview]:
+        """The bytes of places, one after another."""
+        return [self._bytes[place].numpy().data for place in places]
+
+    def settled(self) -> Callable[[], object]:
+        """What waits, in any thread, until all copies that have been issued are made."""
+        if self._stream is None:
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event.synchronize
 
     def _beside(self, compute: torch.cuda.Stream) -> torch.cuda.StreamContext:
         """What is launched in this context comes after what has been launched, and beside what comes next."""

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import key
+from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.offload_index import CacheMoves
@@ -67,6 +68,11 @@ class PageAllocator:
         self._finder = PrefixFinder(pool, self.groups, states)
         self.held = GroupPages(pool, self.groups)
         self.prefixes = PrefixSharing(pool, self.groups, states, self.held, self._finder)
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """What is kept on disk, if anything is."""
+        return None if self._pool.host is None else self._pool.host.disk
 
     @property
     def num_pages(self) -> int:
@@ -193,7 +199,9 @@ class PageAllocator:
         hold = request.hold
         for group, table in enumerate(hold.tables):
             for page in range(max(first, hold.first[group]), last):
-                self._pool.cache.insert(table[page], key(hold.digests[page], group))
+                name = key(hold.digests[page], group)
+                if self._pool.cache.insert(table[page], name) and self.disk is not None:
+                    self.disk.want(name, table[page])
         if in_flight:
             self._pool.unfinished.update(hold.held(self._all))
         return True
@@ -257,23 +265,36 @@ class PageAllocator:
         hold.clear(len(self._all))
         if self.states is not None:
             self.states.free(request, keep_until)
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """A request that may wait for what is read from disk does so no more."""
+        if self.disk is not None:
+            self.disk.leave(request.id)
 
     def expire(self, now: float) -> None:
-        """End the retention of pages whose time has come."""
+        """End the retention of pages whose time has come, and take in what has come from disk."""
+        if self.disk is not None:
+            self.disk.poll()
         self._pool.cache.expire(now)
         if self.states is not None:
             self.states.expire(now)
 
-    def take_moves(self) -> CacheMoves:
-        """What has to be copied and cleaned for the step that has been planned, since the last call."""
+    def take_moves(self, *, is_last: bool = False) -> CacheMoves:
+        """What has to be copied and cleaned for the step that has been planned, since the last call; if `is_last`, for
+        the server's end."""
         if self.states is not None:
             self.states.save_ahead()
+        if self.disk is not None:
+            self.disk.copy_ahead(self._is_there, is_last=is_last)
         return self._pool.take_moves()
 
     def moves_launched(self) -> None:
         """The copies of the last `take_moves` are on their way: steps to come may read what is restored."""
         if self._pool.host is not None:
             self._pool.host.launched()
+        if self.disk is not None:
+            self.disk.launched()
 
     def moves_failed(self, moves: CacheMoves, requests: list[Request]) -> list[Request]:
         """The copies of the last `take_moves` failed: nobody shares them. Which `requests` cannot go on without."""
@@ -284,9 +305,18 @@ class PageAllocator:
         held = ((request, request.hold.held(self._all), request.states.pinned) for request in requests)
         return [r for r, tables, pinned in held if not (pages.isdisjoint(tables) and slots.isdisjoint(pinned))]
 
+    def _is_there(self, name: bytes, at: int, depth: int) -> bool | None:
+        """Whether a page, or with its `depth` a slot, has what is known by a key; None if a step in flight fills it."""
+        if not depth:
+            return self._pool.is_there(name, at)
+        assert self.states is not None
+        return self.states.is_there(name, at)
+
     def check(self, requests: list[Request]) -> None:
         """Assert that these are all who hold pages, and that nobody writes to a page that others may read."""
         check_pages(self._pool, self.groups, requests)
+        if self.disk is not None:
+            self.disk.check()
         if self.states is not None:
             self.states.check(requests)
 

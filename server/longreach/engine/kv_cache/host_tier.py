@@ -7,9 +7,12 @@ is collected, and taken once a step. Nobody finds an entry that comes back befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy, HostIndex
+
+if TYPE_CHECKING:
+    from longreach.engine.kv_cache.disk_tier import DiskTier
 
 
 class _Restored(NamedTuple):
@@ -22,6 +25,7 @@ class HostTier:
 
     def __init__(self, num_places: int, state_places: int = 0) -> None:
         self.index = HostIndex(num_places, state_places)
+        self.disk: DiskTier | None = None  # what is kept below
         self._evicted: list[Copy] = []
         self._saved: list[Copy] = []
         self._restored: dict[bytes, _Restored] = {}
@@ -60,8 +64,11 @@ class HostTier:
 
     def remove(self, names: Iterable[bytes]) -> None:
         """See that nobody gets what is kept under these keys."""
+        names = list(names)
         for name in names:
             self.index.remove(name)
+        if self.disk is not None:
+            self.disk.remove(names)
 
     def take(self, unclean: list[int]) -> CacheMoves:
         """What has to be copied for the step that has been planned, since the last call, and pages to be cleaned."""

@@ -10,7 +10,7 @@ with a key never change, so that neither copy can be the wrong one.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -60,6 +60,8 @@ class HostIndex:
 
     Between two calls of `unpin` a place is given one content at most, and one that is read keeps its own: the copies of
     one step can be made in any order within their kind.
+
+    Places can be held for longer than a step, while files are written from them or read into them.
     """
 
     def __init__(self, num_places: int, state_places: int = 0) -> None:
@@ -72,6 +74,10 @@ class HostIndex:
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # the one used longest ago first
         self._pinned: set[bytes] = set()  # that this step copies
         self._in_use = 0  # places that it copies from or to
+        self._copied: set[tuple[int, ...]] = set()  # these places, by entry
+        self._held: Counter[tuple[int, ...]] = Counter()
+        self._held_apart = 0  # places that are held, and that this step does not copy
+        self._left: set[tuple[int, ...]] = set()  # held ones that are no entry's, or not yet
         self._depths = StateDepths()
         self.num_states = 0
 
@@ -111,7 +117,9 @@ class HostIndex:
 
     def unpin(self) -> None:
         """The copies of a step are on their way: what is copied later is copied after them."""
+        self._held_apart += sum(len(places) for places in self._copied if self._held[places])
         self._pinned.clear()
+        self._copied.clear()
         self._in_use = 0
         self._free += self._freed
         self._freed = []
@@ -129,7 +137,10 @@ class HostIndex:
         if kept.depth:
             self._depths.remove(kept.depth)
             self.num_states -= 1
-        (self._freed if name in self._pinned else self._free).extend(kept.places)
+        if self._held[kept.places]:
+            self._left.add(kept.places)
+        else:
+            (self._freed if name in self._pinned else self._free).extend(kept.places)
         self._pinned.discard(name)
 
     def remove_places(self, places: Iterable[int]) -> None:
@@ -138,25 +149,85 @@ class HostIndex:
         for name in [name for name, kept in self._kept.items() if not wrong.isdisjoint(kept.places)]:
             self.remove(name)
 
+    def hold(self, name: bytes) -> tuple[int, ...]:
+        """The places of an entry, which keep what they contain until `release`."""
+        places = self._kept[name].places
+        self._hold(places)
+        return places
+
+    def release(self, places: tuple[int, ...]) -> None:
+        """End one `hold` of these places."""
+        self._held[places] -= 1
+        if self._held[places]:
+            return
+        del self._held[places]
+        is_copied = places in self._copied
+        self._held_apart -= 0 if is_copied else len(places)
+        if places in self._left:
+            self._left.remove(places)
+            (self._freed if is_copied else self._free).extend(places)
+
+    def expect(self, name: bytes, depth: int = 0) -> tuple[int, ...] | None:
+        """Places, held, for an entry that is not here yet and comes from elsewhere: see `arrive`. None if there is no
+        room."""
+        assert name not in self._kept, name
+        count = self.state_places if depth else 1
+        if not self._make_room(count):
+            return None
+        places = tuple(self._free.pop() for _ in range(count))
+        self._hold(places)
+        self._left.add(places)
+        return places
+
+    def arrive(self, name: bytes, places: tuple[int, ...], depth: int = 0) -> None:
+        """An entry has come to the places that were held for it, which stay held; nothing, where it is here already."""
+        if name not in self._kept:
+            self._left.remove(places)
+            self._kept[name] = _Kept(places, depth)
+            self._touch(name)
+            if depth:
+                self._depths.add(depth)
+                self.num_states += 1
+
+    @property
+    def num_unheld(self) -> int:
+        """Places that could be had if no step used any."""
+        return self.num_places - sum(map(len, self._held))
+
     def check(self) -> None:
-        """Assert that every place is free or holds one entry, or one part of one."""
+        """Assert that every place is free, held, or holds one entry, or one part of one."""
         used = [place for kept in self._kept.values() for place in kept.places]
+        used += [place for places in self._left for place in places]
+        assert self._left <= set(self._held), "places that nobody holds are lost"
         every = sorted(used + self._free + self._freed)
         assert every == list(range(self.num_places)), "a place is lost or used twice"
         assert self._pinned <= set(self._kept), "an entry is in use in this step and is not here"
-        pinned = sum(len(self._kept[name].places) for name in self._pinned)
-        assert self._in_use == pinned + len(self._freed), "places are in use in this step that nobody knows"
+        assert {self._kept[name].places for name in self._pinned} <= self._copied
+        assert self._in_use == sum(map(len, self._copied)), "places are in use in this step that nobody knows"
+        assert self._held_apart == sum(len(places) for places in self._held if places not in self._copied)
         depths = [kept.depth for kept in self._kept.values() if kept.depth]
         assert self.num_states == len(depths)
         self._depths.check(depths)
         for name, kept in self._kept.items():
             assert len(kept.places) == (self.state_places if kept.depth else 1), name
 
+    def check_held(self, held: Sequence[tuple[int, ...]]) -> None:
+        """Assert that these places, as often as they stand here, are all that is held."""
+        assert Counter(held) == self._held, "places are held by nobody, or by one that does not know"
+
+    def _hold(self, places: tuple[int, ...]) -> None:
+        if not self._held[places] and places not in self._copied:
+            self._held_apart += len(places)
+        self._held[places] += 1
+
     def _pin(self, name: bytes) -> None:
         self._touch(name)
         if name not in self._pinned:
             self._pinned.add(name)
-            self._in_use += len(self._kept[name].places)
+            places = self._kept[name].places
+            self._in_use += len(places)
+            self._copied.add(places)
+            self._held_apart -= len(places) if self._held[places] else 0
 
     def _touch(self, name: bytes) -> None:
         """An entry is used, and with a page the state at its end, which is given up before it."""
@@ -168,8 +239,12 @@ class HostIndex:
         """Have so many places free, if entries that this step does not use are enough."""
         if count <= len(self._free):
             return True
-        if count > self.num_places - self._in_use:
+        if count > self.num_places - self._in_use - self._held_apart:
             return False
         while count > len(self._free):
-            self.remove(next(name for name in self._kept if name not in self._pinned))
+            self.remove(next(name for name, kept in self._kept.items() if not self._stays(name, kept.places)))
         return True
+
+    def _stays(self, name: bytes, places: tuple[int, ...]) -> bool:
+        """Whether an entry's places are not to be had: this step copies them, or they are held."""
+        return name in self._pinned or self._held[places] > 0

@@ -74,6 +74,12 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def is_there(self, digest: bytes, page: int) -> bool | None:
+        """Whether a page is the cached one with this digest; None if a step in flight fills it."""
+        if self.cache.digest_of(page) != digest:
+            return False
+        return None if page in self.unfinished else True
+
     def has(self, digest: bytes) -> bool:
         """Whether a page with this digest can be shared or restored."""
         return self.cache.lookup(digest) is not None or (self.host is not None and digest in self.host)

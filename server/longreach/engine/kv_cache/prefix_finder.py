@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import STATE_GROUP, key, longest_chain, usable_border
+from longreach.engine.kv_cache.disk_tier import DiskTier
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.state_allocator import StateAllocator
@@ -76,6 +77,46 @@ class PrefixFinder:
                 return start
             border = usable_border(self._groups, request.hold.digests, start, found.depth, has)
             if border == found.depth:
+                break
+        return border
+
+    def on_disk(self, request: Request, disk: DiskTier, room: int) -> list[tuple[bytes, int]]:
+        """Key and depth (0 of a page) of what a request that holds nothing gets from disk, in the order in which it
+        needs them, as far as it fits into `room` places of host memory. What takes it no further is left there."""
+        hold, most = request.hold, self.most_shared(request)
+        base = self.usable(request, 0, longest_chain(self._groups, hold.digests, 0, most, self._pool.has))
+        while most > base:
+            border = self._usable_from_disk(request, most, disk)
+            if border <= base:
+                return []
+            names = [
+                (digest, 0)
+                for group in self._all
+                for digest in self.keys(hold, (group,), self._groups.first(group, border), border)
+                if not self._pool.has(digest)
+            ]
+            if self._states is not None and not self._states.has(hold.digests[border - 1]):
+                names.append((key(hold.digests[border - 1], STATE_GROUP), border))
+            excess = sum(self._state_places if depth else 1 for _, depth in names) - room
+            if excess <= 0:
+                return names
+            most = border - max(1, excess // max(1, len(self._all)))
+        return []
+
+    def _usable_from_disk(self, request: Request, most: int, disk: DiskTier) -> int:
+        """The longest border of at most `most` pages that the device, the host and the disk together have."""
+        digests, groups = request.hold.digests, self._groups
+
+        def has(name: bytes) -> bool:
+            return self._pool.has(name) or name in disk
+
+        border = usable_border(groups, digests, 0, longest_chain(groups, digests, 0, most, has), has)
+        while (states := self._states) is not None and border:
+            depths = range(border, 0, -1)
+            found = (d for d in depths if states.has(digests[d - 1]) or key(digests[d - 1], STATE_GROUP) in disk)
+            depth = next(found, 0)
+            border = usable_border(groups, digests, 0, depth, has)
+            if border == depth:
                 break
         return border
 

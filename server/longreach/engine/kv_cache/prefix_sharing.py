@@ -6,6 +6,7 @@ them later, in place of reserved ones, and it is told what others compute for it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import longest_chain
@@ -100,6 +101,24 @@ class PrefixSharing:
         digests, last = request.hold.digests, self._finder.most_shared(request)
         depths = (border // self._size for border in ahead.states.borders if border > start and border >= end)
         return any(depth <= last and ahead.hold.digests[depth - 1] == digests[depth - 1] for depth in depths)
+
+    def awaits_disk(self, request: Request, seconds: Callable[[int], float]) -> bool:
+        """Whether a request that has not been let in waits for what is read from disk for it, which begins here.
+
+        `seconds` is how long computing so many of its first tokens would take: it waits no longer.
+        """
+        disk = None if self._pool.host is None else self._pool.host.disk
+        if disk is None or request.seq_slot >= 0:
+            return False
+        if not disk.has_asked(request.id):
+            names = self._finder.on_disk(request, disk, disk.num_room)
+            disk.read_ahead(request.id, names, seconds(len(names) * self._size))
+        return disk.awaits(request.id)
+
+    def goes_on(self, request: Request) -> None:
+        """A request computes: it needs no more of what was read for it."""
+        if self._pool.host is not None and self._pool.host.disk is not None:
+            self._pool.host.disk.leave(request.id)
 
     def digests(self, request: Request, start: int, end: int) -> list[bytes]:
         """Those of the pages that hold tokens `start` to `end`, of those that have any."""

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from typing import NamedTuple
 
+from longreach.engine.kv_cache.borders import STATE_GROUP, key
 from longreach.engine.kv_cache.state_borders import BorderRule
 from longreach.engine.kv_cache.state_pool import AWAY, FoundCopy, StatePool
 from longreach.engine.requests.request import Request
@@ -102,6 +103,15 @@ class StateAllocator:
     def longest(self, request: Request, above: int, most: int, *, on_device: bool = False) -> FoundCopy | None:
         """The copy of a request's longest beginning of more than `above` pages and at most `most`; see `StatePool`."""
         return self._pool.longest(request.hold.digests, above, most, on_device=on_device)
+
+    def is_there(self, name: bytes, slot: int) -> bool | None:
+        """As `StatePool.is_there`."""
+        return self._pool.is_there(name, slot)
+
+    def has(self, digest: bytes) -> bool:
+        """Whether the device or the host has the copy with this digest."""
+        host = self._pool.host
+        return self._pool.lookup(digest) is not None or (host is not None and key(digest, STATE_GROUP) in host)
 
     def start_from(self, request: Request, start: FoundCopy) -> bool:
         """Have a running request go on from a copy further on; False, changing nothing, if no slot is left for that.

@@ -146,6 +146,8 @@ class StatePool:
         self._copies[slot] = _Copy(digest, depth)
         self._name(slot)
         self._queue(slot)
+        if self.host is not None and self.host.disk is not None:
+            self.host.disk.want(key(digest, STATE_GROUP), slot, depth)
         return True
 
     def restore(self, digest: bytes, depth: int) -> int:
@@ -182,6 +184,13 @@ class StatePool:
             return found
         longer = self.host.index.longest_state(digests, above if found is None else found.depth, most)
         return found if longer is None else FoundCopy(AWAY, longer)
+
+    def is_there(self, name: bytes, slot: int) -> bool | None:
+        """Whether a slot is the copy with this key; None if a step in flight fills it."""
+        copy = self._copies.get(slot)
+        if copy is None or key(copy.digest, STATE_GROUP) != name:
+            return False
+        return None if copy.digest in self.unfinished else True
 
     def lookup(self, digest: bytes) -> int | None:
         """The slot of the copy with this digest."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from longreach.engine.cost_model import StepTime
+from longreach.engine.cost_model import StepCost, StepTime
 from longreach.engine.kv_cache.allocator import PageAllocator
 from longreach.engine.kv_cache.offload_index import CacheMoves
 from longreach.engine.requests.prompt_lookup import MAX_DRAFTS
@@ -28,6 +28,9 @@ from longreach.engine.scheduling.chunk_size import ChunkSizer, StepBudget
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.priority import rank, seniority
 from longreach.engine.scheduling.run_queue import RunQueue
+
+# How long a request waits for the disk while nobody knows what a step costs.
+_UNKNOWN_SECONDS = 30.0
 
 
 class Scheduler:
@@ -101,7 +104,9 @@ class Scheduler:
             self.allocator.leave(request, end, in_flight=in_flight)
             self._queue.release(request, now + self.limits.resume_seconds)
             return request
-        return self.waiting.pop(request_id, None)
+        if (request := self.waiting.pop(request_id, None)) is not None:
+            self.allocator.forget(request)
+        return request
 
     def discard(self, request: Request) -> None:
         """Forget a running request whose step failed; nobody takes over the pages that it held."""
@@ -244,6 +249,7 @@ class Scheduler:
             stop = self._prefixes.first_of(in_flight, request, start, start + most)
             length, fills_step = sizer.length(request, stop, left)
             if length:
+                self._prefixes.goes_on(request)
                 chunks.append(self._chunk(request, length))
                 in_flight.update(self._prefixes.digests(request, start, start + length))
                 if self._states is not None and self._leaves_copies(chunks[-1]):
@@ -273,10 +279,18 @@ class Scheduler:
 
         It waits where somebody else computes its next page, and while pages are brought back from the host.
         """
-        if self._prefixes.first_of(in_flight, request, start, start + 1) == start or not self._queue.let_in(request):
+        if self._prefixes.first_of(in_flight, request, start, start + 1) == start:
+            return False
+        if self._prefixes.awaits_disk(request, self._seconds_to_read) or not self._queue.let_in(request):
             return False
         request.computed, waits = self._prefixes.match_prefix(request, self.limits.restored_pages)
         return not waits
+
+    def _seconds_to_read(self, tokens: int) -> float:
+        """Predicted time to compute so many first tokens of a prompt."""
+        if (cost := self.step_time.cost) == StepCost():
+            return _UNKNOWN_SECONDS
+        return cost.prefill_seconds(0, tokens, self.limits.max_batched_tokens)
 
     def _chunk(self, request: Request, length: int, drafts: tuple[int, ...] = ()) -> Chunk:
         self.allocator.allocate(request, request.computed + length)

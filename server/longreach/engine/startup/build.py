@@ -36,6 +36,7 @@ from longreach.engine.messages import EngineConfig, Started
 from longreach.engine.pair_count import PairCount
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup.capacity import Capacity, bounded_layers, host_tokens, state_places
+from longreach.engine.startup.disk import check_disk, open_disk
 from longreach.engine.startup.start_rank import RankState, share_threads, start_rank
 from longreach.engine.startup.state_demand import keeps_copies
 from longreach.engine.startup.vocabulary import check_vocabulary
@@ -63,6 +64,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, Started]:
         check_vocabulary(
             config.other_tokenizer, config.other_tokenizer_ids, load_config(str(files), config.hf_overrides)
         )
+    check_disk(config)
     layout = layout_of(config)
     if layout.size == 1:
         share_threads(layout)
@@ -92,6 +94,7 @@ def _engine(config: EngineConfig, state: RankState, ranks: Ranks | None = None) 
     loaded, pages, policies = computing.loaded, computing.pages, computing.policies
     places_of_state = _places_of_state(computing)
     host = HostTier(state.host_places, places_of_state) if state.host_places else None
+    open_disk(config, computing, host)
     pool = PagePool(pages.num_pages, config.page_size, host)
     windows = pages.shape.windows
     groups = PageGroups(config.page_size, windows, limits.max_batched_tokens)

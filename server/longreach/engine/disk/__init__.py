@@ -1,0 +1,1 @@
+"""Entries of the KV cache in files: pages and states that outlive the process."""

@@ -1,0 +1,160 @@
+"""Documents that stay: what an engine has read is not read again by the next one, and every answer is the plain one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from longreach.engine.disk import entry_file
+from longreach.engine.engine import Engine
+from transformers import PreTrainedConfig
+
+from tests.patches.families.configs import config_of, random_model
+from tests.server.engine.disk.test_disk_store import files_below
+from tests.server.engine.driving import build, drain, spec
+
+PAGE = 16
+# A model of full layers, one with windows beside them, and one with recurrent states.
+KINDS = ("llama", "gemma3_text", "qwen3_next")
+HOST = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small random model of each kind."""
+    found = {}
+    for kind in KINDS:
+        config: PreTrainedConfig = config_of(kind)
+        config.max_position_embeddings = 2048
+        found[kind] = tmp_path_factory.mktemp(kind)
+        torch.manual_seed(0)
+        random_model(config, torch.float32).save_pretrained(found[kind])
+    return found
+
+
+def text(seed: int, length: int) -> list[int]:
+    return torch.randint(5, 90, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+DOCUMENT = text(1, 1200)
+
+
+def engine_of(model: Path, disk: Path | None, **changes: Any) -> Engine:
+    below = {} if disk is None else {"kv_disk": str(disk), "kv_disk_bytes": 64 << 20, "kv_offload_bytes": HOST}
+    settings = {"kv_cache_bytes": 16 << 20, "max_batched_tokens": 512, "dtype": "float32"} | below | changes
+    return build(model, **settings)[0]
+
+
+def ask(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], int]:
+    """The answer to a prompt, and how many of its tokens were cached."""
+    assert engine.submit(spec(name, prompt, max_tokens=12)) is None
+    tokens, updates, failures = drain(engine)
+    assert not failures
+    engine.scheduler.check()
+    return tokens[name], updates[name][-1].cached
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_reads_nothing_again(models: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    questions = [DOCUMENT + text(seed, 20) for seed in (2, 3)]
+    plain = [ask(engine_of(models[kind], None), "plain", prompt)[0] for prompt in questions]
+    first = engine_of(models[kind], tmp_path)
+    answer, cached = ask(first, "first", questions[0])
+    assert (answer, cached) == (plain[0], 0)
+    first.close()
+    assert first.stats.disk is not None
+    again = engine_of(models[kind], tmp_path)
+    answer, cached = ask(again, "same", questions[0])
+    assert answer == plain[0]
+    assert cached >= 0.99 * len(DOCUMENT) or (kind == "qwen3_next" and cached >= len(DOCUMENT) - 128)
+    answer, cached = ask(again, "second", questions[1])
+    assert answer == plain[1]
+    assert cached >= len(DOCUMENT) - 128
+    assert again.stats.disk is not None
+    assert again.stats.disk.read_bytes > 0
+    assert again.stats.disk.damaged == 0
+    again.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_costs_only_reading_again(models: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    prompt = DOCUMENT + text(2, 20)
+    first = engine_of(models[kind], tmp_path)
+    plain, _ = ask(first, "first", prompt)
+    first.close()
+    draw = random.Random(5)
+    for path in files_below(tmp_path)[::3]:
+        contents = bytearray(path.read_bytes())
+        contents[draw.randrange(entry_file.HEADER_BYTES, len(contents))] ^= 1 << draw.randrange(8)
+        path.write_bytes(contents)
+    again = engine_of(models[kind], tmp_path)
+    answer, _ = ask(again, "again", prompt)
+    assert answer == plain
+    assert again.stats.disk is not None
+    assert again.stats.disk.damaged > 0
+    again.close()
+    # What was damaged has been written anew.
+    third = engine_of(models[kind], tmp_path)
+    answer, cached = ask(third, "third", prompt)
+    assert answer == plain
+    assert cached >= len(DOCUMENT) - 128
+    assert third.stats.disk is not None
+    third.close()
+
+
+def test_what_does_not_match_is_not_used(models: dict[str, Path], tmp_path: Path) -> None:
+    """Other weights under the same name, another dtype of pages, another salt, another page size."""
+    model, disk = tmp_path / "model", tmp_path / "disk"
+    weights = random_model(config_of("llama"), torch.float32)
+    for factor in (1.0, 1.001):
+        with torch.no_grad():
+            for parameter in weights.parameters():
+                parameter.mul_(factor)
+        weights.save_pretrained(model)
+        engine = engine_of(model, disk)
+        assert ask(engine, "first", DOCUMENT[:300])[1] == 0, f"weights times {factor}"
+        engine.close()
+    for changes in ({"kv_cache_dtype": "fp8"}, {"page_size": 32}, {"dtype": "bfloat16"}):
+        engine = engine_of(model, disk, **changes)
+        assert ask(engine, "other", DOCUMENT[:300])[1] == 0, changes
+        engine.close()
+    engine = engine_of(model, disk)
+    assert engine.submit(spec("salted", DOCUMENT[:300], max_tokens=2, cache_salt="other")) is None
+    assert drain(engine)[1]["salted"][-1].cached == 0
+    assert ask(engine, "same", DOCUMENT[:300])[1] >= 272
+    engine.close()
+
+
+def test_host_memory_may_be_smaller_than_the_document(models: dict[str, Path], tmp_path: Path) -> None:
+    """What fits into it comes from disk, and the rest is read again."""
+    page_bytes = build(models["llama"])[1].page_bytes
+    first = engine_of(models["llama"], tmp_path)
+    plain, _ = ask(first, "first", DOCUMENT)
+    first.close()
+    small = engine_of(models["llama"], tmp_path, kv_offload_bytes=20 * page_bytes)
+    answer, cached = ask(small, "again", DOCUMENT)
+    assert answer == plain
+    assert cached == 20 * PAGE
+    small.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kv_disk": "x"}, "say how many bytes"),
+        ({"kv_disk_bytes": 1 << 20}, "name that, too"),
+        ({"kv_disk": "x", "kv_disk_bytes": 1 << 20}, "give --kv-offload-bytes"),
+        (
+            {"kv_disk": "x", "kv_disk_bytes": 1 << 20, "kv_offload_bytes": 1 << 20, "tensor_parallel_size": 2},
+            "is for one GPU",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    models: dict[str, Path], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(models["llama"], **settings)

@@ -1,0 +1,327 @@
+"""The disk tier alone: what is written comes back, or is known to be damaged; the bound holds; a crash loses little."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from longreach.engine.disk import disk_store, entry_file
+from longreach.engine.disk.disk_index import BLOCK, DiskIndex
+from longreach.engine.disk.disk_store import DiskStore, Done
+
+MB = 1 << 20
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(33, "big")
+
+
+def contents_of(number: int, size: int = 5000) -> bytes:
+    return random.Random(number).randbytes(size)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    store = DiskStore(tmp_path, "a", MB)
+    yield store
+    store.check()
+    store.close()
+
+
+def settled(store: DiskStore, count: int) -> list[Done]:
+    """So many pieces of work, once they are over."""
+    found: list[Done] = []
+    end = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < end:
+        found += store.done()
+        time.sleep(0.001)
+    assert len(found) == count, "a piece of work was lost"
+    return found
+
+
+def put(store: DiskStore, *numbers: int, size: int = 5000) -> None:
+    begun = sum(store.write(key_of(number), [contents_of(number, size)]) for number in numbers)
+    settled(store, begun)
+
+
+def got(store: DiskStore, number: int, size: int = 5000) -> bytes | None:
+    """The contents of an entry, read in two parts; None if they were found damaged."""
+    parts = [bytearray(size // 2), bytearray(size - size // 2)]
+    store.read(key_of(number), parts)
+    [done] = settled(store, 1)
+    assert done.is_read
+    return b"".join(parts) if done.ok else None
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+
+
+def test_entries_outlive_the_store_in_their_namespace_alone(tmp_path: Path) -> None:
+    first = DiskStore(tmp_path, "a", MB)
+    put(first, 1, 2)
+    assert key_of(1) in first
+    assert not first.write(key_of(1), [b"other"]), "an entry never changes"
+    first.close()
+    again = DiskStore(tmp_path, "a", MB)
+    assert [got(again, number) for number in (1, 2)] == [contents_of(1), contents_of(2)]
+    assert key_of(3) not in again
+    again.close()
+    other = DiskStore(tmp_path, "b", MB)
+    assert key_of(1) not in other
+    assert len(other) == 2, "they count towards the bound"
+    other.close()
+    assert {path.stat().st_mode & 0o777 for path in files_below(tmp_path)} == {0o600}
+
+
+def test_a_flipped_bit_anywhere_is_detected_and_costs_the_entry(store: DiskStore, tmp_path: Path) -> None:
+    put(store, 7)
+    [path] = files_below(tmp_path)
+    whole = path.read_bytes()
+    used = 40  # of the header; zeros follow
+    for place in (*range(0, used, 5), entry_file.HEADER_BYTES, len(whole) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(entry_file.DamagedEntryError):
+            entry_file.read(path, [bytearray(5000)])
+    for wrong in (whole[:-1], whole + b"x", whole[:10], b""):
+        path.write_bytes(wrong)
+        with pytest.raises(entry_file.DamagedEntryError):
+            entry_file.read(path, [bytearray(5000)])
+    assert got(store, 7) is None
+    assert key_of(7) not in store
+    assert store.counts.damaged == 1
+    put(store, 7)
+    assert got(store, 7) == contents_of(7)
+
+
+def test_a_file_under_another_name_does_not_verify(store: DiskStore, tmp_path: Path) -> None:
+    put(store, 1, 2)
+    one, two = files_below(tmp_path)
+    two.write_bytes(one.read_bytes())
+    assert got(store, 2) is None
+    assert got(store, 1) == contents_of(1)
+
+
+def test_what_was_used_longest_ago_makes_room_and_pinned_entries_go_last(tmp_path: Path) -> None:
+    size = 2 * BLOCK - entry_file.HEADER_BYTES
+    store = DiskStore(tmp_path, "a", 8 * BLOCK)
+    store.pin([key_of(1)])
+    put(store, 1, 2, 3, 4, size=size)
+    assert got(store, 2, size) == contents_of(2, size)
+    put(store, 5, size=size)
+    assert [number for number in range(1, 6) if key_of(number) in store] == [1, 2, 4, 5]
+    put(store, 6, 7, 8, size=size)
+    assert [number for number in range(1, 9) if key_of(number) in store] == [1, 6, 7, 8]
+    assert store.bytes == sum(path.stat().st_size for path in files_below(tmp_path)) == 8 * BLOCK
+    store.unpin([key_of(1)])
+    put(store, 9, size=size)
+    assert key_of(1) not in store
+    assert not store.write(key_of(10), [bytes(8 * BLOCK)]), "it alone is more than all"
+    assert store.counts.refused == 1
+    store.close()
+
+
+def test_never_more_bytes_than_allowed(tmp_path: Path) -> None:
+    """Also of what another bound, or another namespace, has left."""
+    most, seen, over = 16 * BLOCK, [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.0005):
+            sizes = 0
+            for path in files_below(tmp_path):
+                try:
+                    sizes += -(-path.stat().st_size // BLOCK) * BLOCK
+                except FileNotFoundError:
+                    continue
+            seen.append(sizes)
+
+    earlier = DiskStore(tmp_path, "other", 64 * BLOCK)
+    put(earlier, *range(30))
+    earlier.close()
+    store = DiskStore(tmp_path, "a", most)
+    put(store, 99)  # once the first deletions are through
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for start in range(100, 200, 10):
+        put(store, *range(start, start + 10))
+        store.check()
+    over.set()
+    watcher.join()
+    store.close()
+    assert max(seen) <= most
+    assert store.counts.evicted > 80
+
+
+def test_a_disk_that_refuses_costs_entries_and_a_line(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, 1)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(*args: object) -> int:
+        raise full
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refuse)
+        assert store.write(key_of(2), [b"x" * 100])
+        [done] = settled(store, 1)
+    assert (done.ok, key_of(2) in store) == (False, False)
+    assert not store.write(key_of(3), [b"y" * 100]), "it rests for a while"
+    assert "No space left" in caplog.text
+    assert len(caplog.records) == 1
+    assert got(store, 1) == contents_of(1)
+    monkeypatch.setattr(disk_store.time, "monotonic", lambda now=time.monotonic: now() + 31)
+    assert store.write(key_of(3), [contents_of(3)])
+    settled(store, 1)
+    assert got(store, 3) == contents_of(3)
+    assert store.counts.failed == 1
+
+
+def test_a_file_that_is_gone_is_a_miss(store: DiskStore, tmp_path: Path) -> None:
+    put(store, 4)
+    files_below(tmp_path)[0].unlink()
+    assert got(store, 4) is None
+    assert key_of(4) not in store
+    put(store, 4)
+    assert got(store, 4) == contents_of(4)
+
+
+def test_a_slow_disk_is_not_waited_for(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_store, "_MOST_QUEUED_BYTES", 12_000)
+    free = threading.Event()
+    write = entry_file.write
+
+    def slow(*args: object) -> None:
+        free.wait(30)
+        write(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(entry_file, "write", slow)
+    assert [store.write(key_of(number), [contents_of(number)]) for number in range(4)] == [True, True, False, False]
+    assert key_of(0) not in store, "it is not there before it is whole"
+    free.set()
+    settled(store, 2)
+    assert got(store, 1) == contents_of(1)
+    assert store.counts.refused == 2
+
+
+def test_a_folder_has_one_server(store: DiskStore, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="another server uses"):
+        DiskStore(tmp_path, "a", MB)
+
+
+def test_a_folder_that_cannot_be_had_is_refused_and_one_that_can_be_read_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be used"):
+        DiskStore(tmp_path / "file" / "below", "a", MB)
+    store = DiskStore(tmp_path, "a", MB)
+    put(store, 1)
+    store.close()
+    opened = os.open
+
+    def read_only(path: str | Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    store = DiskStore(tmp_path, "a", MB)
+    assert "entries are only read" in caplog.text
+    assert got(store, 1) == contents_of(1)
+    assert store.write(key_of(2), [b"x"])
+    assert not settled(store, 1)[0].ok
+    store.close()
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from longreach.engine.disk.disk_store import DiskStore
+sys.path.insert(0, {root!r})
+from tests.server.engine.disk.test_disk_store import MB, contents_of, key_of
+store = DiskStore(Path({folder!r}), "a", MB)
+number, said = {first}, False
+while True:
+    number += store.write(key_of(number), [contents_of(number)])
+    store.done()
+    if store.counts.written >= 20 and not said:
+        print("writing", flush=True)
+        said = True
+"""
+
+
+def test_a_killed_process_leaves_whole_entries_or_none(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[4])
+    for first in (0, 10_000, 20_000):
+        code = _CHILD.format(folder=str(tmp_path), root=root, first=first)
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "writing\n"
+        time.sleep(random.Random(first).random() / 50)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        store = DiskStore(tmp_path, "a", MB)
+        here = [number for number in range(first, first + 10_000) if key_of(number) in store]
+        assert here
+        assert all(got(store, number) == contents_of(number) for number in here)
+        assert store.counts.damaged == 0
+        assert store.bytes <= MB
+        store.check()
+        store.close()
+        assert not [path for path in files_below(tmp_path) if path.name.endswith(entry_file.UNFINISHED)]
+
+
+Step = Callable[[DiskIndex], object]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "read", "release", "pin", "unpin", "remove"]), st.integers(0, 9)), max_size=60
+    )
+)
+def test_the_index_keeps_its_bound_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    index, reading, pinned = DiskIndex(6 * BLOCK), list[str](), list[str]()
+    here: set[str] = set()
+    for what, number in steps:
+        path = str(number)
+        if what == "add":
+            gone = index.add(path, BLOCK * (1 + number % 3))
+            if gone is not None:
+                assert not set(gone) & set(reading), "somebody reads it"
+                here = (here - set(gone)) | {path}
+                index.written(path)
+                unpinned = here - set(pinned) - set(reading) - {path}
+                assert not (unpinned and set(gone) & set(pinned)), "pinned ones go last"
+        elif what == "read" and path in index:
+            index.use(path)
+            reading.append(path)
+        elif what == "release" and path in reading:
+            reading.remove(path)
+            index.used(path)
+        elif what == "pin":
+            index.pin([path])
+            pinned.append(path)
+        elif what == "unpin" and path in pinned:
+            pinned.remove(path)
+            index.unpin([path])
+        elif what == "remove" and path not in reading:
+            index.remove(path)
+            here.discard(path)
+        index.check()
+        assert here == {str(n) for n in range(10) if str(n) in index}

@@ -1,0 +1,197 @@
+"""What passes between disk and host memory: places stay while files are written or read, and nobody gets what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from longreach.engine.disk.disk_store import Done
+from longreach.engine.kv_cache.disk_tier import DiskTier
+from longreach.engine.kv_cache.host_tier import HostTier
+from longreach.engine.messages import DiskStats
+
+
+class Disk:
+    """A store whose work ends when the test says so; places stand for their bytes."""
+
+    def __init__(self) -> None:
+        self.here: set[bytes] = set()
+        self.begun: list[Done] = []
+        self.ended: list[Done] = []
+        self.removed: list[bytes] = []
+        self.is_resting = False
+        self.stats = DiskStats()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.here
+
+    def contents(self, places: tuple[int, ...]) -> list[Any]:
+        return [places]
+
+    def settled(self) -> Callable[[], object]:
+        return lambda: None
+
+    def write(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> bool:
+        self.begun.append(Done(key, is_read=False, ok=True))
+        return True
+
+    def read(self, key: bytes, parts: Sequence[Any]) -> None:
+        self.begun.append(Done(key, is_read=True, ok=True))
+
+    def end(self, *, ok: bool = True) -> None:
+        """All that was begun is over."""
+        for done in self.begun:
+            if ok and not done.is_read:
+                self.here.add(done.key)
+            self.ended.append(done._replace(ok=ok))
+        self.begun.clear()
+
+    def done(self) -> list[Done]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        self.removed += keys
+        self.here.difference_update(keys)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def host(disk: Disk) -> HostTier:
+    host = HostTier(2)
+    host.disk = DiskTier(disk, host, disk, 1, lambda: 0.0)
+    return host
+
+
+def tier_of(host: HostTier) -> DiskTier:
+    assert host.disk is not None
+    return host.disk
+
+
+def step(host: HostTier, *, there: bool = True) -> None:
+    """Copies are chosen, taken and launched, as beside a step."""
+    tier_of(host).copy_ahead(lambda *_: there)
+    host.take([])
+    host.launched()
+    tier_of(host).launched()
+
+
+def test_what_is_written_keeps_its_place_until_it_is_on_disk(host: HostTier, disk: Disk) -> None:
+    tier = tier_of(host)
+    for name in (b"a", b"b"):
+        tier.want(name, at=1)
+    step(host)
+    assert [done.key for done in disk.begun] == [b"a", b"b"]
+    host.evict(b"c", 3)
+    assert b"c" not in host, "both places are being written from"
+    tier.check()
+    host.index.check()
+    disk.end()
+    tier.poll()
+    host.take([])
+    host.evict(b"c", 3)
+    assert b"c" in host
+    assert b"a" in tier
+    assert tier.num_unwritten == 0
+    tier.check()
+
+
+def test_what_turns_out_to_be_wrong_while_it_is_written_is_deleted(host: HostTier, disk: Disk) -> None:
+    tier = tier_of(host)
+    tier.want(b"a", at=1)
+    step(host)
+    host.remove([b"a"])
+    assert b"a" not in disk.removed, "it is not there yet"
+    disk.end()
+    tier.poll()
+    assert disk.removed == [b"a"]
+    assert b"a" not in host
+    assert b"a" not in tier
+    tier.check()
+    host.index.check()
+
+
+@pytest.mark.parametrize("wrong", ["unreadable", "invalidated"])
+def test_what_cannot_be_read_reaches_nobody(host: HostTier, disk: Disk, wrong: str) -> None:
+    tier = tier_of(host)
+    disk.here = {b"a"}
+    assert tier.read_ahead("r", [(b"a", 0)], 1.0)
+    assert tier.awaits("r")
+    if wrong == "invalidated":
+        host.remove([b"a"])
+    disk.end(ok=wrong != "unreadable")
+    tier.poll()
+    assert b"a" not in host
+    assert not tier.awaits("r"), "it goes on without"
+    tier.leave("r")
+    tier.check()
+    host.take([])
+    assert host.index.num_unheld == host.index.num_places
+
+
+def test_a_request_holds_what_was_read_for_it_until_it_goes_on(host: HostTier, disk: Disk) -> None:
+    tier = tier_of(host)
+    disk.here = {b"a", b"b", b"c"}
+    assert tier.read_ahead("r", [(b"a", 0), (b"b", 0)], 1.0)
+    assert not tier.read_ahead("s", [(b"c", 0)], 1.0), "there is no room"
+    disk.end()
+    tier.poll()
+    assert b"a" in host
+    assert b"b" in host
+    host.evict(b"x", 9)
+    assert b"x" not in host
+    tier.leave("r")
+    host.evict(b"x", 9)
+    assert b"x" in host
+    tier.check()
+
+
+def test_nobody_waits_longer_than_computing_would_take(disk: Disk) -> None:
+    now = [0.0]
+    host = HostTier(2)
+    tier = host.disk = DiskTier(disk, host, disk, 1, lambda: now[0])
+    disk.here = {b"a"}
+    assert tier.read_ahead("r", [(b"a", 0)], 2.0)
+    assert tier.awaits("r")
+    now[0] = 2.5
+    assert not tier.awaits("r")
+
+
+def test_what_was_given_up_before_it_could_be_copied_is_forgotten(host: HostTier, disk: Disk) -> None:
+    tier = tier_of(host)
+    tier.want(b"a", at=1)
+    step(host, there=False)
+    assert not disk.begun
+    assert not tier.has_work
+
+
+def test_a_disk_that_rests_is_not_asked(host: HostTier, disk: Disk) -> None:
+    tier = tier_of(host)
+    tier.want(b"a", at=1)
+    disk.is_resting = True
+    step(host)
+    assert not disk.begun
+    assert not tier.has_work, "nothing piles up"
+
+
+def test_states_are_written_once_they_have_stayed(disk: Disk) -> None:
+    now = [0.0]
+    host = HostTier(4, state_places=2)
+    tier = host.disk = DiskTier(disk, host, disk, 1, lambda: now[0])
+    tier.want(b"s", at=1, depth=3)
+    step(host)
+    assert not disk.begun
+    now[0] = 6.0
+    step(host)
+    assert [done.key for done in disk.begun] == [b"s"]
+    disk.end()
+    tier.poll()
+    tier.check()

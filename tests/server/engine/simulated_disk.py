@@ -1,0 +1,95 @@
+"""A disk for simulated pages: files that outlive the engine, work that ends late and in any order, reads that fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from longreach.engine.disk.disk_store import Done
+from longreach.engine.messages import DiskStats
+
+from tests.server.engine.simulation import SimulatedRunner
+
+Files = dict[bytes, Any]  # by key: what `SimulatedRunner` has of an entry
+
+
+class SimulatedDisk:
+    """As `disk_tier.Store` and `disk_tier.PlaceMemory`, over the host memory of a `runner`.
+
+    What a file contains is looked at as late as may be, when its writing ends: places that are given away too early are
+    found out. `speed` is how many files are written or read between two looks, at most; one read in `fails` fails.
+    """
+
+    def __init__(self, runner: SimulatedRunner, files: Files, speed: int, fails: int, most: int = 50) -> None:
+        self._runner = runner
+        self.files = files
+        self._speed = speed
+        self._fails = fails
+        self._most = most
+        self._random = random.Random(len(files))
+        self._begun: list[tuple[Done, tuple[int, ...], int]] = []  # with the move after which it may end
+        self.stats = DiskStats()
+        self.is_resting = False
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.files
+
+    def contents(self, places: tuple[int, ...]) -> list[Any]:
+        """The places themselves stand for their bytes."""
+        return [places]
+
+    def settled(self) -> Callable[[], object]:
+        """Nobody calls this: `done` knows when copies are made."""
+        return lambda: None
+
+    def write(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> bool:
+        """As `DiskStore.write`."""
+        assert ready is not None
+        if key in self.files or len(self._begun) > 3 * self._speed:
+            return False
+        if len(self.files) >= self._most:
+            reading = {done.key for done, _, _ in self._begun}
+            oldest = next((name for name in self.files if name not in reading), None)
+            if oldest is None:
+                return False
+            del self.files[oldest]
+        # Copies beside a step are made before the move after it.
+        self._begun.append((Done(key, is_read=False, ok=True), parts[0], self._runner.moves + 1))
+        return True
+
+    def read(self, key: bytes, parts: Sequence[Any]) -> None:
+        """As `DiskStore.read`."""
+        assert key in self.files
+        self._begun.append((Done(key, is_read=True, ok=True), parts[0], 0))
+
+    def done(self) -> list[Done]:
+        """As `DiskStore.done`."""
+        found = []
+        for _ in range(self._random.randint(0, self._speed)):
+            ready = [at for at, (_, _, after) in enumerate(self._begun) if self._runner.moves >= after]
+            if not ready:
+                break
+            done, places, _ = self._begun.pop(self._random.choice(ready))
+            found.append(self._read(done, places) if done.is_read else self._write(done, places))
+        return found
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """As `DiskStore.remove`."""
+        for key in keys:
+            self.files.pop(key, None)
+
+    def close(self) -> None:
+        """As `DiskStore.close`."""
+
+    def _write(self, done: Done, places: tuple[int, ...]) -> Done:
+        entry = self._runner.host_entry(places)
+        assert self.files.setdefault(done.key, entry) == entry
+        return done
+
+    def _read(self, done: Done, places: tuple[int, ...]) -> Done:
+        if self._fails and self._random.randrange(self._fails) == 0:
+            self.files.pop(done.key, None)
+            return done._replace(ok=False)
+        self._runner.set_host_entry(places, self.files[done.key])
+        return done
