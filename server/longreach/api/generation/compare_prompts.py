@@ -15,8 +15,8 @@ from longreach.text.prompt_places import Place, Span, place_at
 from longreach.text.token_places import TokenPlaces
 from longreach.text.tokenizer import Tokenizer
 
-# Tokens before and behind the place whose texts are looked at, and characters of those that are told.
-_TOKENS_BEFORE, _TOKENS_BEHIND = 64, 64
+# Tokens before and behind the place that are looked at: a character has at most four. And characters that are told.
+_TOKENS_BEFORE, _TOKENS_BEHIND = 8, 64
 _CHARACTERS_BEFORE, _CHARACTERS_BEHIND = 16, 24
 _TOKENS_A_STEP = 4096
 
@@ -70,35 +70,35 @@ def _parted(
         for token in prompt[start : min(start + _TOKENS_A_STEP, found.common)]:
             places.next(token)
         yield
-    start = max(0, found.common - _TOKENS_BEFORE)
-    before, mine = _around(tokenizer, prompt, start, found.common)
-    _, other = _around(tokenizer, found.tokens.tolist(), start, found.common)
+    mine = _behind(tokenizer, prompt, found.common)
+    other = _behind(tokenizer, found.tokens.tolist(), found.common)
     # The tokens part where the texts still may not: "Monday" and "Mon" begin alike.
     pairs = enumerate(zip(mine, other, strict=False))
     alike = next((number for number, (one, another) in pairs if one != another), 0)
-    place = Place("template") if spans is None else place_at(spans, places.offset + alike)
+    at = places.offset + alike
+    both = text.text[max(0, at - _CHARACTERS_BEFORE - 1) : at]
+    place = Place("template") if spans is None else place_at(spans, at)
     return PartedPrompt(
         token=found.common,
-        character=places.offset + alike,
+        character=at,
         message=place.message,
         role=place.role,
         field=None if spans is None else place.field,
-        now=_excerpt(before + mine[:alike], mine[alike:], begins=not start),
-        before=_excerpt(before + other[:alike], other[alike:], begins=not start),
+        now=_excerpt(both, text.text[at : at + _CHARACTERS_BEHIND + 1]),
+        before=_excerpt(both, other[alike:]),
     )
 
 
-def _around(tokenizer: Tokenizer, tokens: list[int], start: int, at: int) -> tuple[str, str]:
-    """The text of tokens from `start` on, before and behind the place `at`; a character that has tokens on both sides
-    is behind it."""
+def _behind(tokenizer: Tokenizer, tokens: list[int], at: int) -> str:
+    """The text of a few tokens from the place `at` on; a character that has tokens on both sides is behind it."""
     detokenizer = tokenizer.detokenizer(special=True)
-    before = "".join(map(detokenizer.push, tokens[start:at]))
-    behind = "".join(map(detokenizer.push, tokens[at : at + _TOKENS_BEHIND])) + detokenizer.flush()
-    return before, behind
+    for token in tokens[max(0, at - _TOKENS_BEFORE) : at]:
+        detokenizer.push(token)
+    return "".join(map(detokenizer.push, tokens[at : at + _TOKENS_BEHIND])) + detokenizer.flush()
 
 
-def _excerpt(before: str, behind: str, *, begins: bool) -> str:
+def _excerpt(before: str, behind: str) -> str:
     """A few characters around a place, with dots where there are more."""
-    left = "" if begins and len(before) <= _CHARACTERS_BEFORE else "…"
+    left = "…" if len(before) > _CHARACTERS_BEFORE else ""
     right = "…" if len(behind) > _CHARACTERS_BEHIND else ""
     return f"{left}{before[-_CHARACTERS_BEFORE:]}{behind[:_CHARACTERS_BEHIND]}{right}"

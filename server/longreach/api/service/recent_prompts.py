@@ -81,8 +81,7 @@ class RecentPrompts:
         new = RecentPrompt(asker, tokens)
         last = next(iter(self.of(asker)), None)
         if last is not None:
-            both = min(len(last.tokens), len(new.tokens))
-            if last.tokens[:both] == new.tokens[:both]:
+            if _common(_ids(last.tokens), _ids(new.tokens)) == min(len(last.tokens), len(new.tokens)):
                 self._prompts.remove(last)
         self._prompts.append(new)
         while len(self._prompts) > 1 and sum(prompt.weight for prompt in self._prompts) > self._most_tokens:
