@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from longreach.engine.messages import Update
 
 from tests.server.api.conftest import MODEL, LiveServer
 from tests.server.api.test_chat import TEMPLATE, WEATHER
@@ -139,23 +138,9 @@ def test_nobody_is_told_of_another(make_server: Callable[..., LiveServer], serve
 
 
 def test_tiers_are_told_apart(server: LiveServer) -> None:
-    updates = server.engine._updates
-
-    async def tiered(request: Any) -> Any:
-        async for update in updates(request):
-            if update.tokens:
-                fields = {name: getattr(update, name) for name in Update.__struct_fields__}
-                update = Update(**{**fields, "cached": 6, "cached_host": 2, "cached_disk": 1})
-            yield update
-
-    server.engine._updates = tiered
-    usage = ask(server, "completions", prompt="The owl sleeps by day")
-    assert {name: usage["cache"][name] for name in ("cached_tokens", "gpu", "host", "disk")} == {
-        "cached_tokens": 6,
-        "gpu": 3,
-        "host": 2,
-        "disk": 1,
-    }
+    server.engine.cached, server.engine.tiers = 6, (2, 1)
+    cache = ask(server, "completions", prompt="The owl sleeps by day")["cache"]
+    assert (cache["cached_tokens"], cache["gpu"], cache["host"], cache["disk"]) == (6, 3, 2, 1)
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "responses", "messages"])
