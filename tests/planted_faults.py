@@ -270,9 +270,9 @@ FAULTS = (
     Fault(
         "places are given away while a file is written from them",
         "server/longreach/engine/kv_cache/offload_index.py",
-        "        return name in self._pinned or self._held[places] > 0\n",
-        "        return name in self._pinned\n",
-        (f"{_ENGINE}/disk/test_disk_tier.py::test_what_is_written_keeps_its_place_until_it_is_on_disk",),
+        "            self._left.add(kept.places)\n",
+        "            self._free.extend(kept.places)\n",
+        (f"{_ENGINE}/disk/test_disk_tier.py::test_what_turns_out_to_be_wrong_while_it_is_written_is_deleted",),
     ),
     Fault(
         "a file's checksum is not looked at",

@@ -9,7 +9,6 @@ kind are written to `experts_best.json` in the folder.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fcntl
 import json
 import statistics
@@ -26,7 +25,6 @@ from longreach_kernels.linear import Int4Groups, Mxfp4, dequantize
 from longreach_kernels.moe import Experts, experts_product
 from longreach_kernels.moe.launch import Call
 from longreach_kernels.moe.packed_many_kernel import STEP
-from longreach_kernels.moe.products import unpacked_weight
 from longreach_kernels.moe.sort_kernel import sort_pairs
 from longreach_kernels.moe.sum_kernel import gather_planes
 from longreach_kernels.moe.tile_sizes import FewTile, ManyTile, OneTile, many_tile
@@ -274,35 +272,6 @@ def _reference(call: Call) -> Tensor:
     return experts_product(call.x.double(), call.experts, call.weights.double(), some, backend="reference")
 
 
-def overlap(found: Layer) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Unpacking the weight downwards beside the product upwards, on another stream."""
-    call, shape = found.calls[0], found.shape
-    layer = dataclasses.replace(found.layer, gate_up=dequantize(found.layer.gate_up, _HALF))
-    half = Call(call.x, call.experts, call.weights, layer)
-    tile = many_tile(call.experts.numel(), layer.count, True, _HALF, 90)
-    order = sort_pairs(call.experts, layer.count, 0, tile.rows)
-    out = torch.zeros(call.experts.numel(), shape.inner, dtype=_HALF, device=_DEVICE)
-    product = half.product(call.x, True, out, tile, order)
-    side = torch.cuda.Stream()
-
-    def both(programs: int | None, first: bool) -> None:
-        main = torch.cuda.current_stream()
-        side.wait_stream(main)
-        if not first:
-            half.multiply(product, tile, order)
-        with torch.cuda.stream(side):
-            unpacked_weight(found.layer.down, _HALF, programs)
-        if first:
-            half.multiply(product, tile, order)
-        main.wait_stream(side)
-
-    yield "product up", partial(half.multiply, product, tile, order)
-    for programs in (None, 264, 528, 1056, 2112):
-        yield f"unpacked down, programs {programs}", partial(unpacked_weight, found.layer.down, _HALF, programs)
-        yield f"both, programs {programs}", partial(both, programs, False)
-        yield f"both, unpacked first, programs {programs}", partial(both, programs, True)
-
-
 def _all_works(found: Layer) -> Iterator[Callable[[], object]]:
     kind = found.kind
     for tiles in (found.usual(), *found.plain()):
@@ -368,9 +337,6 @@ def main() -> None:
                 print(f"no time is left for {found.kind.name}", flush=True)
                 continue
             try:
-                if found.kind.name in ("mxfp4 many", "mxfp4 16384"):
-                    for name, work in overlap(found):
-                        print(f"   {found.kind.name} {name:<40} {milliseconds([work] * 3) * 1000:8.1f} us", flush=True)
                 best[found.kind.name] = compare_one(found) if found.is_one else compare_many(found)
             except Exception as error:  # noqa: BLE001 - the others go on
                 print(f"{found.kind.name}: {type(error).__name__} {str(error)[:200]}", flush=True)

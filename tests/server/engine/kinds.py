@@ -36,10 +36,11 @@ class Counting:
 
     def __init__(self, token: int = 7) -> None:
         self.token = token
-        self.computed = 0
+        self.computed = self.steps = 0
 
     def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
         self.computed += plan.num_tokens
+        self.steps += 1
         drawn = {chunk.request.id: [self.token] * chunk.num_draws for chunk in plan.chunks if chunk.num_draws}
         return lambda: drawn
 
@@ -56,11 +57,11 @@ class Counting:
         pass
 
 
-def engine_of(kind: str, runner: StepRunner, pages: int = 2000) -> Engine:
+def engine_of(kind: str, runner: StepRunner, pages: int = 2000, page: int = PAGE) -> Engine:
     """An engine with much room for a model of a kind, which `runner` computes."""
     windows, kept = KINDS[kind]
-    states = None if kept == "none" else StateAllocator(StatePool(64), PAGE, copies=True)
-    allocator = PageAllocator(PagePool(pages, PAGE), PageHasher(PAGE, "m"), PageGroups(PAGE, windows, STEP), states)
+    states = None if kept == "none" else StateAllocator(StatePool(64), page, copies=True)
+    allocator = PageAllocator(PagePool(pages, page), PageHasher(page, "m"), PageGroups(page, windows, STEP), states)
     return Engine(Scheduler(allocator, Limits(8, STEP, 1 << 20, resume_seconds=60.0)), runner)
 
 

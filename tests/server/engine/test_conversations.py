@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from longreach.engine.engine import Engine
 from longreach.engine.messages import Failed, Generate, Sampling
+from longreach.engine.requests.step_plan import StepPlan
 
 from tests.server.engine.kinds import KINDS, PAGE, Counting, engine_of, most_read_again
 from tests.server.engine.simulation import SimulatedRunner, expected_stream
@@ -19,9 +21,10 @@ def text(length: int, seed: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
-def ask(engine: Engine, prompt: list[int], max_tokens: int) -> tuple[list[int], int, Generate]:
+def ask(engine: Engine, prompt: list[int], max_tokens: int, speculate: int = 0) -> tuple[list[int], int, Generate]:
     """The answer to a prompt, how many of the prompt's tokens were cached, and the request."""
-    spec = Generate(request_id="r", prompt=prompt, max_tokens=max_tokens, sampling=Sampling(seed=3))
+    sampling = Sampling(seed=3)
+    spec = Generate(request_id="r", prompt=prompt, max_tokens=max_tokens, sampling=sampling, speculate=speculate)
     assert engine.submit(spec) is None
     tokens: list[int] = []
     cached = 0
@@ -57,6 +60,77 @@ def test_a_conversation_of_ten_turns_reads_what_is_new(kind: str, said: int, ans
     assert spec is not None
     alone = {"none": windows, "alone": (None,), "beside": (*windows, None)}[states]
     assert answer == expected_stream(spec, 3, VOCABULARY, windows=alone)
+
+
+class Drawing(Counting):
+    """Draws one token most often, so that some drafts stand."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+
+    def launch(self, plan: StepPlan) -> Callable[[], dict[str, list[int]]]:
+        launched = super().launch(plan)
+        return lambda: {name: [self._draw() for _ in tokens] for name, tokens in launched().items()}
+
+    def _draw(self) -> int:
+        return self._rng.choice((7, 7, 7, 7, 7, 7, 7, 8))
+
+
+@pytest.mark.parametrize(("kind", "page", "speculate"), [("states", PAGE, 0), ("states", 16, 4), ("mixed", PAGE, 4)])
+def test_next_turns_of_all_lengths_read_what_is_new(kind: str, page: int, speculate: int) -> None:
+    """A first prompt without a copy near its end is read twice by one turn at most, after which all leave copies."""
+    rng = random.Random(7)
+    for number in range(5):
+        engine = engine_of(kind, Drawing(number), pages=20 * PAGE, page=page)
+        said, answered = rng.choice((200, 400, 600)), rng.choice((20, 60, 250 if speculate else 100))
+        talk, known, whole = [], 0, 0
+        for turn in range(10):
+            talk = talk + text(rng.randint(1, said), 100 * number + turn)
+            answer, cached, _ = ask(engine, talk, rng.randint(1, answered), speculate)
+            if known - cached > most_read_again(kind):
+                assert cached < page, f"turn {turn} has read {known - cached} tokens again"
+                assert known < 1152 + PAGE
+                whole += 1
+            talk = talk + answer
+            known = len(talk) - 1
+        assert whole <= 1, "after one turn whose beginning is cached, each leaves a copy near its end"
+
+
+@pytest.mark.parametrize("speculate", [0, 4])
+def test_an_answer_that_fills_a_page_leaves_a_copy_at_its_end(speculate: int) -> None:
+    engine, prompt = engine_of("states", Counting()), text(100, 1)
+    answer, _, _ = ask(engine, prompt, PAGE + 1 - 100, speculate)
+    _, cached, _ = ask(engine, prompt + answer + text(5, 2), 1)
+    assert cached == PAGE
+
+
+@pytest.mark.parametrize("kind", ["states", "mixed"])
+def test_short_questions_with_one_beginning_take_one_step_each(kind: str) -> None:
+    runner, beginning = Counting(), text(512, 1)
+    engine = engine_of(kind, runner)
+    cached, steps = 0, []
+    for question in range(12):
+        before = runner.steps
+        _, cached, _ = ask(engine, beginning + text(500, 2 + question), 1)
+        steps.append(runner.steps - before)
+    assert cached == 512
+    assert steps[0] == 1, "nobody has begun like it"
+    assert steps[-1] == 1, "many have"
+    assert max(steps) <= 3
+
+
+@pytest.mark.parametrize("kind", ["states", "mixed"])
+def test_a_copy_near_the_one_that_a_turn_starts_from_is_worth_no_step(kind: str) -> None:
+    runner = Counting()
+    engine, talk = engine_of(kind, runner), text(3000, 1)
+    extra = 0
+    for turn in range(12):
+        before = runner.steps
+        answer, _, _ = ask(engine, talk, 10)
+        extra += runner.steps - before - 10
+        talk = talk + answer + text(30, 2 + turn)
+    assert extra <= 1 + 12 * 40 // 256
 
 
 @pytest.mark.parametrize("kind", KINDS)

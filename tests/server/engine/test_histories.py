@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -58,82 +60,57 @@ class Histories(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     @initialize(
-        pages=st.integers(20, 40),
-        page_size=st.sampled_from([1, 4]),
-        max_itl=st.sampled_from([math.inf, 0.2, 1e-6]),
-        promised=st.sampled_from([0, 1, 5, 100]),
-        overlaps=st.booleans(),
-        slots=st.sampled_from([0, 1, 7, 40, 200]),
-        restored=st.sampled_from([1, 3, 100]),
-        batch_invariant=st.booleans(),
-        model=st.sampled_from(MODELS),
-        copies=st.sampled_from([0, 1, 3, 100]),
-        state_places=st.sampled_from([1, 3, 7]),
-        rule=st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
-        disk=st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
+        settings=st.fixed_dictionaries(
+            {
+                "pages": st.integers(20, 40),
+                "page_size": st.sampled_from([1, 4]),
+                "max_itl": st.sampled_from([math.inf, 0.2, 1e-6]),
+                "promised": st.sampled_from([0, 1, 5, 100]),
+                "overlaps": st.booleans(),
+                "slots": st.sampled_from([0, 1, 7, 40, 200]),
+                "restored": st.sampled_from([1, 3, 100]),
+                "batch_invariant": st.booleans(),
+                "model": st.sampled_from(MODELS),
+                "copies": st.sampled_from([0, 1, 3, 100]),
+                "state_places": st.sampled_from([1, 3, 7]),
+                "rule": st.builds(BorderRule, st.sampled_from([1, 10, 1000]), st.sampled_from([1, 5, 30])),
+                "disk": st.sampled_from([None, (1, 0), (3, 5), (30, 0), (30, 2)]),
+            }
+        )
     )
-    def start(
-        self,
-        pages: int,
-        page_size: int,
-        max_itl: float,
-        promised: int,
-        overlaps: bool,
-        slots: int,
-        restored: int,
-        batch_invariant: bool,
-        model: tuple[Windows, States],
-        copies: int,
-        state_places: int,
-        rule: BorderRule,
-        disk: tuple[int, int] | None,
-    ) -> None:
+    def start(self, settings: dict[str, Any]) -> None:
         self.files: Files = {}
         self.names = iter(range(10**6))
-        self.settings = {name: value for name, value in locals().items() if name != "self"}
-        self.begin(**self.settings)
+        self.settings = SimpleNamespace(**settings)
+        self.begin()
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
-    def begin(
-        self,
-        pages: int,
-        page_size: int,
-        max_itl: float,
-        promised: int,
-        overlaps: bool,
-        slots: int,
-        restored: int,
-        batch_invariant: bool,
-        model: tuple[Windows, States],
-        copies: int,
-        state_places: int,
-        rule: BorderRule,
-        disk: tuple[int, int] | None,
-    ) -> None:
+    def begin(self) -> None:
         """A new engine, which finds on disk what others have left there."""
-        self.page_size = page_size
-        batch_invariant = batch_invariant and model[1] == "none"  # refused at the start
+        how = self.settings
+        self.page_size = how.page_size
+        batch_invariant = how.batch_invariant and how.model[1] == "none"  # refused at the start
         self.batch_invariant = batch_invariant
-        windows, kept = model
+        windows, kept = how.model
         self.windows = (None,) if kept == "alone" else (*windows, *([None] if kept == "beside" else []))
-        host = HostTier(slots, 0 if kept == "none" else state_places) if slots else None
+        host = HostTier(how.slots, 0 if kept == "none" else how.state_places) if how.slots else None
         states = None
         if kept != "none":
-            states = StateAllocator(StatePool(3 + copies, host), page_size, copies=True, rule=rule)
-        num_pages = len(windows) * pages * 4 // page_size
-        pool = PagePool(num_pages, page_size, host)
-        more = {"restored_pages": restored, "batch_invariant": batch_invariant}
-        limits = Limits(ROWS, BUDGET, MODEL_LEN, max_itl, RESUME_SECONDS, promised, **more)
+            states = StateAllocator(StatePool(3 + how.copies, host), how.page_size, copies=True, rule=how.rule)
+        num_pages = len(windows) * how.pages * 4 // how.page_size
+        pool = PagePool(num_pages, how.page_size, host)
+        more = {"restored_pages": how.restored, "batch_invariant": batch_invariant}
+        limits = Limits(ROWS, BUDGET, MODEL_LEN, how.max_itl, RESUME_SECONDS, how.promised, **more)
         cost = StepCost(0.05, 0.02, 1e-4, 1e-4)
         kinds = {"windows": windows, "states": kept}
-        self.runner = SimulatedRunner(page_size, cost=cost, overlaps=overlaps, rounds=batch_invariant, **kinds)
+        self.runner = SimulatedRunner(how.page_size, cost=cost, overlaps=how.overlaps, rounds=batch_invariant, **kinds)
         self.runner.after_step = self.while_a_step_runs
-        if host is not None and disk is not None:
-            store = SimulatedDisk(self.runner, self.files, *disk)
+        if host is not None and how.disk is not None:
+            store = SimulatedDisk(self.runner, self.files, *how.disk)
             host.disk = DiskTier(store, host, store, 1, self.runner.clock)
-        hasher = PageHasher(page_size, "m", answers_apart=batch_invariant)
-        allocator = PageAllocator(pool, hasher, PageGroups(page_size, windows, BUDGET), states)
+        hasher = PageHasher(how.page_size, "m", answers_apart=batch_invariant)
+        allocator = PageAllocator(pool, hasher, PageGroups(how.page_size, windows, BUDGET), states)
         self.engine = Engine(Scheduler(allocator, limits), self.runner, self.runner.clock)
         self.alive: dict[str, Generate] = {}
         self.streams: dict[str, list[int]] = {}
@@ -217,7 +194,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def die(self) -> None:
         """The process ends at any moment, and another one begins: what was being written is lost."""
-        self.begin(**self.settings)
+        self.begin()
 
     @rule(seconds=st.floats(0, 2 * RESUME_SECONDS))
     def wait(self, seconds: float) -> None:

@@ -56,6 +56,10 @@ def plain(model_dir: Path):
     return answer
 
 
+# What depends on the sizes of pages and states.
+of_one_kind = pytest.mark.parametrize("model_dir", ["qwen3_next"], indirect=True)
+
+
 def text(seed: int, length: int) -> list[int]:
     return torch.randint(5, 500, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -152,6 +156,7 @@ def test_a_policy_changes_layers_that_attend_and_usage_counts_the_others(model_d
         build(model_dir, attention_dense_layers=[2])
 
 
+@of_one_kind
 @pytest.mark.parametrize(
     ("device", "ranks"), [("cpu", 1), ("cpu", 2), pytest.param("cuda", 1, marks=[pytest.mark.gpu, needs_gpu])]
 )
@@ -187,6 +192,7 @@ def test_pages_and_states_come_back_from_host_memory(model_dir: Path, plain, dev
         engine.close()
 
 
+@of_one_kind
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -87,4 +87,4 @@ def test_where_the_fastest_kernels_do_not_take_a_layer_the_log_says_so() -> None
     assert why_backend(Backend("hopper", "asked for"), alike) == "asked for"
     assert why_backend(Backend("triton", "asked for"), wide) == "asked for"
     found = why_backend(Backend("hopper", "asked for"), wide)
-    assert found == "asked for; portable ones for answers in 2 of 3 layers, whose heads have 512 channels"
+    assert found == "asked for; portable ones for answers in 2 of 3 layers that attend, whose heads have 512 channels"

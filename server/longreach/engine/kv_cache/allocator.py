@@ -149,7 +149,7 @@ class PageAllocator:
                 return False
             if self.states is not None:
                 self.states.reserve(request, match.start)
-                self.states.add_border(request, match.chain)
+                self.states.add_turn(request, match.chain)
             hold.clear(len(self._all))
             hold.turns, hold.settled = (match.border, match.chain), match.border
             for group, shared in enumerate(match.pages):

@@ -70,6 +70,23 @@ class StateAllocator:
         if self._rule.is_worth(at - nearest):
             hold.borders.add(at)
 
+    def add_turn(self, request: Request, chain: int) -> None:
+        """Want copies where the prompt of a request that has been let in parts from the `chain` pages that are cached,
+        and near its end, however short it is, if it looks like a conversation's next turn; and none too near its start.
+
+        The beginning of a next turn is cached. If it starts where several have started, that is a beginning which many
+        prompts share, and most of them end with one question.
+        """
+        hold = request.states
+        start = hold.state
+        hold.borders = {at for at in hold.borders if at <= start.at or self._rule.is_worth(at - start.at)}
+        self.add_border(request, chain)
+        if not self._copies or not chain or (chain * self._size == start.at and self._pool.is_shared(start.slot)):
+            return
+        last = self._rule.last(request.prompt_tokens, hold.unit)
+        if self._rule.is_worth(last - max(start.at, *hold.borders, 0)):
+            hold.borders.add(last)
+
     def add_parting(self, new: Request, other: Request) -> None:
         """Want copies where a new request's prompt parts from another one's that is not read that far."""
         mine, others = new.hold.digests, other.hold.digests

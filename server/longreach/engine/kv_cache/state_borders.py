@@ -5,7 +5,8 @@ somebody is likely to come back to:
 
     border                                | who comes back
     --------------------------------------+---------------------------------------------------------------
-    128 tokens before a prompt's end      | the same prompt, and a short question about the same document
+    128 tokens before a prompt's end      | the same prompt, a short question about the same document; in prompts
+                                          | that begin like a cached one: the conversation's next turn
     512, 2048, ... tokens before it       | a longer question about the same, longer document
     where two prompts part                | whoever begins like both
 
@@ -46,10 +47,14 @@ class BorderRule:
         ends = {(prompt_tokens - distance) // unit * unit for distance in distances}
         return {end for end in ends if end >= max(self.least_saved, unit)}
 
-    def is_worth(self, saved: int) -> bool:
-        """Whether a border is worth a step where two prompts part, if the second one then reads `saved` tokens less.
+    def last(self, prompt_tokens: int, unit: int) -> int:
+        """The position that is nearest to a prompt's end, a multiple of `unit`; 0 where the prompt is too short."""
+        return max(0, (prompt_tokens - self.distance) // unit * unit)
 
-        Others that begin alike have come already, so that more will.
+    def is_worth(self, saved: int) -> bool:
+        """Whether a border is worth a step if somebody is expected who then reads `saved` tokens less.
+
+        Where two prompts part, others that begin alike have come already. After a next turn another one comes.
         """
         return saved >= max(1, self.least_saved // 4)
 

@@ -26,6 +26,8 @@ _PROTECTED_SHARE = 1 / 2
 # Requests that start from a copy before it is protected. The next turn of a conversation is one, and then the copy that
 # the turn leaves is the one to keep. A document that several ask about has more.
 _USES = 2
+# Requests of one conversation that start from one copy: repeated turns, and those that do not fill the next page.
+_ONE_CONVERSATION = 8
 # Copies that are saved to host memory beside one step, before they are evicted. Each is as large as many pages.
 _MOST_AHEAD = 2
 # The slot of a copy that is in host memory only.
@@ -107,6 +109,10 @@ class StatePool:
     def is_idle(self, slot: int) -> bool:
         """Whether the slot is a copy that no request starts from."""
         return slot in self._copies and not self._copies[slot].pins
+
+    def is_shared(self, slot: int) -> bool:
+        """Whether more requests have started from a copy than one conversation's turns are likely to."""
+        return slot in self._copies and self._copies[slot].uses > _ONE_CONVERSATION
 
     def reserve(self, count: int) -> bool:
         """Promise `count` slots, or change nothing and return False."""

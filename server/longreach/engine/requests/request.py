@@ -210,6 +210,7 @@ class Request:
             return ()
         count = min(limit, self.spec.speculate, self.spec.max_tokens - self.generated - 1)
         count = int(min(count, self.policy_ends(len(self.tokens) - 1) - len(self.tokens)))
+        count = int(min(count, self.states.before_border(len(self.tokens))))
         if count < 1 or self.constraint is not None:  # a draft would need the grammar's word on each token before it
             return ()
         if self._lookup is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +70,10 @@ class StateHold:
     def pinned(self) -> list[int]:
         """The copies that it starts from."""
         return [state.slot for state in (self.state, self.before) if state is not None and state.shared]
+
+    def before_border(self, length: int) -> float:
+        """How many tokens behind `length` a step of an answer may read, so that it does not skip a copy that is due."""
+        return -length % self.unit if self.spacing else math.inf
 
     def cut(self, start: int, length: int, last: int) -> int:
         """The length of a chunk from `start` on of at most `length` tokens, of a sequence of `last`.

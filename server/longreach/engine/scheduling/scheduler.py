@@ -155,7 +155,8 @@ class Scheduler:
                 request.receive(token)
                 if request.finish_reason is not None:
                     break
-            if chunk.drafts and request.finish_reason is None:
+            # Of an answer that ends with drafts that all stand, the state is sound, too.
+            if chunk.drafts and (request.finish_reason is None or end == chunk.end):
                 request.computed = self.allocator.settle_drafts(request, end)
                 end, request.redo = request.computed, end - request.computed
             if self.allocator.commit(request, chunk.start, end):

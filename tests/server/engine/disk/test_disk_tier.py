@@ -1,4 +1,4 @@
-"""What passes between disk and host memory: places stay while files are written or read, and nobody gets what is wrong."""
+"""What passes between disk and host memory: places stay while files are written or read, and nobody gets wrong ones."""
 
 from __future__ import annotations
 
@@ -110,6 +110,9 @@ def test_what_turns_out_to_be_wrong_while_it_is_written_is_deleted(host: HostTie
     step(host)
     host.remove([b"a"])
     assert b"a" not in disk.removed, "it is not there yet"
+    for name in (b"x", b"y"):
+        host.evict(name, 5)
+    assert b"y" not in host, "a file is still being written from the other place"
     disk.end()
     tier.poll()
     assert disk.removed == [b"a"]
