@@ -306,6 +306,8 @@ def _update(chunk: Chunk, length: int, use: AttentionUse | None, decode: DecodeU
         prompt_tokens=request.prompt_tokens,
         computed=min(chunk.end, request.prompt_tokens),
         cached=request.cached,
+        cached_host=request.hold.host_tokens,
+        cached_disk=request.hold.disk_tokens,
         tokens=request.tokens[length : request.known],
         finish_reason=request.finish_reason,
         waited=request.waited or 0.0,

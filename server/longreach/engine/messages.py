@@ -274,7 +274,8 @@ class DecodeUse(msgspec.Struct, frozen=True, kw_only=True):
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """News of one request after a step.
 
-    `computed` of `prompt_tokens` prompt tokens have their keys and values, `cached` of them by somebody else's work;
+    `computed` of `prompt_tokens` prompt tokens have their keys and values, `cached` of them by somebody else's work: of
+    those `cached_host` were brought back from host memory, and `cached_disk` from disk.
     `tokens` are new ones (none while the prompt is being read); `finish_reason` is set on a request's last update.
     `waited` is how long the request was in the engine before its first step began, in seconds. If they were asked for,
     `logprobs` has one for each of `tokens`, and `prompt_logprobs` those of the prompt's tokens that follow the ones
@@ -286,6 +287,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     computed: int
     cached: int = 0
+    cached_host: int = 0
+    cached_disk: int = 0
     tokens: list[int] = []
     finish_reason: FinishReason | None = None
     waited: float = 0.0

@@ -46,8 +46,9 @@ class EchoEngine:
 
     `hold_prefill` stops every request after its first chunk of prompt, `hold_decode_after` after so many tokens; both
     may be set from another thread, which is why they are polled. `failure` is raised in place of the next token, `full`
-    in place of taking a request; `cached` is said to have been cached of each prompt. `admission` counts what waits;
-    nobody reaches its bounds unless a test sets others. An update has `burst` tokens, as with speculation.
+    in place of taking a request; `cached` is said to have been cached of each prompt, and of that `tiers` in host
+    memory and on disk. `admission` counts what waits; nobody reaches its bounds unless a test sets others. An update
+    has `burst` tokens, as with speculation.
     """
 
     def __init__(self, info: Started | None = None, prefill_chunk: int = 8) -> None:
@@ -76,6 +77,7 @@ class EchoEngine:
         self.failure: Exception | None = None
         self.requests: list[Generate] = []
         self.cached = 0
+        self.tiers: tuple[int, int] = (0, 0)
         self.burst = 1
         self.waited = 0.0
         self.full: QueueFullError | None = None
@@ -183,6 +185,8 @@ class EchoEngine:
                 prompt_tokens=n,
                 computed=n,
                 cached=self.cached,
+                cached_host=self.tiers[0],
+                cached_disk=self.tiers[1],
                 tokens=burst,
                 finish_reason=finish,
                 waited=self.waited,

@@ -17,7 +17,7 @@ from longreach.engine.kv_cache.host_tier import HostTier
 from longreach.engine.kv_cache.offload_index import CacheMoves, Copy, HostIndex
 from longreach.engine.kv_cache.page_pool import PagePool
 from longreach.engine.kv_cache.prefix_cache import PageHasher
-from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling
+from longreach.engine.messages import EngineConfig, Failed, Generate, Sampling, Update, Updates
 from longreach.engine.scheduling.limits import Limits
 from longreach.engine.scheduling.scheduler import Scheduler
 from longreach.engine.startup import capacity
@@ -237,6 +237,20 @@ def test_a_prompt_that_was_evicted_comes_back_and_counts_as_cached() -> None:
     assert engine.stats.restored_pages == 9
     assert engine.stats.stored_pages >= 20
     assert 0 < engine.stats.used_host_pages <= engine.stats.host_pages == 100
+
+
+def test_what_came_back_is_told_apart_from_what_had_stayed() -> None:
+    engine, _ = engine_with(slots=100)
+    for number in range(4):
+        ask(engine, prompt_of(f"r{number}", number))
+    for name, host in (("again", 36), ("once more", 0)):
+        engine.submit(prompt_of(name, 0))
+        news: list[Update] = []
+        while engine.has_work:
+            for one in engine.step():
+                assert isinstance(one, Updates)
+                news += one.updates
+        assert (news[-1].cached, news[-1].cached_host, news[-1].cached_disk) == (36, host, 0)
 
 
 def test_a_step_brings_back_no_more_than_it_may_and_others_go_on_meanwhile() -> None:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from longreach.api.documentation.openapi import documented
 from longreach.api.endpoints.receive import receive
 from longreach.api.generation.answer import answer
+from longreach.api.generation.compare_prompts import PromptText
 from longreach.api.generation.completion_builder import CompletionBuilder, Echo
 from longreach.api.generation.encode_prompts import encode_text, last_tokens
 from longreach.api.generation.plan_answers import AnswerSpec, check_scored, check_token_ids, check_told_again
@@ -16,6 +17,7 @@ from longreach.api.schema.answers.completions import Completion
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
 from longreach.policies.schemas import SCHEMAS
+from longreach.text.prompt_places import Place, Span
 
 router = APIRouter()
 
@@ -36,6 +38,7 @@ async def create_completion(request: Request) -> Response:
     choosing = body.candidates > body.n
     spec = AnswerSpec(
         prompts=prompts,
+        texts=[_text(call, given) for given in body.prompt],
         param="prompt",
         max_tokens=body.limit,
         choices=body.candidates,
@@ -63,6 +66,13 @@ async def _encode(call: Call[CompletionRequest], prompt: str | list[int]) -> lis
         )
     check_token_ids(prompt, info, "prompt")
     return last_tokens(prompt, body.truncate_prompt_tokens, info.max_model_len - answer)
+
+
+def _text(call: Call[CompletionRequest], given: str | list[int]) -> PromptText | None:
+    """What the tokens of a prompt were made of, if all of it was a text."""
+    if not isinstance(given, str) or call.body.truncate_prompt_tokens is not None:
+        return None
+    return PromptText(given, [Span(0, len(given), Place("prompt"))])
 
 
 async def _echo(call: Call[CompletionRequest], given: str | list[int], ids: list[int]) -> Echo:

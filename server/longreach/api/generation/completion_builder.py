@@ -19,6 +19,7 @@ from longreach.api.schema.answers.usage import PromptProgress, Usage
 from longreach.api.schema.requests.completions import CompletionRequest
 from longreach.api.service.call import Call
 from longreach.engine.messages import Logprob
+from longreach.text.token_places import TokenPlaces
 from longreach.text.tokenizer import Tokenizer
 from longreach.util.work_pool import done
 
@@ -148,9 +149,8 @@ class Echo:
     def __init__(self, text: str, ids: list[int], tokenizer: Tokenizer) -> None:
         self.text = text
         self._ids, self._tokenizer = ids, tokenizer
-        self._detokenizer = tokenizer.detokenizer(special=True)
-        self._offset = 0
-        self.first: list[tuple[int, Logprob | int]] = [(self._next(ids[0]), ids[0])] if ids else []
+        self._places = TokenPlaces(text, tokenizer)
+        self.first: list[tuple[int, Logprob | int]] = [(self._places.next(ids[0]), ids[0])] if ids else []
 
     def again(self) -> Echo:
         """The same, from the beginning."""
@@ -159,19 +159,4 @@ class Echo:
     def place(self, scores: Iterable[Logprob]) -> Iterator[tuple[int, Logprob]]:
         """Further tokens of the prompt with their places, found as they are wanted."""
         for score in scores:
-            yield self._next(score.token), score
-
-    def _next(self, token: int) -> int:
-        place, piece = self._offset, self._detokenizer.push(token)
-        self._offset += self._length(token, piece)
-        return place
-
-    def _length(self, token: int, piece: str) -> int:
-        """How much of the text a token is. The tokenizer may have put a special token, or a blank, into the prompt."""
-        if self.text.startswith(piece, self._offset):
-            return len(piece)
-        if self._tokenizer.is_special(token):
-            return 0
-        if piece.startswith(" ") and self.text.startswith(piece[1:], self._offset):
-            return len(piece) - 1
-        return min(len(piece), len(self.text) - self._offset)  # a normalizer has changed it
+            yield self._places.next(score.token), score

@@ -9,6 +9,7 @@ from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.service.call import Call
 from longreach.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from longreach.sizes import MAX_PROMPT_TOKENS
+from longreach.text.prompt_places import PlaceMarks, Span
 from longreach.text.tokenizer import TooManyTokensError, UnbrokenTextError
 from longreach.util.work_pool import WorkPoolFullError
 
@@ -92,6 +93,30 @@ async def encode_chat(
         InvalidRequestError: the template refuses the messages, or has no place for tools or a variable.
         ApiError: as `encode_text`.
     """
+    chat = call.service.chat
+    guarded, text = await _written(call, turn)
+    special = chat.template.is_default if special is None else special
+    ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
+    return text, ids
+
+
+async def chat_spans(call: Call[Any], turn: ChatTurn, text: str) -> list[Span] | None:
+    """Where the messages of a turn stand in its prompt `text`; None where the template changes what they say.
+
+    Raises:
+        ClientGoneError: the caller went away.
+    """
+    places = PlaceMarks()
+    try:
+        _, marked = await _written(call, turn, places)
+    except InvalidRequestError:  # the template refuses the marks alone: without them it has taken the messages
+        return None
+    shown, spans = places.spans(marked)
+    return spans if shown == text else None
+
+
+async def _written(call: Call[Any], turn: ChatTurn, places: PlaceMarks | None = None) -> tuple[str, str]:
+    """The prompt of a turn, as `Chat.text` gives it."""
     chat, marks = call.service.chat, call.tokenizer.marks
     given = {name: value for name, value in turn.variables.items() if value is not None}
 
@@ -105,9 +130,7 @@ async def encode_chat(
             fields=turn.variable_fields,
             continues=turn.continues,
             param=turn.param,
+            places=places,
         )
 
-    guarded, text = await call.attend(call.service.reading.call(write, caller=call.record.caller))
-    special = chat.template.is_default if special is None else special
-    ids = await encode_text(call, guarded, param=turn.param, answer_tokens=answer_tokens, special=special, keep=keep)
-    return text, ids
+    return await call.attend(call.service.reading.call(write, caller=call.record.caller))

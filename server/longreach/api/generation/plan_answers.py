@@ -6,8 +6,9 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from longreach.api.generation.compare_prompts import PromptText, asker_of, compare_prompts
 from longreach.api.generation.text_stream import PlannedAnswer
 from longreach.api.schema.requests.sampling import SamplingFields
 from longreach.api.service.call import Call
@@ -86,6 +87,7 @@ class AnswerSpec:
 
     Attributes:
         prompts: token ids of each prompt.
+        texts: what they were made of, as far as that is known and wanted.
         param: the field that the prompts come from.
         max_tokens: tokens that an answer may have; with 0, only the prompts are scored; None for what is left.
         choices: answers to each prompt.
@@ -111,6 +113,18 @@ class AnswerSpec:
     special: bool = False
     bad_words: Sequence[list[int]] = ()
     scores_end: bool = False
+    texts: Sequence[PromptText | None] = ()
+
+
+async def plan_compared(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
+    """As `plan_answers`, after the prompts were compared with recent ones, if the caller asks for that.
+
+    Raises:
+        ApiError: as `plan_answers`.
+        ClientGoneError: the caller went away.
+    """
+    await compare_prompts(call, _policy(call), spec.prompts, spec.texts)
+    return plan_answers(call, answer_id, spec)
 
 
 def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -> list[PlannedAnswer]:
@@ -128,7 +142,23 @@ def plan_answers(call: Call[SamplingFields], answer_id: str, spec: AnswerSpec) -
     attention = _checked_attention(call, spec)
     planned = _planned(call, answer_id, spec, attention)
     _take_places(call, planned, spec, attention)
-    return planned
+    return _kept(call, planned, attention)
+
+
+def _kept(
+    call: Call[SamplingFields], planned: Sequence[PlannedAnswer], attention: AttentionPolicy
+) -> list[PlannedAnswer]:
+    """The same; later prompts are compared with these."""
+    if not call.service.settings.prefix_cache:
+        return [*planned]
+    recent, asker = call.service.recent_prompts, asker_of(call, attention)
+    return [replace(one, recent=recent.keep(asker, one.request.prompt)) if one.leads else one for one in planned]
+
+
+def _policy(call: Call[SamplingFields]) -> AttentionPolicy:
+    """The attention policy that a call asks for."""
+    asked = call.body.attention
+    return call.service.settings.default_policy if asked is None else asked.resolve()
 
 
 def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> AttentionPolicy:
@@ -154,7 +184,7 @@ def _checked_attention(call: Call[SamplingFields], spec: AnswerSpec) -> Attentio
     for prompt in spec.prompts:
         check_fit(prompt, max(spec.max_tokens or 0, 1), info, spec.param)
     _check_drawable(body, spec, info)
-    attention = settings.default_policy if body.attention is None else body.attention.resolve()
+    attention = _policy(call)
     _check_bounds(attention, info)
     return attention
 

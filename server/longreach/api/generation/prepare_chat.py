@@ -9,7 +9,8 @@ from typing import Any
 from longreach.api.generation.call_grammar import Vocabulary, calls_question, strict_functions
 from longreach.api.generation.call_schema import call_schema, counted
 from longreach.api.generation.chat_answer import PartReader
-from longreach.api.generation.encode_prompts import encode_chat
+from longreach.api.generation.compare_prompts import PromptText
+from longreach.api.generation.encode_prompts import chat_spans, encode_chat
 from longreach.api.generation.plan_answers import AnswerSpec, tokens_left
 from longreach.api.schema.requests.chat_turn import ChatTurn
 from longreach.api.schema.requests.formats import NamedTool
@@ -56,10 +57,14 @@ async def prepare_chat(
     chat = call.service.chat
     text, prompt = await encode_chat(call, turn, answer_tokens=limit or 1, special=special, keep=keep)
     max_tokens = tokens_left(prompt, limit, call.engine.info, turn.param)
+    texts: list[PromptText | None] = []
+    if call.body.return_cache_usage and keep is None:
+        texts.append(PromptText(text, await chat_spans(call, turn, text)))
     reader, grammar = await call.attend(_form(call, turn, text))
     calls_or_answers = turn.forced is None and bool(turn.offered)
     spec = AnswerSpec(
         prompts=[prompt],
+        texts=texts,
         param=turn.param,
         max_tokens=max_tokens,
         choices=choices,

@@ -10,6 +10,7 @@ from typing import Any
 
 from longreach.api.http.request_log import RequestRecord
 from longreach.api.service.call import Call
+from longreach.api.service.recent_prompts import RecentPrompt
 from longreach.engine.errors import RequestFailedError
 from longreach.engine.messages import FinishReason, Generate, Logprob, Update
 from longreach.errors import InvalidRequestError
@@ -31,6 +32,7 @@ class PlannedAnswer:
         grammar_field: the field that its grammar comes from.
         leads: it stands for its prompt where progress and cached tokens are counted; its copies do not.
         scores_end: the token that only ended the answer has its log-probability, too.
+        recent: what later prompts are compared with, which the answer's tokens belong to.
     """
 
     request: Generate
@@ -42,6 +44,7 @@ class PlannedAnswer:
     leads: bool = True
     grammar_field: str | None = None
     scores_end: bool = False
+    recent: RecentPrompt | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,10 @@ async def generate_text(call: Call[Any], planned: PlannedAnswer) -> AsyncGenerat
     async with contextlib.aclosing(_updates(call, planned)) as updates:
         async for update in updates:
             if planned.leads:
-                record.progressed(update.request_id, update.computed, update.cached)
+                read = update.computed, update.cached, update.cached_host, update.cached_disk
+                record.progressed(update.request_id, *read)
+                if planned.recent is not None:
+                    planned.recent.extend(update.tokens)
             record.attended(update.request_id, update.attention, update.decode)
             delta = writer.push(update)
             if delta is not None:

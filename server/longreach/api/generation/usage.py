@@ -11,7 +11,7 @@ import msgspec
 from longreach.api.generation.attention_usage import attention_usage
 from longreach.api.generation.text_stream import PlannedAnswer
 from longreach.api.http.request_log import RequestRecord
-from longreach.api.schema.answers.usage import CachedTokens, PromptProgress, Usage
+from longreach.api.schema.answers.usage import CachedTokens, CacheUsage, PromptProgress, Usage
 from longreach.api.schema.requests.sampling import ChoiceFields
 from longreach.api.service.call import Call
 
@@ -20,7 +20,24 @@ def usage_of(record: RequestRecord) -> Usage:
     """What has been read and written so far."""
     prompt, output = record.prompt_tokens or 0, record.output_tokens
     cached = CachedTokens(record.cached_tokens)
-    return Usage(prompt, output, prompt + output, cached, attention_usage(record.attention, record.decode.values()))
+    attention = attention_usage(record.attention, record.decode.values())
+    return Usage(prompt, output, prompt + output, cached, attention, cache_usage(record))
+
+
+def cache_usage(record: RequestRecord) -> CacheUsage | msgspec.UnsetType:
+    """What came from which cache, where that was asked for."""
+    compared = record.compared
+    if compared is None:
+        return msgspec.UNSET
+    cached, host, disk = record.cached_tokens, record.host_tokens, record.disk_tokens
+    return CacheUsage(
+        cached_tokens=cached,
+        gpu=cached - host - disk,
+        host=host,
+        disk=disk,
+        seen=compared.seen,
+        parted=compared.parted,
+    )
 
 
 class StreamExtras:

@@ -11,6 +11,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from longreach.api.http.auth import ApiKey
+from longreach.api.schema.answers.usage import PartedPrompt
 from longreach.engine.messages import AttentionUse, DecodeUse
 
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -20,17 +21,28 @@ _DIGEST_CHARACTERS = 16
 _SILENT_LINE = b" \n"
 
 
+@dataclass(frozen=True)
+class ComparedPrompt:
+    """A prompt beside the nearest of its caller's recent ones: first tokens that are `seen` there, and where it parts
+    from it."""
+
+    seen: int
+    parted: PartedPrompt | None
+
+
 @dataclass
 class RequestRecord:
     """What one request has come to so far. Its methods say what happened, and only they change it.
 
-    Nothing in it comes from the prompt's text. All times are those of `time.monotonic`, in seconds.
+    Nothing in it comes from the prompt's text, but for `compared`, of which the log has numbers alone. All times are
+    those of `time.monotonic`, in seconds.
 
     Attributes:
         address: where the request came from, as `network_of` has it.
         asker: whom the request says that it is from, as a word of the log.
         finish: how the request ended: stop, length, disconnected, or the code of an error.
         attention: what each prompt was computed with, unless that was dense.
+        compared: the prompt beside the caller's recent ones, if the caller asks for that.
         decode: what each answer has read so far under a decode budget, by its request to the engine.
         at_end: what is left to do when the request has ended, however that was.
     """
@@ -47,6 +59,9 @@ class RequestRecord:
     prompt_tokens: int | None = field(default=None, init=False)
     computed_tokens: int = field(default=0, init=False)
     cached_tokens: int = field(default=0, init=False)
+    host_tokens: int = field(default=0, init=False)
+    disk_tokens: int = field(default=0, init=False)
+    compared: ComparedPrompt | None = field(default=None, init=False)
     output_tokens: int = field(default=0, init=False)
     first_token: float | None = field(default=None, init=False)
     finish: str | None = field(default=None, init=False)
@@ -54,7 +69,7 @@ class RequestRecord:
     decode: dict[str, DecodeUse] = field(default_factory=dict, init=False)
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _shows_progress: bool = field(default=False, init=False)
-    _read: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
+    _read: dict[str, tuple[int, int, int, int]] = field(default_factory=dict, init=False)
 
     @property
     def caller(self) -> str:
@@ -80,11 +95,16 @@ class RequestRecord:
         """Answers to so many prompt tokens are wanted, and are to be sent under this id."""
         self.completion_id, self.prompt_tokens = completion_id, prompt_tokens
 
-    def progressed(self, engine_request_id: str, computed: int, cached: int) -> None:
-        """So many tokens of one prompt have been computed, and so many of them were found in the cache."""
-        self._read[engine_request_id] = (computed, cached)
-        self.computed_tokens = sum(computed for computed, _ in self._read.values())
-        self.cached_tokens = sum(cached for _, cached in self._read.values())
+    def progressed(self, engine_request_id: str, computed: int, cached: int, host: int = 0, disk: int = 0) -> None:
+        """So many tokens of one prompt have been computed; so many of them were found in the cache, and of these so
+        many were brought back from host memory and from disk."""
+        self._read[engine_request_id] = (computed, cached, host, disk)
+        totals = map(sum, zip(*self._read.values(), strict=True))
+        self.computed_tokens, self.cached_tokens, self.host_tokens, self.disk_tokens = totals
+
+    def compare(self, compared: ComparedPrompt) -> None:
+        """The caller is to be told what was cached, and why no more was."""
+        self.compared = compared
 
     def attended(self, engine_request_id: str, prompt: AttentionUse | None, answer: DecodeUse | None) -> None:
         """A prompt was computed under a policy, or an answer has read so much; None where there is no news."""
@@ -142,12 +162,22 @@ class RequestRecord:
                 f"cached={self.cached_tokens}",
                 f"output={self.output_tokens}",
             ]
+            if self.compared is not None:
+                words += self._cache_words(self.compared)
             if self.first_token is not None:
                 words.append(f"ttft={self.first_token - self.started:.3f}s")
         words.append(f"total={time.monotonic() - self.started:.3f}s")
         if self.finish is not None:
             words.append(f"finish={self.finish}")
         return " ".join(words)
+
+    def _cache_words(self, compared: ComparedPrompt) -> list[str]:
+        words = [f"host={self.host_tokens}", f"disk={self.disk_tokens}", f"seen={compared.seen}"]
+        if (parted := compared.parted) is not None:
+            words.append(f"parted={parted.token}")
+            words += [f"message={parted.message}"] if parted.message is not None else []
+            words += [f"field={parted.field}"] if parted.field is not None else []
+        return words
 
 
 def request_id_from(header: bytes | None) -> str:

@@ -14,6 +14,7 @@ from longreach.errors import InvalidRequestError
 from longreach.text.answer_format import AnswerFormat
 from longreach.text.chat_template import ChatTemplate, RenderError
 from longreach.text.marks import Marks, unguarded
+from longreach.text.prompt_places import PlaceMarks
 from longreach.text.template_fit import TemplateFit
 
 
@@ -51,11 +52,13 @@ class Chat:
         fields: Mapping[str, str] | None = None,
         continues: bool = False,
         param: str = "messages",
+        places: PlaceMarks | None = None,
     ) -> tuple[str, str]:
         """The prompt: as it is to be encoded, with special tokens in messages and tools broken, and as it reads.
 
         Each message is seen in it. Where the template does not take them as they are, they are rearranged. `fields`
-        names the request's fields that `variables` come from. With `continues` the last message stays open.
+        names the request's fields that `variables` come from. With `continues` the last message stays open. With
+        `places` their marks are around the texts, in both.
 
         Raises:
             InvalidRequestError: the template refuses the messages or leaves one out, which names `param`; or it has no
@@ -70,9 +73,12 @@ class Chat:
             rendering = self.fit.rendering(
                 plain, tools=bool(tools), opens_answer=add_generation_prompt, variables=variables
             )
+            functions = [tool.model_dump(exclude_none=True) for tool in tools]
+            if places is not None:
+                plain, functions = places.around_messages(plain), places.around_tools(functions)
             guarded = self.template.fill(
                 marks.guard(rendering.arranged(plain)),
-                marks.guard([tool.model_dump(exclude_none=True) for tool in tools]),
+                marks.guard(functions),
                 add_generation_prompt,
                 continues,
                 **marks.guard(dict(variables)),

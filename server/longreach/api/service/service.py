@@ -23,6 +23,7 @@ from longreach.api.service.grammar_compiler import GrammarCompiler
 from longreach.api.service.kept_responses import KeptResponses
 from longreach.api.service.mask_pictures import MaskPictures
 from longreach.api.service.metered_engine import MeteredEngine
+from longreach.api.service.recent_prompts import RecentPrompts
 from longreach.api.service.sampling_defaults import sampling_defaults
 from longreach.config import Settings
 from longreach.engine.client import EngineClient
@@ -92,6 +93,7 @@ class Service:
         self.masks = MaskPictures()
         self.kept = KeptResponses(settings)
         self.background = BackgroundRuns()
+        self.recent_prompts = RecentPrompts()
         # Bodies and templates, which take milliseconds, do not wait behind the texts that are encoded.
         self.reading = WorkPool("reading", _READING_THREADS)
         self.encoding = WorkPool("encoding", _ENCODING_THREADS, settings.max_encoding_bytes)

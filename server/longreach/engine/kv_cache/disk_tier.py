@@ -95,6 +95,7 @@ class _Wait:
     def __init__(self, until: float) -> None:
         self.until = until
         self.names: set[bytes] = set()
+        self.read: set[bytes] = set()  # those that have come
         self.held: list[Places] = []
 
 
@@ -213,6 +214,7 @@ class DiskTier:
                     wait.names.remove(done.key)
                     if arrived:
                         wait.held.append(index.hold(done.key))
+                        wait.read.add(done.key)
             index.release(places)
 
     def read_ahead(self, request_id: str, names: Sequence[tuple[bytes, int]], seconds: float) -> bool:
@@ -243,6 +245,11 @@ class DiskTier:
         """Whether a request waits for what is read for it."""
         wait = self._waits.get(request_id)
         return wait is not None and bool(wait.names) and self._clock() < wait.until
+
+    def was_read(self, request_id: str, name: bytes) -> bool:
+        """Whether an entry has come from disk for a request that has not gone on."""
+        wait = self._waits.get(request_id)
+        return wait is not None and name in wait.read
 
     @property
     def num_room(self) -> int:

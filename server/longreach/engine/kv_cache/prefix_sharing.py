@@ -6,14 +6,14 @@ them later, in place of reserved ones, and it is told what others compute for it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from longreach.engine.kv_cache.borders import longest_chain
 from longreach.engine.kv_cache.group_pages import GroupPages
 from longreach.engine.kv_cache.groups import PageGroups
 from longreach.engine.kv_cache.page_pool import PagePool
-from longreach.engine.kv_cache.prefix_finder import PrefixFinder
+from longreach.engine.kv_cache.prefix_finder import Away, PrefixFinder
 from longreach.engine.kv_cache.state_allocator import StateAllocator
 from longreach.engine.requests.page_hold import DROPPED
 from longreach.engine.requests.request import Request
@@ -69,6 +69,7 @@ class PrefixSharing:
                 if pool.num_restoring >= max_restored:
                     break
                 [page] = pool.restore([digest])
+                self._note_restored(request, [digest])
             else:
                 break
             hold.pages.append(page)
@@ -136,6 +137,28 @@ class PrefixSharing:
         if not request.preempted:
             request.hold.cached_tokens = len(request.hold.pages) * self._size
 
+    def _note_restored(self, request: Request, names: Iterable[bytes], pages: int = 1) -> None:
+        """Note that so many pages of a request's prompt, of entries with these keys, were not on the device; see
+        `note_cached`."""
+        if request.preempted:
+            return
+        disk = None if self._pool.host is None else self._pool.host.disk
+        if disk is not None and any(disk.was_read(request.id, name) for name in names):
+            request.hold.disk_tokens += pages * self._size
+        else:
+            request.hold.host_tokens += pages * self._size
+
+    def _note_away(self, request: Request, places: Sequence[int], away: Away, pages: int) -> None:
+        """As `_note_restored` of what was away on the way to a border, so many `pages` on: `places` are the pages of
+        tokens that `away.pages` belong to. A state that comes back alone stands for all of them."""
+        names: dict[int, list[bytes]] = {}
+        for place, name in zip(places, away.pages, strict=True):
+            names.setdefault(place, []).append(name)
+        for of_page in names.values():
+            self._note_restored(request, of_page)
+        if away.state and not names:
+            self._note_restored(request, away.state, pages)
+
     def _match_borders(self, request: Request, max_restored: int) -> PrefixMatch:
         """As `match_prefix`, from border to border: windows have pages for some only, and states copies at some."""
         hold, pool, groups = request.hold, self._pool, self._groups
@@ -177,6 +200,7 @@ class PrefixSharing:
         # Last, since it may take the place of idle pages.
         for (table, place), page in zip(places, pool.restore(away.pages) if places else (), strict=True):
             table[place] = page
+        self._note_away(request, [place for _, place in places], away, border - start)
         hold.settled = border
         self._held.trim(hold)
         self.note_cached(request)

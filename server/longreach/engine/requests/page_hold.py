@@ -26,6 +26,8 @@ class PageHold:
         turns: borders, in pages, that somebody has returned to: where the cache ended for this request.
         digests: of its full pages, as far as they have been asked for; none without a prefix cache.
         cached_tokens: how many of its prompt's tokens were in the prefix cache before it was first preempted.
+        host_tokens: of these, how many had a page that was brought back from host memory, and not from disk.
+        disk_tokens: how many had one that was read from disk.
         cached_until: the position up to which its tokens were computed or cached, when that was last looked up.
         chain_until: the same of full groups alone.
     """
@@ -40,6 +42,8 @@ class PageHold:
     turns: tuple[int, ...] = ()
     digests: list[bytes] = field(default_factory=list)
     cached_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
     cached_until: int = 0
     chain_until: int = 0
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from longreach.engine.disk import entry_file
 from longreach.engine.engine import Engine
+from longreach.engine.messages import Update
 from transformers import PreTrainedConfig
 
 from tests.patches.families.configs import config_of, random_model
@@ -50,11 +51,17 @@ def engine_of(model: Path, disk: Path | None, **changes: Any) -> Engine:
 
 def ask(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], int]:
     """The answer to a prompt, and how many of its tokens were cached."""
+    answer, last = last_update(engine, name, prompt)
+    return answer, last.cached
+
+
+def last_update(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Update]:
+    """The answer to a prompt, and the last news of it."""
     assert engine.submit(spec(name, prompt, max_tokens=12)) is None
     tokens, updates, failures = drain(engine)
     assert not failures
     engine.scheduler.check()
-    return tokens[name], updates[name][-1].cached
+    return tokens[name], updates[name][-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,12 +74,15 @@ def test_a_restart_reads_nothing_again(models: dict[str, Path], kind: str, tmp_p
     first.close()
     assert first.stats.disk is not None
     again = engine_of(models[kind], tmp_path)
-    answer, cached = ask(again, "same", questions[0])
+    answer, last = last_update(again, "same", questions[0])
     assert answer == plain[0]
+    cached = last.cached
+    assert (last.cached_disk, last.cached_host) == (cached, 0)
     assert cached >= 0.99 * len(DOCUMENT) or (kind == "qwen3_next" and cached >= len(DOCUMENT) - 128)
-    answer, cached = ask(again, "second", questions[1])
+    answer, last = last_update(again, "second", questions[1])
     assert answer == plain[1]
-    assert cached >= len(DOCUMENT) - 128
+    assert last.cached >= len(DOCUMENT) - 128
+    assert last.cached_disk + last.cached_host < last.cached, "most of it is on the device"
     assert again.stats.disk is not None
     assert again.stats.disk.read_bytes > 0
     assert again.stats.disk.damaged == 0

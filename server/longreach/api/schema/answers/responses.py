@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from longreach.api.schema.answers.chat import TokenLogprob
-from longreach.api.schema.answers.usage import AttentionUsage, ServiceTier
+from longreach.api.schema.answers.usage import AttentionUsage, CacheUsage, ServiceTier
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -95,6 +95,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     output_tokens_details: ReasoningTokens
     total_tokens: int
     attention: AttentionUsage | UnsetType = UNSET
+    cache: CacheUsage | UnsetType = UNSET
 
 
 class Incomplete(msgspec.Struct, frozen=True):

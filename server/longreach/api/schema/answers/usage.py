@@ -20,6 +20,42 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class PartedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt is first another than the nearest of the caller's recent ones.
+
+    `token` counts its tokens, `character` is the offset in its text. In a chat `message` is the number of the message,
+    the system prompt or the instructions counted first, and `field` is `content`, `reasoning_content`, `tool_calls` or
+    `tools`; in `template`, what the chat template has written before that message, or behind the last one (null). Where
+    the template changes its texts, `message` and `field` are null. `now` and `before` are a few characters of this
+    prompt and of the other one around that place; `before` ends where the other prompt and its answer do.
+    """
+
+    token: int
+    character: int
+    message: int | None
+    role: str | None
+    field: Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt"] | None
+    now: str
+    before: str
+
+
+class CacheUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the prompts' tokens, those that were not computed: in the GPU's pages, or brought back from host memory or
+    disk.
+
+    So many first tokens of the first prompt are `seen` in the nearest of the caller's recent prompts and its answer.
+    What is seen and not cached was evicted, is not in a full page, or was read under another engine. `parted` is null
+    where the whole prompt is seen, and where there is no recent prompt.
+    """
+
+    cached_tokens: int
+    gpu: int
+    host: int
+    disk: int
+    seen: int
+    parted: PartedPrompt | None
+
+
 class KeptMass(msgspec.Struct, frozen=True):
     """What part of the dense softmax's mass lies on the keys that were seen, on a sample of the prompt's queries in all
     heads of the layers that the policy changes, exactly: mean, 5th percentile, least."""
@@ -98,13 +134,15 @@ class AttentionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of the prompts and of all answers, and what a sparse attention policy left out."""
+    """Tokens of the prompts and of all answers, and what a sparse attention policy left out; with `return_cache_usage`
+    what was cached."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
     attention: AttentionUsage | UnsetType = UNSET
+    cache: CacheUsage | UnsetType = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -96,6 +96,10 @@ class ServingFields(StrictModel):
     cache_salt: Annotated[str, or_default("")] = Field(
         "", max_length=256, description="Only requests with the same salt share cached prefixes."
     )
+    return_cache_usage: Annotated[bool, or_default(False)] = Field(
+        False,
+        description="`usage.cache`: what came from which cache, and where the prompt parts from recent ones.",
+    )
     speculate: int | None = Field(
         None, ge=0, le=MAX_SPECULATE, description="Tokens that prompt lookup may draft a step; 0: none."
     )
