@@ -45,6 +45,17 @@ def headed(path: str, header: str) -> dict[str, Any]:
     return {"system": system["content"], "messages": [user]}
 
 
+def test_nothing_is_told_of_other_prompts_behind_a_proxy(live: LiveServer) -> None:
+    """All who are behind it have one address; a salt tells them apart."""
+    live.http.headers["X-Forwarded-For"] = "192.0.2.7"
+    for header, salt in (("Now it is 12:30. ", None), ("Now it is 12:31. ", None), ("1", "mine"), ("2", "mine")):
+        cache = ask(live, "chat/completions", messages=chat(header), cache_salt=salt)["cache"]
+        if header == "Now it is 12:31. ":
+            assert "12:31" in cache["parted"]["now"]
+            assert cache["parted"]["before"] is None
+    assert STANDING[:5] in cache["parted"]["before"]
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 def test_a_header_that_changes_is_seen_in_one_look(live: LiveServer, path: str) -> None:
     first = ask(live, path, **headed(path, "Now it is 12:30. "))["cache"]

@@ -11,6 +11,7 @@ from longreach.api.schema.answers.usage import PartedPrompt
 from longreach.api.service.call import Call
 from longreach.api.service.recent_prompts import Asker, Nearest, nearest
 from longreach.policies.values import AttentionPolicy
+from longreach.setting_values import is_loopback
 from longreach.text.prompt_places import Place, Span, place_at
 from longreach.text.token_places import TokenPlaces
 from longreach.text.tokenizer import Tokenizer
@@ -19,6 +20,8 @@ from longreach.text.tokenizer import Tokenizer
 _TOKENS_BEFORE, _TOKENS_BEHIND = 8, 64
 _CHARACTERS_BEFORE, _CHARACTERS_BEHIND = 16, 24
 _TOKENS_A_STEP = 4096
+# What a proxy adds to a request: the address is then the proxy's, for all who are behind it.
+_OF_PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,25 @@ async def compare_prompts(
     parted = None
     if found is not None and found.common < len(prompt):
         text = texts[0] if texts else None
-        parted = await call.attend(service.writing.run(_parted(call.tokenizer, prompt, text, found), caller=caller))
+        work = _parted(call.tokenizer, prompt, text, found, is_own=_is_known(call))
+        parted = await call.attend(service.writing.run(work, caller=caller))
     call.record.compare(ComparedPrompt(0 if found is None else found.common, parted))
 
 
+def _is_known(call: Call[Any]) -> bool:
+    """Whether earlier prompts of a call's caller are surely one person's: by a key, a salt, or on the server's own
+    machine."""
+    if call.record.key is not None or call.body.cache_salt:
+        return True
+    client = call.request.client
+    return client is not None and is_loopback(client.host) and not any(h in call.request.headers for h in _OF_PROXIES)
+
+
 def _parted(
-    tokenizer: Tokenizer, prompt: list[int], text: PromptText | None, found: Nearest
+    tokenizer: Tokenizer, prompt: list[int], text: PromptText | None, found: Nearest, *, is_own: bool
 ) -> Generator[None, None, PartedPrompt]:
-    """Work that returns where a prompt parts from the nearest one, which it does."""
+    """Work that returns where a prompt parts from the nearest one, which it does. What that one says is told if it
+    surely `is_own` of the caller."""
     spans = None if text is None else text.spans
     if text is None:
         text = PromptText((yield from tokenizer.decoding(prompt)))
@@ -85,7 +99,7 @@ def _parted(
         role=place.role,
         field=None if spans is None else place.field,
         now=_excerpt(both, text.text[at : at + _CHARACTERS_BEHIND + 1]),
-        before=_excerpt(both, other[alike:]),
+        before=_excerpt(both, other[alike:]) if is_own else None,
     )
 
 

@@ -80,9 +80,8 @@ class RecentPrompts:
         """
         new = RecentPrompt(asker, tokens)
         last = next(iter(self.of(asker)), None)
-        if last is not None:
-            if _common(_ids(last.tokens), _ids(new.tokens)) == min(len(last.tokens), len(new.tokens)):
-                self._prompts.remove(last)
+        if last is not None and _goes_on(last, new):
+            self._prompts.remove(last)
         self._prompts.append(new)
         while len(self._prompts) > 1 and sum(prompt.weight for prompt in self._prompts) > self._most_tokens:
             self._drop_one()
@@ -94,6 +93,11 @@ class RecentPrompts:
             weights[prompt.asker.caller] = weights.get(prompt.asker.caller, 0) + prompt.weight
         greediest = max(weights, key=lambda caller: weights[caller])
         self._prompts.remove(next(prompt for prompt in self._prompts if prompt.asker.caller == greediest))
+
+
+def _goes_on(last: RecentPrompt, new: RecentPrompt) -> bool:
+    """Whether one of the two prompts begins with the other."""
+    return _common(_ids(last.tokens), _ids(new.tokens)) == min(len(last.tokens), len(new.tokens))
 
 
 def nearest(prompts: Sequence[RecentPrompt], tokens: Sequence[int]) -> Nearest | None:

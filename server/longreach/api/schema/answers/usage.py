@@ -27,7 +27,8 @@ class PartedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     the system prompt or the instructions counted first, and `field` is `content`, `reasoning_content`, `tool_calls` or
     `tools`; in `template`, what the chat template has written before that message, or behind the last one (null). Where
     the template changes its texts, `message` and `field` are null. `now` and `before` are a few characters of this
-    prompt and of the other one around that place; `before` ends where the other prompt and its answer do.
+    prompt and of the other one around that place; `before` ends where the other prompt and its answer do. It is null
+    for a caller without a key and without a `cache_salt`, but for one on the server's own machine.
     """
 
     token: int
@@ -36,7 +37,7 @@ class PartedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     role: str | None
     field: Literal["content", "reasoning_content", "tool_calls", "tools", "template", "prompt"] | None
     now: str
-    before: str
+    before: str | None
 
 
 class CacheUsage(msgspec.Struct, frozen=True, kw_only=True):
