@@ -82,9 +82,9 @@ class DiskStore:
         self._delete(self._index.found(_files(folder)))
         if len(self._index):
             logger.info(
-                "found %d entries, %.1f GB, on disk in %.1f s",
+                "found %d entries, %.1f MB, on disk in %.1f s",
                 len(self._index),
-                self._index.bytes / 1e9,
+                self._index.bytes / 1e6,
                 time.monotonic() - start,
             )
         self._readers = ThreadPoolExecutor(_READERS, "disk-reader")
