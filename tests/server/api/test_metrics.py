@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import orjson
 import pytest
 from longreach.engine.errors import RequestFailedError
+from longreach.engine.stats import DiskStats
 from longreach.metrics import band
 from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
@@ -139,7 +141,11 @@ def test_vllms_dashboard_finds_all_that_it_asks_for(server: LiveServer) -> None:
 
 def test_our_dashboard_asks_for_what_there_is(server: LiveServer) -> None:
     server.complete()
+    assert not any("kv_disk" in name for name in scrape(server)), "there is no disk"
+    server.engine.stats = msgspec.structs.replace(server.engine.stats, disk=DiskStats(bytes=5, damaged=2))
     samples = scrape(server)
+    assert value(samples, "longreach:kv_disk_bytes") == 5
+    assert value(samples, "longreach:kv_disk_damaged_total") == 2
     dashboard = json.loads(DASHBOARD.read_text())
     texts = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     asked = set(re.findall(r"(?:vllm|longreach):\w+|process_\w+", " ".join(texts)))

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _READERS = 8  # a checksum runs at some GB/s on one core, a drive at ten
 _REST_SECONDS = 30.0  # without writing, after a write has failed
-_MOST_QUEUED_BYTES = 1 << 30  # that wait to be written; what comes then is not kept
+_MOST_QUEUED_BYTES = 1 << 30  # that wait to be written, until there should come no more
 _PREFIX = "kv1-"
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -54,7 +54,7 @@ class DiskCounts:
     read_bytes: int = 0
     evicted: int = 0
     damaged: int = 0  # files whose checksum was wrong
-    refused: int = 0  # entries that were not written, since the disk was too slow, too small or resting
+    refused: int = 0  # entries that were not written, since there was no room or the disk was resting
     failed: int = 0  # operations that the system refused
 
 
@@ -115,6 +115,11 @@ class DiskStore:
         """Whether nothing is written for a while, since a write has failed."""
         return time.monotonic() < self._rests_until
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be written that more should wait elsewhere."""
+        return self._queued_bytes >= _MOST_QUEUED_BYTES
+
     def write(self, key: bytes, parts: Sequence[Contents], ready: Callable[[], object] | None = None) -> bool:
         """Begin to write an entry, whose `parts` must not change until `done` has it; False if it is not kept.
 
@@ -123,10 +128,7 @@ class DiskStore:
         path, size = self._path(key), sum(memoryview(part).nbytes for part in parts)
         if path in self._index:
             return False
-        if self.is_resting or self._queued_bytes + size > _MOST_QUEUED_BYTES:
-            self.counts.refused += 1
-            return False
-        gone = self._index.add(path, size + entry_file.HEADER_BYTES)
+        gone = None if self.is_resting else self._index.add(path, size + entry_file.HEADER_BYTES)
         if gone is None:
             self.counts.refused += 1
             return False

@@ -49,6 +49,11 @@ class Store(Protocol):
         ...
 
     @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be written that more should wait elsewhere."""
+        ...
+
+    @property
     def stats(self) -> DiskStats:
         """What is there, and what has happened to it."""
         ...
@@ -121,6 +126,7 @@ class DiskTier:
         self._unwanted: set[bytes] = set()  # of those being written or read: nobody may have them
         self._waits: dict[str, _Wait] = {}
         self.read_places = 0  # that have come from disk
+        self._given_up = 0  # entries that were evicted before they could be written
 
     @property
     def has_work(self) -> bool:
@@ -135,7 +141,9 @@ class DiskTier:
     @property
     def stats(self) -> DiskStats:
         """What is on disk, and what has happened to it."""
-        return msgspec.structs.replace(self.store.stats, unwritten=self.num_unwritten)
+        stats = self.store.stats
+        refused = stats.refused + self._given_up
+        return msgspec.structs.replace(stats, unwritten=self.num_unwritten, refused=refused)
 
     def __contains__(self, name: bytes) -> bool:
         """Whether an entry can be read, or is being read."""
@@ -168,6 +176,7 @@ class DiskTier:
             there = is_there(name, wanted.at, wanted.depth)
             if there is False:
                 del self._wanted[name]
+                self._given_up += 1
             elif there and copied < self._most_copied:
                 self._host.save_ahead(name, wanted.at, wanted.depth)
                 copied += max(1, self._host.index.state_places if wanted.depth else 1)
@@ -178,17 +187,16 @@ class DiskTier:
             self._wanted.clear()
         settled: Callable[[], object] | None = None
         for name in list(islice(self._wanted, _MOST_LOOKED_AT)):
+            if self.store.is_behind:
+                return
             if name not in self._host or self._host.is_restoring(name):
                 continue
             settled = self._memory.settled() if settled is None else settled
             places = self._host.index.hold(name)
-            if not self.store.write(name, self._memory.contents(places), settled):
+            if self.store.write(name, self._memory.contents(places), settled):
+                self._writing[name] = places
+            else:
                 self._host.index.release(places)
-                if name in self.store or self.store.is_resting:
-                    del self._wanted[name]
-                    continue
-                return  # it is behind; later
-            self._writing[name] = places
             del self._wanted[name]
 
     def poll(self) -> None:

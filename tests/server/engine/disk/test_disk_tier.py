@@ -20,7 +20,7 @@ class Disk:
         self.begun: list[Done] = []
         self.ended: list[Done] = []
         self.removed: list[bytes] = []
-        self.is_resting = False
+        self.is_resting = self.is_behind = self.is_full = False
         self.stats = DiskStats()
 
     def __contains__(self, key: bytes) -> bool:
@@ -33,6 +33,8 @@ class Disk:
         return lambda: None
 
     def write(self, key: bytes, parts: Sequence[Any], ready: Callable[[], object] | None = None) -> bool:
+        if self.is_full:
+            return False
         self.begun.append(Done(key, is_read=False, ok=True))
         return True
 
@@ -183,6 +185,23 @@ def test_a_disk_that_rests_is_not_asked(host: HostTier, disk: Disk) -> None:
     step(host)
     assert not disk.begun
     assert not tier.has_work, "nothing piles up"
+
+
+def test_what_waits_for_a_slow_disk_and_what_is_refused(host: HostTier, disk: Disk) -> None:
+    tier = tier_of(host)
+    disk.is_behind = True
+    tier.want(b"a", at=1)
+    step(host)
+    assert not disk.begun
+    assert tier.has_work, "it is written later"
+    disk.is_behind, disk.is_full = False, True
+    step(host)
+    assert not tier.has_work, "an entry for which there is never room is not asked for again"
+    host.take([])
+    tier.check()
+    tier.want(b"b", at=1)
+    step(host, there=False)
+    assert tier.stats.refused == 1, "evicted before it could be written"
 
 
 def test_states_are_written_once_they_have_stayed(disk: Disk) -> None:
