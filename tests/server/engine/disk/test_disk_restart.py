@@ -11,6 +11,7 @@ import torch
 from longreach.engine.disk import entry_file
 from longreach.engine.engine import Engine
 from longreach.engine.messages import Update
+from longreach.engine.scheduling.scheduler import Scheduler
 from transformers import PreTrainedConfig
 
 from tests.patches.families.configs import config_of, random_model
@@ -34,6 +35,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         torch.manual_seed(0)
         random_model(config, torch.float32).save_pretrained(found[kind])
     return found
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait for the disk, however slow it is: computing these prompts would take next to nothing."""
+    monkeypatch.setattr(Scheduler, "_seconds_to_read", lambda self, tokens: 30.0)
 
 
 def text(seed: int, length: int) -> list[int]:
