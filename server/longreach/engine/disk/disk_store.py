@@ -215,7 +215,7 @@ class DiskStore:
             if done.is_read:
                 with contextlib.suppress(OSError):  # of a folder that can only be read
                     os.utime(path)  # the order of uses outlives the process
-        except (OSError, DamagedEntryError, RuntimeError) as error:  # the last is a device's, of `ready`
+        except Exception as error:  # noqa: BLE001 - whatever it was, a device's of `ready` too: who waits is told
             self._done.put((done._replace(ok=False), size, error))
         else:
             self._done.put((done, size, None))

@@ -125,7 +125,6 @@ class DiskTier:
         self._reading: dict[bytes, _Reading] = {}
         self._unwanted: set[bytes] = set()  # of those being written or read: nobody may have them
         self._waits: dict[str, _Wait] = {}
-        self.read_places = 0  # that have come from disk
         self._given_up = 0  # entries that were evicted before they could be written
 
     @property
@@ -216,7 +215,6 @@ class DiskTier:
                 self.store.remove([done.key])
             if arrived:
                 index.arrive(done.key, places, depth)
-                self.read_places += len(places)
             for wait in self._waits.values():
                 if done.key in wait.names:
                     wait.names.remove(done.key)

@@ -190,6 +190,19 @@ def test_a_disk_that_refuses_costs_entries_and_a_line(
     assert store.counts.failed == 1
 
 
+def test_whatever_fails_in_a_thread_is_told(store: DiskStore) -> None:
+    """Who waits for a file would wait for ever, and the thread that writes would be gone."""
+
+    def lost() -> None:
+        raise ZeroDivisionError("of a device that is lost, say")
+
+    assert store.write(key_of(1), [b"x" * 100], lost)
+    [done] = settled(store, 1)
+    assert not done.ok
+    assert store.counts.failed == 1
+    assert key_of(1) not in store
+
+
 def test_a_file_that_is_gone_is_a_miss(store: DiskStore, tmp_path: Path) -> None:
     put(store, 4)
     files_below(tmp_path)[0].unlink()
